@@ -1,0 +1,42 @@
+"""Distributed training, interactively, from one notebook.
+
+``%load_ext jupyter_disttrain`` brings the magics; :class:`Cluster` is the same in Python. The public names are resolved
+when they are first used, so that a rank, which imports this package too, never pays for the notebook's side.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from .cluster import Cluster as Cluster
+    from .cluster.cell_run import CellRun as CellRun
+
+__version__ = "0.1.0"
+__all__ = ["CellRun", "Cluster", "__version__", "load_ipython_extension", "unload_ipython_extension"]
+
+_HOMES = {"Cluster": ".cluster", "CellRun": ".cluster.cell_run"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module's __getattr__ returns whatever was asked for)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Bring the magics into this notebook (``%load_ext jupyter_disttrain``)."""
+    from .notebook import load  # noqa: PLC0415
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """End this notebook's clusters and take the magics away (``%unload_ext jupyter_disttrain``)."""
+    from .notebook import unload  # noqa: PLC0415
+
+    unload(shell)

@@ -1,0 +1,57 @@
+"""Every error a person can meet.
+
+Covers: what went wrong with the request, with the start of a cluster, on a rank.
+Does not cover: how an error is drawn in a notebook (``notebook.failures``).
+
+Each message says what happened, with which value or on which rank and host, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .messages import CellFailure
+
+
+class DisttrainError(Exception):
+    """The base of every error this package raises."""
+
+
+class UsageError(DisttrainError, ValueError):
+    """What was asked for can't be done as it was asked."""
+
+
+class LaunchError(DisttrainError, RuntimeError):
+    """The ranks could not be started."""
+
+
+class ClusterClosedError(DisttrainError, RuntimeError):
+    """The cluster was shut down, or its controller is gone."""
+
+
+class UnserializableValueError(DisttrainError, TypeError):
+    """A value can't travel between a rank and the notebook."""
+
+
+class CellTimeoutError(DisttrainError, TimeoutError):
+    """A cell ran longer than its ``--timeout``."""
+
+
+class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
+    """A cell failed on at least one rank.
+
+    Attributes
+    ----------
+    failures : tuple of CellFailure
+        Each distinct failure once, in the order in which they happened: the root cause first.
+    by_rank : dict of int to CellFailure
+        The same by rank.
+    """
+
+    def __init__(self, failures: Sequence[CellFailure], by_rank: Mapping[int, CellFailure]) -> None:
+        self.failures = tuple(failures)
+        self.by_rank = dict(by_rank)
+        super().__init__("; ".join(failure.headline for failure in self.failures))
