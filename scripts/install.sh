@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# install.sh EXTRAS: make .venv where there is none and install this package into it, editable, with the extras.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/system.sh
+
+pip=(.venv/bin/python -m pip --disable-pip-version-check)
+
+make_venv() {
+  # .venv/bin leads PATH, and a broken .venv must not make itself.
+  local python
+  python=$(PATH=${PATH#"$PWD/.venv/bin:"} command -v "${PYTHON:-python3}") || {
+    provide "the virtual environment" python3 python3-venv
+    python=$(command -v python3)
+  }
+  if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    provide "the virtual environment" "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+  fi
+  "$python" -m venv --clear .venv
+}
+
+# torch goes first and alone, and constraints.txt holds it: resolved together with the rest, pip may take another build.
+install_torch() {
+  local version
+  version=$(sed -n 's/^torch==//p' constraints.txt)
+  "${pip[@]}" show torch 2>/dev/null | grep -q "^Version: $version\b" && return 0
+  echo "Installing torch $version"
+  # Without an NVIDIA driver the CPU build does, where pip's index has one: it saves gigabytes.
+  if [[ ! -e /dev/nvidiactl ]] && "${pip[@]}" install -q "torch==$version+cpu" 2>/dev/null; then
+    return 0
+  fi
+  "${pip[@]}" install -q "torch==$version"
+}
+
+.venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
+install_torch
+echo "Installing jupyter_disttrain[$1]"
+"${pip[@]}" install -q -c constraints.txt -e ".[$1]"
