@@ -40,3 +40,8 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from .notebook import unload  # noqa: PLC0415
 
     unload(shell)
+
+
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Name the built JupyterLab extension, for ``jupyter labextension develop``."""
+    return [{"src": "labextension", "dest": "jupyter-disttrain"}]

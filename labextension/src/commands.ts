@@ -1,0 +1,115 @@
+/**
+ * The commands, each used by the palette and by the notebook's toolbar.
+ *
+ * Covers: their names, when they are enabled, what they ask first.
+ * Does not cover: how cells are edited and run (notebook).
+ */
+
+import type { JupyterFrontEnd } from '@jupyterlab/application';
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { runCellIcon, shutDownRanksIcon, startRanksIcon } from './icons';
+import type { IRunServices } from './notebook';
+import {
+  canEdit,
+  canRunOnAllRanks,
+  runActiveCellOnAllRanks,
+  runInNewCell
+} from './notebook';
+
+/** schema/plugin.json names them too. */
+export const CommandIDs = {
+  startRanks: 'jupyter-disttrain:start-ranks',
+  runCell: 'jupyter-disttrain:run-cell',
+  shutDownRanks: 'jupyter-disttrain:shut-down-ranks'
+} as const;
+
+const START_RANKS = '%load_ext jupyter_disttrain\n%dist_init';
+const SHUT_DOWN_RANKS = '%dist_shutdown';
+
+/**
+ * Add the commands, and keep their enabled state up to date.
+ */
+export function addCommands(
+  app: JupyterFrontEnd,
+  tracker: INotebookTracker,
+  trans: TranslationBundle,
+  services: IRunServices
+): void {
+  const { commands, shell } = app;
+
+  /** The notebook the person is looking at; null where it is something else. */
+  const current = (): NotebookPanel | null =>
+    tracker.currentWidget === shell.currentWidget
+      ? tracker.currentWidget
+      : null;
+
+  const isEnabled = (can: (panel: NotebookPanel) => boolean) => (): boolean => {
+    const panel = current();
+    return panel !== null && can(panel);
+  };
+
+  const onCurrent =
+    (run: (panel: NotebookPanel) => Promise<void>) =>
+    async (): Promise<void> => {
+      const panel = current();
+      if (panel !== null) {
+        await run(panel);
+      }
+    };
+
+  commands.addCommand(CommandIDs.startRanks, {
+    label: trans.__('Start ranks for this notebook'),
+    caption: trans.__('Start ranks for this notebook, from a new cell'),
+    icon: startRanksIcon,
+    isEnabled: isEnabled(canEdit),
+    execute: onCurrent(panel => runInNewCell(panel, START_RANKS, services))
+  });
+
+  commands.addCommand(CommandIDs.runCell, {
+    label: trans.__('Run this cell on all ranks'),
+    caption: trans.__(
+      'Run this cell on all ranks, with %%distributed as its first line'
+    ),
+    icon: runCellIcon,
+    isEnabled: isEnabled(canRunOnAllRanks),
+    execute: onCurrent(panel => runActiveCellOnAllRanks(panel, services))
+  });
+
+  commands.addCommand(CommandIDs.shutDownRanks, {
+    label: trans.__('Shut the ranks down'),
+    caption: trans.__("Shut this notebook's ranks down, from a new cell"),
+    icon: shutDownRanksIcon,
+    isEnabled: isEnabled(canEdit),
+    execute: onCurrent(async panel => {
+      if (await confirmShutDown(trans)) {
+        await runInNewCell(panel, SHUT_DOWN_RANKS, services);
+      }
+    })
+  });
+
+  const notify = (): void => {
+    for (const id of Object.values(CommandIDs)) {
+      commands.notifyCommandChanged(id);
+    }
+  };
+  tracker.currentChanged.connect(notify);
+  tracker.activeCellChanged.connect(notify);
+  shell.currentChanged?.connect(notify);
+}
+
+async function confirmShutDown(trans: TranslationBundle): Promise<boolean> {
+  const result = await showDialog({
+    title: trans.__('Shut the ranks down?'),
+    body: trans.__(
+      'The variables on the ranks are lost. Those of the notebook stay.'
+    ),
+    buttons: [
+      Dialog.cancelButton({ label: trans.__('Cancel') }),
+      Dialog.warnButton({ label: trans.__('Shut Down') })
+    ]
+  });
+  return result.button.accept;
+}
