@@ -15,6 +15,7 @@ import type { IRunServices } from './notebook';
 import {
   canEdit,
   canRunOnAllRanks,
+  RUN_ON_ALL_RANKS,
   runActiveCellOnAllRanks,
   runInNewCell
 } from './notebook';
@@ -70,8 +71,10 @@ export function addCommands(
 
   commands.addCommand(CommandIDs.runCell, {
     label: trans.__('Run this cell on all ranks'),
+    // An argument, as a translated text takes %% for one percent sign.
     caption: trans.__(
-      'Run this cell on all ranks, with %%distributed as its first line'
+      'Run this cell on all ranks, with %1 as its first line',
+      RUN_ON_ALL_RANKS
     ),
     icon: runCellIcon,
     isEnabled: isEnabled(canRunOnAllRanks),

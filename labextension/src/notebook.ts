@@ -10,7 +10,8 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import { NotebookActions } from '@jupyterlab/notebook';
 import type { ITranslator } from '@jupyterlab/translation';
 
-const RUN_ON_ALL_RANKS = '%%distributed\n';
+/** The magic that ships a cell to every rank. */
+export const RUN_ON_ALL_RANKS = '%%distributed';
 
 // A cell that names its ranks keeps them: `%%distributed -r 0`, `%%rank [0]`.
 const SAYS_WHERE_IT_RUNS = /^\s*%%(distributed|rank)(\s|$)/;
@@ -59,7 +60,7 @@ export async function runActiveCellOnAllRanks(
   }
   if (!SAYS_WHERE_IT_RUNS.test(cell.sharedModel.getSource())) {
     // An insertion, not a new source: the cursor and the undo history stay.
-    cell.sharedModel.updateSource(0, 0, RUN_ON_ALL_RANKS);
+    cell.sharedModel.updateSource(0, 0, `${RUN_ON_ALL_RANKS}\n`);
   }
   await runActiveCell(panel, services);
 }

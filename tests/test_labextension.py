@@ -1,0 +1,109 @@
+"""The commands of the JupyterLab extension, driven as a person would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import __version__
+
+from .browser import browser, lab_server, open_notebook, page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+    from .browser import LabServer
+
+__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+
+START = "Start ranks for this notebook"
+RUN = "Run this cell on all ranks"
+SHUT_DOWN = "Shut the ranks down"
+
+CELLS = "[...window.jupyterapp.shell.currentWidget.model.cells]"
+ENABLED = """() => window.jupyterapp.commands.listCommands()
+  .filter(id => id.startsWith('jupyter-disttrain:'))
+  .map(id => window.jupyterapp.commands.isEnabled(id))"""
+
+
+@pytest.mark.browser
+def test_the_palette_lists_the_three_commands(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("x = 1")
+    search_palette(page, "distributed training")
+    assert set(page.locator(".lm-CommandPalette-itemLabel").all_inner_texts()) == {START, RUN, SHUT_DOWN}
+
+
+@pytest.mark.browser
+def test_a_cell_run_on_all_ranks_begins_with_the_magic(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("x = 1", "y = 2")
+    button = page.get_by_role("button", name=f"{RUN}, with %%distributed as its first line")
+
+    button.click()
+    wait_for_run(page, index=0, count=1)
+    assert sources(page) == ["%%distributed\nx = 1", "y = 2"]
+
+    button.click()
+    wait_for_run(page, index=0, count=2)
+    assert sources(page) == ["%%distributed\nx = 1", "y = 2"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("magic", ["%%distributed -r 0", "%%rank [0]"])
+def test_a_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Page], magic: str) -> None:
+    page = open_notebook(f"{magic}\nx = 1")
+    choose_in_palette(page, RUN)
+    wait_for_run(page, index=0, count=1)
+    assert sources(page) == [f"{magic}\nx = 1"]
+
+
+@pytest.mark.browser
+def test_shutting_down_asks_and_then_says_so_in_a_cell(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("x = 1", "y = 2")
+    dialog = page.get_by_role("dialog").filter(has_text="Shut the ranks down?")
+
+    choose_in_palette(page, SHUT_DOWN)
+    dialog.get_by_role("button", name="Cancel").click()
+    dialog.wait_for(state="detached")
+    assert sources(page) == ["x = 1", "y = 2"]
+
+    choose_in_palette(page, SHUT_DOWN)
+    dialog.get_by_role("button", name="Shut Down").click()
+    wait_for_run(page, index=1, count=1)
+    assert sources(page) == ["x = 1", "%dist_shutdown", "y = 2"]
+
+
+@pytest.mark.browser
+def test_without_a_notebook_the_commands_are_disabled(lab_server: LabServer, page: Page) -> None:
+    page.goto(lab_server.link())
+    page.wait_for_function("() => window.jupyterapp?.restored")
+    page.evaluate("() => window.jupyterapp.restored")
+    assert page.evaluate(ENABLED) == [False, False, False]
+
+
+def test_both_packages_have_the_same_version() -> None:
+    package = Path(__file__).parents[1] / "labextension" / "package.json"
+    assert json.loads(package.read_text())["version"] == __version__
+
+
+def search_palette(page: Page, text: str) -> None:
+    page.keyboard.press("Control+Shift+C")
+    page.locator(".lm-CommandPalette-input").fill(text)
+    page.locator(".lm-CommandPalette-item").first.wait_for()
+
+
+def choose_in_palette(page: Page, label: str) -> None:
+    search_palette(page, label)
+    page.locator(".lm-CommandPalette-item", has_text=label).click()
+
+
+def sources(page: Page) -> list[str]:
+    return page.evaluate(f"() => {CELLS}.map(cell => cell.sharedModel.getSource())")
+
+
+def wait_for_run(page: Page, *, index: int, count: int) -> None:
+    page.wait_for_function(f"([index, count]) => {CELLS}[index]?.executionCount === count", arg=[index, count])
