@@ -1,0 +1,322 @@
+"""One cell on its ranks.
+
+Covers: who still runs, what came back, which failures are one; waiting.
+Does not cover: sending (``cluster``), drawing (``notebook.screen``), releasing stuck ranks.
+
+:class:`CellState` is a state machine without I/O: events in, state out. :class:`CellRun` feeds it from a queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import CellTimeoutError, ClusterClosedError, RankFailure, UnserializableValueError
+from ..messages import CellFailure
+from ..ranks import label_ranks
+from ..values import load_value
+from .events import Died, Elided, Event, Replied, Said, Silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
+_INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
+INTERRUPT_GRACE_SECONDS = 5.0
+
+
+class Listener(Protocol):
+    """Sees a cell while it runs."""
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        """Take what happened since the last call; called also without events, as time passes."""
+
+    def on_end(self, run: CellRun) -> None:
+        """Take note that the cell has ended on every rank."""
+
+
+class CellState:
+    """Who runs, who ended how."""
+
+    def __init__(self, ranks: Sequence[int], hosts: Mapping[int, str]) -> None:
+        self.running = set(ranks)
+        self.failures: dict[int, CellFailure] = {}
+        self.replies: dict[int, Replied] = {}
+        self._silent: set[int] = set()
+        self._hosts = dict(hosts)
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has ended the cell and all it said has arrived."""
+        return not self.running
+
+    def apply(self, event: Event) -> None:
+        """Take one event; those of ranks that have ended change nothing."""
+        rank = event.rank
+        if rank not in self.running:
+            return
+        if isinstance(event, Replied):
+            self.replies[rank] = event
+            if event.content["status"] != "ok":
+                self.failures[rank] = self._failure(rank, event)
+            if event.quiet or rank in self._silent:
+                self.running.discard(rank)
+        elif isinstance(event, Silent):
+            # The idle message and the reply travel on different sockets: either may come first.
+            self._silent.add(rank)
+            if rank in self.replies:
+                self.running.discard(rank)
+        elif isinstance(event, Died):
+            self.running.discard(rank)
+            self.failures[rank] = self._death(rank, event)
+
+    def _failure(self, rank: int, event: Replied) -> CellFailure:
+        content = event.content
+        return CellFailure(
+            ranks=(rank,),
+            hosts=(self._hosts[rank],),
+            ename=content.get("ename", "Error"),
+            evalue=content.get("evalue", ""),
+            traceback=tuple(content.get("traceback", ())),
+            line=content.get("line"),
+            time_s=content.get("time_s", event.time_s),
+        )
+
+    def _death(self, rank: int, event: Died) -> CellFailure:
+        last = event.record.stderr_tail.strip()
+        traceback = ("Its last lines on stderr:", *last.splitlines()[-12:]) if last else ()
+        return CellFailure(
+            ranks=(rank,),
+            hosts=(self._hosts[rank],),
+            ename="RankDied",
+            evalue=f"process {event.record.pid} {event.record.cause}",
+            traceback=traceback,
+            line=None,
+            time_s=event.time_s,
+        )
+
+    def distinct_failures(self) -> tuple[CellFailure, ...]:
+        """Each distinct failure once with all its ranks, the earliest first."""
+        groups: dict[tuple[str, ...], list[CellFailure]] = {}
+        for failure in sorted(self.failures.values(), key=lambda failure: failure.time_s):
+            text = (failure.ename, failure.evalue, *failure.traceback)
+            key = tuple(_INCIDENTAL.sub("", line) for line in text)
+            groups.setdefault(key, []).append(failure)
+        return tuple(_merge(group) for group in groups.values())
+
+
+def _merge(group: list[CellFailure]) -> CellFailure:
+    first = group[0]
+    return CellFailure(
+        ranks=tuple(sorted(failure.ranks[0] for failure in group)),
+        hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in group)),
+        ename=first.ename,
+        evalue=first.evalue,
+        traceback=first.traceback,
+        line=first.line,
+        time_s=first.time_s,
+    )
+
+
+class CellRun:
+    """A cell that was sent to ranks.
+
+    Attributes
+    ----------
+    number : int
+        Counted from 1 in each cluster.
+    ranks : tuple of int
+        Where it runs.
+    stdout, stderr : dict of int to str
+        What each rank printed so far.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ranks: tuple[int, ...],
+        hosts: Mapping[int, str],
+        interrupt: Callable[[Sequence[int]], None],
+        listener: Listener | None = None,
+    ) -> None:
+        self.number = number
+        self.ranks = ranks
+        self.started_s = time.time()
+        self.ended_s: float | None = None
+        self.state = CellState(ranks, hosts)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._interrupt = interrupt
+        self._listener = listener
+        self._said: dict[tuple[str, int], list[str]] = {}
+        self._values: dict[int, Any] | None = None
+        self._interrupts = 0
+        self._deadline: float | None = None
+        self._timed_out = False
+        self._closed = False
+
+    def put(self, event: Event) -> None:
+        """Hand in an event, from any thread."""
+        self._events.put(event)
+
+    def abandon(self) -> None:
+        """Say that the cluster is gone, from any thread."""
+        self._events.put(None)
+
+    # What came of it
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended on every rank."""
+        return self.state.done
+
+    @property
+    def failures(self) -> tuple[CellFailure, ...]:
+        """Each distinct failure once, the root cause first."""
+        return self.state.distinct_failures()
+
+    @property
+    def stdout(self) -> dict[int, str]:
+        """What each rank printed."""
+        return self._text("stdout")
+
+    @property
+    def stderr(self) -> dict[int, str]:
+        """What each rank printed on stderr."""
+        return self._text("stderr")
+
+    def _text(self, stream: str) -> dict[int, str]:
+        return {rank: "".join(self._said.get((stream, rank), ())) for rank in self.ranks}
+
+    @property
+    def durations_s(self) -> dict[int, float]:
+        """How long the cell ran on each rank that replied, in seconds."""
+        replies = self.state.replies.items()
+        return {rank: reply.content["duration_s"] for rank, reply in replies if "duration_s" in reply.content}
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """The value of the cell's last expression by rank; None where it has none.
+
+        Raises
+        ------
+        UnserializableValueError
+            If a rank's value can't be sent; the message names the ranks and the reason.
+        """
+        if self._values is None:
+            self._values = self._load_values()
+        return self._values
+
+    def _load_values(self) -> dict[int, Any]:
+        values: dict[int, Any] = {}
+        refused: dict[str, list[int]] = {}
+        for rank, reply in sorted(self.state.replies.items()):
+            told = reply.content.get("value", {"kind": "none"})
+            if told["kind"] == "pickle":
+                values[rank] = load_value(reply.buffers[0], reply.buffers[1:])
+            elif told["kind"] == "unserializable":
+                refused.setdefault(told["reason"], []).append(rank)
+            else:
+                values[rank] = None
+        if refused:
+            reasons = "; ".join(f"{label_ranks(ranks)}: {reason}" for reason, ranks in refused.items())
+            raise UnserializableValueError(f"the cell's value stays on its rank: {reasons}")
+        return values
+
+    # Waiting
+
+    def wait(self, timeout_s: float | None = None) -> CellRun:
+        """Wait until the cell has ended on every rank.
+
+        Parameters
+        ----------
+        timeout_s
+            After this many seconds the ranks that still run are interrupted.
+
+        Raises
+        ------
+        RankFailure
+            If the cell failed on a rank.
+        CellTimeoutError
+            If it ran longer than ``timeout_s``.
+        KeyboardInterrupt
+            If it was interrupted; a first interrupt reaches the ranks, a second gives up waiting for them.
+        ClusterClosedError
+            If the cluster was shut down meanwhile.
+        """
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.done:
+            try:
+                self._step()
+            except KeyboardInterrupt:
+                self._on_interrupt()
+        if self.ended_s is None:
+            self.ended_s = time.time()
+            if self._listener is not None:
+                self._listener.on_end(self)
+        self._raise(timeout_s)
+        return self
+
+    def _step(self) -> None:
+        events = self._take_events()
+        for event in events:
+            self._note(event)
+            self.state.apply(event)
+        if self._listener is not None:
+            self._listener.on_events(events, self)
+        if self._deadline is not None and time.monotonic() >= self._deadline and not self.done:
+            self._on_deadline()
+
+    def _take_events(self) -> list[Event]:
+        """Return what has come; waits a moment for the first event."""
+        events: list[Event] = []
+        pause = 0.05 if self._listener is not None else 0.5
+        if self._deadline is not None:
+            pause = max(0.0, min(pause, self._deadline - time.monotonic()))
+        try:
+            event = self._events.get(timeout=pause)
+            while True:
+                if event is None:
+                    raise ClusterClosedError("the cluster was shut down while the cell ran; start one with %dist_init")
+                events.append(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            return events
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Said):
+            self._said.setdefault((event.stream, event.rank), []).append(event.text)
+        elif isinstance(event, Elided):
+            self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
+
+    def _on_interrupt(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            self._give_up(KeyboardInterrupt(self._still_running("interrupted twice")))
+        self._interrupt(sorted(self.state.running))
+
+    def _on_deadline(self) -> None:
+        if self._timed_out:
+            self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out")))
+        self._timed_out = True
+        self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
+        self._interrupt(sorted(self.state.running))
+
+    def _still_running(self, what: str) -> str:
+        ranks = label_ranks(self.state.running)
+        verb = "has" if len(self.state.running) == 1 else "have"
+        return f"{what}; {ranks} {verb} not come back (a collective can't be interrupted); %dist_reset starts the ranks anew"
+
+    def _give_up(self, error: BaseException) -> None:
+        self.ended_s = time.time()
+        if self._listener is not None:
+            self._listener.on_end(self)
+        raise error
+
+    def _raise(self, timeout_s: float | None) -> None:
+        failures = self.failures
+        if self._timed_out:
+            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted")
+        if failures:
+            raise RankFailure(failures, self.state.failures)

@@ -1,0 +1,415 @@
+"""A cluster of ranks, as a person holds it in Python.
+
+Covers: starting, running cells, moving variables, status, ending.
+Does not cover: processes (``start``), the state of a cell (``cell_run``), drawing (``notebook``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import keyword
+import os
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..config import ClusterConfig
+from ..errors import ClusterClosedError, UnserializableValueError, UsageError
+from ..messages import NANNY_REQUEST, OPTIONS, RANK_REQUEST, RankDeath
+from ..ranks import label_ranks, parse_ranks
+from ..values import dump_value, load_value
+from .cell_run import CellRun, Listener
+from .events import Died, Replied
+from .inbox import event_from
+from .start import Launch
+from .telemetry import MetricsTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from .events import Event
+    from .link import Message
+    from .rank_table import RankEntry
+
+_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+class Cluster:
+    """Ranks that are ready to train.
+
+    Parameters
+    ----------
+    n
+        The number of ranks; None for one per GPU, or 2 without GPUs.
+    launcher
+        ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes.
+    **options
+        The other fields of :class:`jupyter_disttrain.config.ClusterConfig`.
+
+    Raises
+    ------
+    UsageError
+        If what is asked for can't be.
+    LaunchError
+        If the ranks can't be started; nothing is left running then.
+
+    Examples
+    --------
+    >>> with Cluster(n=4) as cluster:                                        # doctest: +SKIP
+    ...     run = cluster.run("x = torch.ones(3) * rank; dist.all_reduce(x); x")
+    ...     run.results
+    {0: tensor([6., 6., 6.]), 1: tensor([6., 6., 6.]), ...}
+    """
+
+    def __init__(self, n: int | None = None, launcher: str = "mpi", **options: Any) -> None:
+        self.config = ClusterConfig(n=n, launcher=launcher, **options)
+        self.metrics = MetricsTable()
+        self._lock = threading.RLock()
+        self._cells: dict[str, tuple[CellRun, int]] = {}  # by the id of the request, with its rank
+        self._current: CellRun | None = None
+        self._late: list[Event] = []
+        self._count = 0
+        self._generation = 0
+        self._closed = False
+        self._launch = Launch(self.config, self._on_message)
+        started = time.monotonic()
+        self._launch.start()
+        self.start_seconds = time.monotonic() - started
+        self._engines = {entry.engine: entry.info.rank for entry in self._launch.table}
+        self._pid = os.getpid()
+        _open.add(self)
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """The name by which several clusters are told apart."""
+        return self.config.name
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self._launch.table)
+
+    @property
+    def table(self) -> tuple[RankEntry, ...]:
+        """Each rank: who it is and what state it is in."""
+        return tuple(self._launch.table)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._closed
+
+    @property
+    def log_folder(self) -> str:
+        """The folder with one log per rank."""
+        return str(self._launch.folders.run)
+
+    def __repr__(self) -> str:
+        """Say how many ranks there are, and where."""
+        hosts = ", ".join(dict.fromkeys(entry.info.host for entry in self.table))
+        state = "closed" if self._closed else f"{label_ranks(range(self.world_size))} on {hosts}"
+        return f"<Cluster {self.name!r}: {state}>"
+
+    def __enter__(self) -> Cluster:
+        """Return itself; the end of the block shuts it down."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Shut down."""
+        self.shutdown()
+
+    # Cells
+
+    def run(
+        self,
+        code: str,
+        ranks: str | int | Iterable[int] = "all",
+        *,
+        timeout_s: float | None = None,
+        values: bool = True,
+        block: bool = True,
+        listener: Listener | None = None,
+        execution_count: int | None = None,
+        lines_before: int = 0,
+    ) -> CellRun:
+        """Run code on ranks, as IPython runs a cell.
+
+        Parameters
+        ----------
+        code
+            What a notebook cell may hold: statements, magics, top-level await.
+        ranks
+            E.g. ``"0,2-3"``, ``0`` or ``"all"``.
+        timeout_s
+            Interrupt the ranks after this many seconds.
+        values
+            Bring back the last expression's value, for :attr:`CellRun.results`.
+        block
+            Wait until every rank has ended; otherwise call :meth:`CellRun.wait` later.
+        listener
+            Sees what happens while it happens.
+        execution_count, lines_before
+            The prompt number and the lines of the notebook's cell before ``code``, for tracebacks.
+
+        Raises
+        ------
+        RankFailure
+            If it failed on a rank.
+        UsageError
+            If the ranks are not there, or still run an earlier cell.
+        """
+        chosen = parse_ranks(ranks, self.world_size)
+        run = self._send_cell(code, chosen, values, listener, execution_count, lines_before)
+        return run.wait(timeout_s) if block else run
+
+    def _send_cell(
+        self,
+        code: str,
+        ranks: tuple[int, ...],
+        values: bool,  # noqa: FBT001
+        listener: Listener | None,
+        execution_count: int | None,
+        lines_before: int,
+    ) -> CellRun:
+        with self._lock:
+            self._check_free(ranks)
+            self._count += 1
+            hosts = {entry.info.rank: entry.info.host for entry in self.table}
+            run = CellRun(self._count, ranks, hosts, self.interrupt, listener)
+            for event in self._late:
+                run.put(event)
+            self._late.clear()
+            self._current = run
+            options = {
+                "value": values,
+                "execution_count": execution_count or self._count,
+                "lines_before": lines_before,
+            }
+            content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False, "stop_on_error": False}
+            for rank in ranks:
+                self._send_to_rank(run, rank, content, options)
+        return run
+
+    def _send_to_rank(self, run: CellRun, rank: int, content: Message, options: Message) -> None:
+        entry = self._launch.table[rank]
+        entry.state, entry.cell = "running", run.number
+
+        def on_reply(message: Message) -> None:
+            told = message["metadata"].get(OPTIONS, {})
+            event = Replied(
+                rank=rank,
+                time_s=time.time(),
+                content=message["content"],
+                buffers=message["buffers"],
+                quiet=told.get("quiet", True),
+            )
+            if entry.state == "running":
+                entry.state = "idle"
+            run.put(event)
+
+        msg_id = self._link.post(
+            entry.engine, "execute_request", content, metadata={OPTIONS: options}, on_reply=on_reply
+        )
+        self._cells[msg_id] = (run, rank)
+
+    def _check_free(self, ranks: Sequence[int]) -> None:
+        """Refuse to queue a cell behind one that may never end."""
+        dead = [rank for rank in ranks if self._launch.table[rank].state == "dead"]
+        if dead:
+            raise UsageError(f"{label_ranks(dead)} died; %dist_reset starts the ranks anew, or leave them out with -r")
+        busy = [rank for rank in ranks if self._launch.table[rank].state == "running"]
+        if busy:
+            cells = sorted({self._launch.table[rank].cell or 0 for rank in busy})
+            raise UsageError(
+                f"{label_ranks(busy)} still run cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
+                "use other ranks with -r, or %dist_reset"
+            )
+        self._cells = {msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current}
+
+    @property
+    def _link(self) -> Any:
+        link = self._launch.link
+        if link is None:
+            raise ClusterClosedError(f"the cluster {self.name!r} was shut down; start one with %dist_init")
+        return link
+
+    def interrupt(self, ranks: Iterable[int] | None = None) -> None:
+        """Send SIGINT to ranks that run a cell, through their nannies."""
+        running = {entry.info.rank for entry in self.table if entry.state == "running"}
+        for rank in sorted(running if ranks is None else running & set(ranks)):
+            self.signal(rank, signal.SIGINT)
+
+    def signal(self, rank: int, number: int) -> Future[Message]:
+        """Send a signal to one rank's process."""
+        nanny = self._launch.table[rank].nanny
+        future: Future[Message] = self._link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
+        return future
+
+    def sync(self, timeout_s: float | None = None) -> float:
+        """Wait at a barrier of all ranks; returns the seconds that it took."""
+        start = time.monotonic()
+        self.run("dist.barrier()", timeout_s=timeout_s, values=False)
+        return time.monotonic() - start
+
+    # Variables
+
+    def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
+        """Set variables on ranks.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        chosen = parse_ranks(ranks, self.world_size)
+        for name, value in values.items():
+            check_name(name)
+            try:
+                dump_value(value)
+            except UnserializableValueError as error:
+                raise UnserializableValueError(f"{name}: {error}") from error
+        pickled, buffers = dump_value(dict(values))
+        self._ask(chosen, {"do": "push"}, [pickled, *(buffer.raw() for buffer in buffers)])
+
+    def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
+        """Bring variables back: by rank, then by name.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one, or isn't there on a rank.
+        UnserializableValueError
+            If a value can't be sent; the message names it and its ranks.
+        """
+        chosen = parse_ranks(ranks, self.world_size)
+        wanted = [names] if isinstance(names, str) else list(names)
+        for name in wanted:
+            check_name(name)
+        values: dict[int, dict[str, Any]] = {}
+        missing: dict[str, list[int]] = {}
+        refused: dict[str, list[int]] = {}
+        for rank, reply in self._ask(chosen, {"do": "pull", "names": wanted}).items():
+            content = reply["content"]
+            if content["status"] == "ok":
+                values[rank] = load_value(reply["buffers"][0], reply["buffers"][1:])
+            for name in content.get("names", ()):
+                missing.setdefault(name, []).append(rank)
+            for name, reason in content.get("reasons", {}).items():
+                refused.setdefault(f"{name}: {reason}", []).append(rank)
+        if missing:
+            listed = "; ".join(f"{label_ranks(ranks)} has no {name!r}" for name, ranks in missing.items())
+            raise UsageError(f"{listed}; set it in a %%distributed cell first")
+        if refused:
+            listed = "; ".join(f"{label_ranks(ranks)}: {reason}" for reason, ranks in refused.items())
+            raise UnserializableValueError(listed)
+        return values
+
+    def _ask(
+        self, ranks: Sequence[int], request: dict[str, Any], buffers: Sequence[Any] = ()
+    ) -> dict[int, dict[str, Any]]:
+        """Send one request to each rank and wait for all replies."""
+        with self._lock:
+            self._check_free(ranks)
+        table = self._launch.table
+        futures = {
+            rank: self._link.request(table[rank].engine, RANK_REQUEST, request, buffers=buffers) for rank in ranks
+        }
+        replies = {}
+        for rank, future in futures.items():
+            while not future.done():
+                if table[rank].state == "dead":
+                    raise UsageError(f"rank {rank} died; %dist_reset starts the ranks anew")
+                wait_for(future, 0.2)
+            replies[rank] = future.result()
+            content = replies[rank]["content"]
+            if content["status"] == "error":
+                raise UsageError(f"rank {rank} on {table[rank].info.host}: {content['ename']}: {content['evalue']}")
+        return replies
+
+    # What arrives, on the link's thread
+
+    def _on_message(self, channel: str, message: Message) -> None:
+        if channel != "iopub":
+            return
+        engine = message["metadata"].get("engine", "")
+        entry = next((entry for entry in self._launch.table if entry.engine == engine), None)
+        if entry is None:
+            return
+        rank = entry.info.rank
+        msg_type = message["header"]["msg_type"]
+        if msg_type == "metrics":
+            self.metrics.add(rank, message["content"])
+            return
+        event = event_from(rank, message)
+        if event is None:
+            return
+        if isinstance(event, Died):
+            self._on_death(entry, event.record, event)
+            return
+        run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, rank))
+        with self._lock:
+            if run is not None and not run.ended_s:
+                run.put(event)
+            elif self._current is not None and not self._current.ended_s:
+                self._current.put(event)  # said by a thread that an earlier cell left behind
+            elif len(self._late) < 1000:
+                self._late.append(event)
+
+    def _on_death(self, entry: RankEntry, record: RankDeath, event: Died) -> None:
+        entry.state = "dead"
+        for run, rank in list(self._cells.values()):
+            if rank == entry.info.rank:
+                run.put(event)
+
+    # The end
+
+    def reset(self) -> None:
+        """End all ranks and start as many anew; variables are gone."""
+        self._launch.stop()
+        self._abandon_cells()
+        self._launch = Launch(self.config, self._on_message)
+        self._launch.start()
+
+    def _abandon_cells(self) -> None:
+        for run, _ in list(self._cells.values()):
+            if not run.ended_s:
+                run.abandon()
+        self._cells.clear()
+
+    def shutdown(self) -> None:
+        """End every process of this cluster; does nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        self._launch.stop()
+        self._abandon_cells()
+
+
+def check_name(name: str) -> None:
+    """Refuse what can't be a variable's name."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} is not a variable's name; give names as in: %dist_push lr batch_size")
+
+
+def wait_for(future: Future[Message], seconds: float) -> None:
+    """Wait for a reply, at most this long."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    done.wait(seconds)
+
+
+def _shutdown_all() -> None:
+    for cluster in list(_open):
+        if cluster._pid == os.getpid() and not cluster.config.keep:  # noqa: SLF001
+            cluster.shutdown()
+
+
+atexit.register(_shutdown_all)

@@ -1,0 +1,68 @@
+"""The cluster's controller: ipyparallel's, without what this package has no use for.
+
+``python -m jupyter_disttrain.cluster.controller`` takes ipcontroller's arguments, and ``--IPController.owner_pid=N``:
+the notebook's process. When that process ends, however it ends, the controller ends; the ranks' nannies notice and
+follow. Task and broadcast schedulers are left out (nobody sends through them), and the hub no longer receives a copy of
+every message: cells, output and tensors pass through the controller without being looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import zmq
+from ipyparallel.controller.app import IPController
+from traitlets import Integer, Unicode
+
+
+class DisttrainController(IPController):
+    """An IPController with an owner."""
+
+    owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
+    remove_dir = Unicode("", config=True, help="A folder to remove at the end.")
+
+    def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
+        """Leave them out."""
+
+    def init_hub(self) -> None:
+        """Subscribe to the heartbeats alone."""
+        super().init_hub()
+        monitor = self.hub.monitor.socket
+        monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
+        monitor.setsockopt(zmq.SUBSCRIBE, b"heartmonitor")
+
+    def start(self) -> None:
+        """Run until the owner ends."""
+        if self.owner_pid:
+            threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
+        try:
+            super().start()
+        finally:
+            if self.remove_dir:
+                shutil.rmtree(self.remove_dir, ignore_errors=True)
+
+    def _follow_owner(self) -> None:
+        try:
+            owner = os.pidfd_open(self.owner_pid)
+        except ProcessLookupError:
+            pass  # it ended before we came up
+        else:
+            select.select([owner], [], [])
+        self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
+        self.terminate_children()
+        self.loop.add_callback(self.loop.stop)
+
+
+def main() -> None:
+    """Run the controller."""
+    Path.cwd()
+    DisttrainController.launch_instance()
+
+
+if __name__ == "__main__":
+    main()

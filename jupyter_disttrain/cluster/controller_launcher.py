@@ -1,0 +1,41 @@
+"""The controller as a process of this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ipyparallel.cluster.launcher import LocalControllerLauncher
+from traitlets import Integer
+
+from .launchers.local import is_alive
+
+HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a beat
+MISSED_BEATS = 20
+
+
+class ControllerProcess(LocalControllerLauncher):  # type: ignore[misc]  # ipyparallel has no types
+    """Start ``jupyter_disttrain.cluster.controller``."""
+
+    owner_pid = Integer(0)
+
+    def find_args(self) -> list[Any]:
+        """Return the command: loopback only, and no more threads and processes than are used."""
+        return [
+            sys.executable,
+            "-m",
+            "jupyter_disttrain.cluster.controller",
+            "--ip=127.0.0.1",
+            "--log-level=ERROR",
+            "--nodb",
+            f"--HeartMonitor.period={HEARTBEAT_MS}",
+            f"--HeartMonitor.max_heartmonitor_misses={MISSED_BEATS}",
+            "--IPController.use_threads=True",
+            "--TaskScheduler.scheme_name=none",
+            f"--DisttrainController.owner_pid={self.owner_pid}",
+            f"--DisttrainController.remove_dir={self.profile_dir}",
+        ]
+
+    def alive(self) -> bool:
+        """Whether the controller runs."""
+        return is_alive(self)

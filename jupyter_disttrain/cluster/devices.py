@@ -1,0 +1,74 @@
+"""The GPUs of this machine, seen without torch.
+
+Covers: counting, CUDA_VISIBLE_DEVICES, which GPU each local rank gets.
+Does not cover: their figures (``engine.sampler``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..config import ClusterConfig
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES names them."""
+    count = _count_gpus()
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [str(index) for index in range(count)]
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    usable: list[str] = []
+    for name in names:
+        # CUDA stops at the first name that it does not know.
+        if name == "-1" or (name.isdigit() and int(name) >= count) or not count:
+            break
+        usable.append(name)
+    return usable
+
+
+def _count_gpus() -> int:
+    import pynvml  # noqa: PLC0415  (a machine without a driver pays only for the import)
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0  # no driver: no GPU
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def choose_gpus(config: ClusterConfig) -> list[str]:
+    """Return the GPUs that the ranks of this machine share out; none means the CPU.
+
+    Raises
+    ------
+    UsageError
+        If GPUs were asked for that are not there, or more ranks than GPUs without ``--share-gpus``.
+    """
+    if config.backend in ("gloo", "none"):
+        return []
+    visible = visible_gpus()
+    if config.backend == "nccl" and not visible:
+        raise UsageError("the backend nccl needs an NVIDIA GPU, and none is visible here; use --backend gloo, or auto")
+    chosen = visible
+    if config.gpus is not None:
+        outside = [gpu for gpu in config.gpus if gpu >= len(visible)]
+        if outside:
+            there = f"GPUs 0-{len(visible) - 1}" if visible else "no GPU"
+            raise UsageError(f"there is no GPU {outside[0]}: this machine shows {there}; choose others with -g, or leave -g out")
+        chosen = [visible[gpu] for gpu in config.gpus]
+    if chosen and config.n is not None and config.n > len(chosen) and not config.share_gpus:
+        raise UsageError(
+            f"{config.n} ranks need {config.n} GPUs, and {len(chosen)} can be used; "
+            f"ask for -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
+        )
+    return chosen

@@ -1,0 +1,89 @@
+"""What happens to a cell, as its state machine and its listeners see it.
+
+Every event carries the rank and the time in seconds since the epoch at which it happened or arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..messages import LogTrouble, OutputElided, RankDeath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something one rank did."""
+
+    rank: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said(Event):
+    """Text on stdout or stderr; lines may be unfinished."""
+
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displayed(Event):
+    """A rich display, a result, or an update of a display."""
+
+    kind: str  # "display_data", "execute_result", "update_display_data"
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    display_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared(Event):
+    """``clear_output``."""
+
+    wait: bool  # only when the next output comes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommSent(Event):
+    """A widget's message on its way to the front end."""
+
+    msg_type: str
+    content: dict[str, Any]
+    metadata: dict[str, Any]
+    buffers: list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elided(Event):
+    """More was said than is sent."""
+
+    record: OutputElided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFailed(Event):
+    """The rank's log can't be written."""
+
+    record: LogTrouble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replied(Event):
+    """The rank ended the cell."""
+
+    content: dict[str, Any]
+    buffers: list[Any]
+    quiet: bool  # it said nothing, so no Silent follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent(Event):
+    """All that the rank said in this cell has arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died(Event):
+    """The rank's process ended."""
+
+    record: RankDeath

@@ -1,0 +1,79 @@
+"""The folders of a cluster.
+
+Covers: the private folder that lives as long as the cluster, the folder of logs that is kept after it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
+
+from ..errors import LaunchError
+
+KEPT_RUNS = 20  # folders of logs; the oldest go first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where a cluster keeps what it needs."""
+
+    profile: Path  # ipyparallel's profile: connection files, the launchers' logs; removed with the cluster
+    run: Path  # one log per rank; kept
+    cluster_id: str
+
+    @classmethod
+    def make(cls, name: str) -> Folders:
+        """Make both, readable by this user alone.
+
+        Raises
+        ------
+        LaunchError
+            If a folder can't be made; the message names it and the reason.
+        """
+        cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
+        profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id
+        runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
+        run = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
+        try:
+            for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot make the folder {error.filename}: {error.strerror}; free or repair it, "
+                "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
+            ) from error
+        _prune(runs, keep=KEPT_RUNS)
+        return cls(profile=profile, run=run, cluster_id=cluster_id)
+
+    @property
+    def engine_file(self) -> Path:
+        """The connection file that the ranks read."""
+        return self.profile / "security" / f"ipcontroller-{self.cluster_id}-engine.json"
+
+    @property
+    def client_file(self) -> Path:
+        """The connection file that clients read."""
+        return self.profile / "security" / f"ipcontroller-{self.cluster_id}-client.json"
+
+    def rank_log(self, rank: int) -> Path:
+        """The log of one rank; there is none until the rank says something."""
+        return self.run / f"rank{rank}.log"
+
+    def remove(self) -> None:
+        """Remove what must not outlive the cluster, and a folder of logs in which there is none."""
+        shutil.rmtree(self.profile, ignore_errors=True)
+        try:
+            self.run.rmdir()
+        except OSError:
+            return  # there are logs in it
+
+
+def _prune(runs: Path, keep: int) -> None:
+    folders = sorted((folder for folder in runs.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
+    for folder in folders[:-keep]:
+        shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too

@@ -1,0 +1,16 @@
+"""Ways to start the ranks.
+
+Covers: what every launcher gives its ranks, and the launchers by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .local import LocalRanks
+from .mpi import MPIRanks
+
+if TYPE_CHECKING:
+    from ipyparallel.cluster.launcher import EngineLauncher
+
+LAUNCHERS: dict[str, type[EngineLauncher]] = {"local": LocalRanks, "mpi": MPIRanks}

@@ -1,0 +1,33 @@
+"""Ranks as plain processes of this machine, without MPI."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ipyparallel.cluster.launcher import LocalEngineSetLauncher, LocalProcessLauncher
+
+RANK_COMMAND = [sys.executable, "-m", "jupyter_disttrain.engine"]
+
+
+def is_alive(launcher: LocalProcessLauncher) -> bool:
+    """Whether a launcher's process runs."""
+    thread = launcher._wait_thread  # noqa: SLF001  (it waits for the process and ends with it)
+    return thread is not None and bool(thread.is_alive())
+
+
+class LocalRanks(LocalEngineSetLauncher):  # type: ignore[misc]  # ipyparallel has no types
+    """One process per rank; the order in which they register decides the rank."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.engine_cmd = RANK_COMMAND
+        self.delay = 0.0  # ranks are told who they are, so no order has to be kept
+
+    def alive(self) -> bool:
+        """Whether a process still runs; ipyparallel's own state is as old as the last turn of its event loop."""
+        return any(is_alive(launcher) for launcher in self.launchers.values())
+
+    def get_env(self) -> dict[str, str]:
+        """Leave out what an MPI job that this notebook may itself be a part of has set."""
+        return dict(self.environment)

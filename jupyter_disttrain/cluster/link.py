@@ -1,0 +1,181 @@
+"""The client's sockets to one cluster.
+
+Covers: sending requests to ranks and nannies, matching replies, handing on what is published.
+Does not cover: what the messages mean (``cell_run``, ``cluster``).
+
+One thread owns the sockets. Requests are handed to it and replies come back as futures or, for cells, as events in the
+order of their arrival.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from ipyparallel.util import _disable_session_extract_dates
+from jupyter_client.session import Session
+
+from ..errors import ClusterClosedError
+from ..messages import NANNY_REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+
+class Link:
+    """Sockets to a controller, and the thread that owns them.
+
+    Parameters
+    ----------
+    info
+        What ipyparallel's client connection file says.
+    identity
+        The name by which ranks reach this client.
+    on_message
+        Called on the link's thread with every message that no request waits for.
+    """
+
+    def __init__(self, info: dict[str, Any], identity: str, on_message: Callable[[str, Message], None]) -> None:
+        _disable_session_extract_dates()
+        self._info = info
+        self._on_message = on_message
+        self.session = Session(key=info["key"].encode(), signature_scheme=info["signature_scheme"])
+        self._context = zmq.Context()
+        self._shell = self._open(zmq.DEALER, "mux", IDENTITY=identity.encode())
+        self._control = self._open(zmq.DEALER, "control", IDENTITY=identity.encode())
+        self._iopub = self._open(zmq.SUB, "iopub")
+        self._iopub.subscribe(b"")
+        self._outbox: deque[tuple[zmq.Socket[bytes], list[Any]]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_write.setblocking(False)
+        self._pending: dict[str, Callable[[Message], None]] = {}
+        self._waiting: dict[str, Future[Message]] = {}
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="disttrain link", daemon=True)
+        self._thread.start()
+
+    def _open(self, kind: int, channel: str, **options: Any) -> zmq.Socket[bytes]:
+        sock = self._context.socket(kind)
+        for name, value in ({"SNDHWM": 0, "RCVHWM": 0, "LINGER": 500} | options).items():
+            setattr(sock, name, value)
+        sock.connect(f"{self._info['interface']}:{self._info[channel]}")
+        return sock
+
+    # Requests
+
+    def post(
+        self,
+        target: str,
+        msg_type: str,
+        content: Message,
+        *,
+        metadata: Message | None = None,
+        buffers: Sequence[Any] = (),
+        on_reply: Callable[[Message], None],
+    ) -> str:
+        """Send a request to an engine; ``on_reply`` is called on the link's thread. Returns the message's id."""
+        message = self.session.msg(msg_type, content, metadata=metadata)
+        self._pending[message["header"]["msg_id"]] = on_reply
+        self._send(self._shell, target, message, buffers)
+        return str(message["header"]["msg_id"])
+
+    def request(self, target: str, msg_type: str, content: Message, *, buffers: Sequence[Any] = ()) -> Future[Message]:
+        """Send a request to an engine, or to a nanny, and return its reply's future."""
+        future: Future[Message] = Future()
+        message = self.session.msg(msg_type, content)
+        msg_id = message["header"]["msg_id"]
+        self._waiting[msg_id] = future
+        self._pending[msg_id] = future.set_result
+        future.add_done_callback(lambda _: self._forget(msg_id))
+        self._send(self._control if msg_type == NANNY_REQUEST else self._shell, target, message, buffers)
+        return future
+
+    def _forget(self, msg_id: str) -> None:
+        self._waiting.pop(msg_id, None)
+        self._pending.pop(msg_id, None)
+
+    def forget(self, msg_id: str) -> None:
+        """No longer wait for a reply."""
+        self._forget(msg_id)
+
+    def _send(self, sock: zmq.Socket[bytes], target: str, message: Message, buffers: Sequence[Any]) -> None:
+        if self._closed:
+            raise ClusterClosedError("this cluster was shut down; start one with %dist_init")
+        frames = self.session.serialize(message, ident=target.encode())
+        self._outbox.append((sock, [*frames, *buffers]))
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"\0")
+        except BlockingIOError:
+            return  # it is awake already
+
+    # The thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        channels = {self._shell: "shell", self._control: "control", self._iopub: "iopub"}
+        for sock in (*channels, self._wake_read):
+            poller.register(sock, zmq.POLLIN)
+        while not self._closed:
+            events = dict(poller.poll())
+            if self._wake_read.fileno() in events:
+                self._wake_read.recv(4096)
+            while self._outbox:
+                sock, frames = self._outbox.popleft()
+                sock.send_multipart(frames, copy=False)
+            for sock, channel in channels.items():
+                if sock in events:
+                    self._receive(sock, channel)
+        for sock in channels:
+            sock.close()
+        self._context.term()
+
+    def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:
+        """Take every message that is there."""
+        while True:
+            try:
+                frames = sock.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                _, parts = self.session.feed_identities(frames, copy=False)
+                message = self.session.deserialize(parts, copy=False)
+                self._dispatch(channel, message)
+            except Exception:
+                # One message that can't be read must not end the thread that serves all the others.
+                log.exception("a message on %s could not be handled", channel)
+
+    def _dispatch(self, channel: str, message: Message) -> None:
+        if channel != "iopub":
+            handler = self._pending.get(message["parent_header"].get("msg_id", ""))
+            if handler is not None:
+                handler(message)
+                return
+        self._on_message(channel, message)
+
+    def close(self) -> None:
+        """End the thread; who still waits gets a :class:`ClusterClosedError`."""
+        if self._closed:
+            return
+        self._closed = True
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(ClusterClosedError("the cluster was shut down before the reply came"))
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+        self._wake_read.close()
+        self._wake_write.close()

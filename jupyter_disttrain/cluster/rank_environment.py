@@ -1,0 +1,55 @@
+"""The environment variables of a rank.
+
+Covers: those that its process starts with, those that it is given with its identity.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..config import ClusterConfig
+    from ..ranks import RankInfo
+    from .folders import Folders
+
+
+def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list[str]) -> dict[str, str]:
+    """Return what every rank's process starts with, beside the notebook's own environment."""
+    environment = {
+        "DISTTRAIN_CONNECTION_FILE": str(folders.engine_file),
+        "DISTTRAIN_CLIENT": folders.cluster_id,
+        "DISTTRAIN_PROFILE_DIR": str(folders.profile),
+        "DISTTRAIN_LAUNCHER": config.launcher,
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # a warning of the debugger's, about Python's own frozen modules
+    }
+    if config.backend == "none":
+        environment["DISTTRAIN_WITHOUT_TORCH"] = "1"
+    if config.gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Ranks that each start a thread per core fight over the cores.
+        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // n))
+    if "GLOO_SOCKET_IFNAME" not in os.environ and config.address is None:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # one host: nothing has to leave it
+    return environment
+
+
+def session_environment(info: RankInfo) -> dict[str, str]:
+    """Return torchrun's and Open MPI's variables for one rank."""
+    return {
+        "RANK": str(info.rank),
+        "WORLD_SIZE": str(info.world_size),
+        "LOCAL_RANK": str(info.local_rank),
+        "LOCAL_WORLD_SIZE": str(info.local_world_size),
+        "NODE_RANK": str(info.node_rank),
+        "GROUP_RANK": str(info.node_rank),
+        "GROUP_WORLD_SIZE": str(info.node_count),
+        "OMPI_COMM_WORLD_RANK": str(info.rank),
+        "OMPI_COMM_WORLD_SIZE": str(info.world_size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(info.local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(info.local_world_size),
+        "OMPI_COMM_WORLD_NODE_RANK": str(info.local_rank),
+        # MASTER_ADDR:MASTER_PORT is the store that rank 0 already serves, as under torchrun.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }

@@ -1,0 +1,83 @@
+"""Who is which rank.
+
+Covers: deciding ranks, local ranks and node ranks from what the processes say of themselves.
+Does not cover: telling them (``cluster.start``).
+
+The launcher's own rank is used where every process has one and all differ, because MPI counts that way. Otherwise the
+order is by host, then by process id. Nothing else is trusted: engine ids, LOCAL_RANK and SLURM_PROCID were each seen wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import LaunchError
+from ..ranks import RankInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..messages import RankHello
+
+
+@dataclass(slots=True)
+class RankEntry:
+    """One rank as the client knows it."""
+
+    info: RankInfo
+    engine: str
+    nanny: str
+    state: str = "idle"  # "starting", "idle", "running", "dead"
+    cell: int | None = None  # the number of the cell that runs, or ran last
+
+
+def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[RankInfo, RankHello]]:
+    """Decide the identities, in the order of the ranks.
+
+    Parameters
+    ----------
+    hellos
+        One of each process.
+    backend
+        ``"gloo"``, ``"nccl"`` or ``"none"``.
+    gpus
+        GPUs per node; 0 means that ranks use the CPU.
+
+    Raises
+    ------
+    LaunchError
+        If the launcher gave two processes one rank.
+    """
+    ordered = _order(hellos)
+    hosts = list(dict.fromkeys(hello.host for hello in ordered))
+    members = {host: [hello for hello in ordered if hello.host == host] for host in hosts}
+    decided = []
+    for rank, hello in enumerate(ordered):
+        local_rank = members[hello.host].index(hello)
+        info = RankInfo(
+            rank=rank,
+            world_size=len(ordered),
+            local_rank=local_rank,
+            local_world_size=len(members[hello.host]),
+            node_rank=hosts.index(hello.host),
+            node_count=len(hosts),
+            host=hello.host,
+            pid=hello.pid,
+            backend=backend,
+            device=f"cuda:{local_rank % gpus}" if gpus else "cpu",
+        )
+        decided.append((info, hello))
+    return decided
+
+
+def _order(hellos: Sequence[RankHello]) -> list[RankHello]:
+    told = [hello.launch_rank for hello in hellos]
+    if None in told:
+        return sorted(hellos, key=lambda hello: (hello.host, hello.pid))
+    if sorted(told, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
+        raise LaunchError(
+            f"mpiexec started {len(hellos)} processes and numbered them {told}; mpi4py and mpiexec belong to "
+            "different MPI installations (run: jupyter disttrain doctor)"
+        )
+    return sorted(hellos, key=lambda hello: hello.launch_rank or 0)

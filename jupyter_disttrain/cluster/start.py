@@ -1,0 +1,257 @@
+"""Bring a cluster up, and down.
+
+Covers: the folders, controller and ranks as processes, hearing from each rank, telling each who it is.
+Does not cover: running cells (``cluster``).
+
+Controller and ranks are started at the same moment: while the controller comes up, the ranks import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+import ipyparallel
+from traitlets.config import Config
+
+from ..errors import LaunchError
+from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
+from ..ranks import RankInfo, label_ranks
+from .controller_launcher import ControllerProcess
+from .devices import choose_gpus
+from .folders import Folders
+from .launchers import LAUNCHERS
+from .link import Link, Message
+from .rank_environment import rank_environment, session_environment
+from .rank_table import RankEntry, decide
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ..config import ClusterConfig
+
+POLL_SECONDS = 0.005
+END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
+
+
+class Launch:
+    """The processes of one cluster."""
+
+    def __init__(self, config: ClusterConfig, on_message: Any) -> None:
+        self.config = config
+        self._on_message = on_message
+        self._arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._started = False
+        self.table: list[RankEntry] = []
+        self.link: Link | None = None
+        self.gpus = choose_gpus(config)
+        self.n = config.n or len(self.gpus) or 2
+        self.folders = Folders.make(config.name)
+        self._deadline = time.monotonic() + config.start_timeout_s
+
+    # Up
+
+    def start(self) -> None:
+        """Start everything; when it returns, every rank has joined its process group.
+
+        Raises
+        ------
+        LaunchError
+            If a rank can't be started; what was started has ended by then.
+        """
+        try:
+            self._start_processes()
+            self.link = Link(self._wait_for_connection(), self.folders.cluster_id, self._on_early_message)
+            entries = self._hear_from_ranks()
+            self._introduce(entries)
+        except BaseException:
+            self.stop()
+            raise
+        self._started = True
+
+    def _start_processes(self) -> None:
+        log = logging.getLogger("jupyter_disttrain.ipyparallel")
+        log.propagate = False
+        log.addHandler(logging.NullHandler())
+        cluster = ipyparallel.Cluster(
+            config=Config(),
+            log=log,
+            load_profile=False,
+            profile_dir=str(self.folders.profile),
+            cluster_id=self.folders.cluster_id,
+            cluster_file=str(self.folders.profile / "security" / "cluster.json"),
+            controller=ControllerProcess,
+            engines=LAUNCHERS[self.config.launcher],
+            send_engines_connection_env=False,
+            shutdown_atexit=False,
+        )
+        self._processes = cluster
+        owner = 0 if self.config.keep else os.getpid()
+        cluster.start_controller_sync(owner_pid=owner)
+        environment = rank_environment(self.config, self.folders, self.n, self.gpus)
+        cluster.start_engines_sync(self.n, environment=environment)
+
+    def _wait_for_connection(self) -> dict[str, Any]:
+        while True:
+            try:
+                info: dict[str, Any] = json.loads(self.folders.client_file.read_text())
+            except (FileNotFoundError, json.JSONDecodeError):
+                self._check_processes()
+                time.sleep(POLL_SECONDS)
+            else:
+                return info
+
+    def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, str]]:
+        """Wait for every rank and every nanny to say hello; return who is which rank."""
+        hellos: dict[str, RankHello] = {}
+        nannies: dict[str, str] = {}
+        while not (len(hellos) == self.n and hellos.keys() <= nannies.keys()):
+            try:
+                arrival = self._arrivals.get(timeout=0.2)
+            except queue.Empty:
+                self._check_processes(len(hellos))
+                continue
+            if isinstance(arrival, RankHello):
+                self._check_hello(arrival)
+                hellos[arrival.engine] = arrival
+            elif isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival.nanny
+            elif isinstance(arrival, RankDeath):
+                self._fail_dead(arrival)
+        decided = decide(list(hellos.values()), self._backend(hellos), len(self.gpus))
+        return [(info, hello, nannies[hello.engine]) for info, hello in decided]
+
+    def _backend(self, hellos: dict[str, RankHello]) -> str:
+        if self.config.backend != "auto":
+            return self.config.backend
+        shared = self.n > len(self.gpus)  # NCCL takes one rank per GPU
+        return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos.values()) else "gloo"
+
+    def _check_hello(self, hello: RankHello) -> None:
+        if hello.failure is None:
+            return
+        missing = "'torch'" in hello.failure
+        remedy = (
+            "install torch for the Python that runs the notebook, or start without it: --backend none"
+            if missing
+            else "jupyter disttrain doctor checks the installation"
+        )
+        raise LaunchError(f"a rank on {hello.host} can't start: {hello.failure}; {remedy}")
+
+    def _introduce(self, entries: list[tuple[RankInfo, RankHello, str]]) -> None:
+        """Tell each rank who it is; rank 0 first, because it chooses the port."""
+        self.table = [RankEntry(info=info, engine=hello.engine, nanny=nanny) for info, hello, nanny in entries]
+        self.address = self.config.address or "127.0.0.1"
+        first = self._identify(self.table[0])
+        others = [self._identify(entry) for entry in self.table[1:]]
+        self.port = self._wait(first, 0)["port"]
+        for rank, future in enumerate(others, start=1):
+            self._wait(future, rank)
+        self.join(generation=0)
+
+    def _identify(self, entry: RankEntry) -> Future[Message]:
+        request = {
+            "do": "identify",
+            "info": entry.info.as_dict(),
+            "environment": session_environment(entry.info),
+            "log_path": str(self.folders.rank_log(entry.info.rank)),
+            "address": self.address,
+            "port": self.config.port,
+            "timeout_s": self.config.timeout_s,
+        }
+        assert self.link is not None
+        return self.link.request(entry.engine, RANK_REQUEST, request)
+
+    def join(self, generation: int) -> None:
+        """Have every rank join a new process group over the session's store."""
+        assert self.link is not None
+        request = {"do": "join", "address": self.address, "port": self.port, "generation": generation}
+        futures = [self.link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
+        for rank, future in enumerate(futures):
+            self._wait(future, rank)
+
+    def _wait(self, future: Future[Message], rank: int) -> dict[str, Any]:
+        while not future.done():
+            try:
+                arrival = self._arrivals.get(timeout=0.002)
+            except queue.Empty:
+                if time.monotonic() > self._deadline and not self._started:
+                    raise LaunchError(
+                        f"rank {rank} did not join its process group within {self.config.start_timeout_s:g} s; "
+                        f"its log may say why: {self.folders.rank_log(rank)}"
+                    ) from None
+                continue
+            if isinstance(arrival, RankDeath):
+                self._fail_dead(arrival)
+        content: dict[str, Any] = future.result()["content"]
+        if content["status"] == "error":
+            host = self.table[rank].info.host
+            raise LaunchError(f"rank {rank} on {host}: {content['evalue'] or content['ename']}")
+        return content
+
+    # What goes wrong on the way
+
+    def _on_early_message(self, channel: str, message: Message) -> None:
+        """Collect hellos and deaths until every rank has joined; called on the link's thread."""
+        if not self._started:
+            for record in (RankHello, NannyHello, RankDeath):
+                if message["header"]["msg_type"] == record.msg_type:
+                    self._arrivals.put(record.from_content(message["content"]))
+        self._on_message(channel, message)
+
+    def _check_processes(self, heard: int = 0) -> None:
+        controller = self._processes.controller
+        if controller is not None and not controller.alive():
+            raise LaunchError(f"the controller ended while starting:\n{_tail(controller.get_output())}")
+        for engines in self._processes.engines.values():
+            if not engines.alive():
+                said = _tail(engines.get_output())
+                raise LaunchError(f"{self._launcher_name()} ended before the ranks were up:\n{said or '(it said nothing)'}")
+        if time.monotonic() > self._deadline:
+            said = "".join(_tail(engines.get_output()) for engines in self._processes.engines.values())
+            raise LaunchError(
+                f"{heard} of {self.n} ranks came up within {self.config.start_timeout_s:g} s; "
+                f"give more with --start-timeout, or see what {self._launcher_name()} said:\n{said or '(nothing)'}"
+            )
+
+    def _launcher_name(self) -> str:
+        return "mpiexec" if self.config.launcher == "mpi" else "the launcher"
+
+    def _fail_dead(self, death: RankDeath) -> None:
+        known = [entry.info.rank for entry in self.table if entry.engine == death.engine]
+        who = label_ranks(known) if known else "a rank"
+        said = f"; its last lines on stderr:\n{_tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+        raise LaunchError(f"{who} on {death.host} {death.cause} while starting{said}")
+
+    # Down
+
+    def stop(self) -> None:
+        """End every process and remove what must not stay; does nothing the second time."""
+        link, self.link = self.link, None
+        processes, self._processes = getattr(self, "_processes", None), None
+        if link is not None:
+            self._end_ranks(link)
+        if processes is not None:
+            self._end_processes(processes, politely=link is not None)
+        if link is not None:
+            link.close()
+        self.folders.remove()
+
+    def _end_ranks(self, link: Link) -> None:
+        for entry in self.table:
+            if entry.state != "dead":
+                link.request(entry.nanny, NANNY_REQUEST, {"do": "end"})
+
+    def _end_processes(self, processes: Any, *, politely: bool) -> None:
+        deadline = time.monotonic() + (END_SECONDS if politely and self.table else 0.0)
+        while time.monotonic() < deadline and any(engines.alive() for engines in processes.engines.values()):
+            time.sleep(POLL_SECONDS)
+        processes.stop_cluster_sync()
+
+
+def _tail(text: str, lines: int = 15) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

@@ -1,0 +1,68 @@
+"""What a person may ask of a cluster, validated before anything starts.
+
+Covers: :class:`ClusterConfig`.
+Does not cover: counting the GPUs (``cluster.devices``), defaults set as traitlets (``notebook.magics``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+LAUNCHERS = ("mpi", "local")
+BACKENDS = ("auto", "nccl", "gloo", "none")
+MAX_RANKS = 4096
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A validated request for a cluster.
+
+    Raises
+    ------
+    UsageError
+        If a value can't be used; the message names the value and what would do.
+    """
+
+    n: int | None = None  # ranks; None: one per GPU, or 2 without GPUs
+    launcher: str = "mpi"
+    backend: str = "auto"  # "none": ranks without torch and without a process group
+    gpus: tuple[int, ...] | None = None  # indices among the visible GPUs; None: all
+    share_gpus: bool = False  # allow more ranks than GPUs
+    address: str | None = None  # MASTER_ADDR; None: chosen
+    port: int = 0  # MASTER_PORT; 0: a free one
+    timeout_s: float = 1800.0  # of the process group's collectives
+    start_timeout_s: float = 120.0
+    name: str = "default"
+    keep: bool = False  # the ranks outlive the notebook's kernel
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work."""
+        if self.n is not None and not 1 <= self.n <= MAX_RANKS:
+            raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
+        _choose("launcher", self.launcher, LAUNCHERS)
+        _choose("backend", self.backend, BACKENDS)
+        if self.gpus is not None:
+            self._check_gpus(self.gpus)
+        if self.timeout_s <= 0 or self.start_timeout_s <= 0:
+            raise UsageError(f"a time-out is a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}")
+        if not 0 <= self.port < 2**16:
+            raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
+        if not _NAME.match(self.name):
+            raise UsageError(
+                f"a cluster can't be named {self.name!r}; use up to 40 letters, digits, '.', '_' and '-', a letter or digit first"
+            )
+
+    def _check_gpus(self, gpus: tuple[int, ...]) -> None:
+        if self.backend in ("gloo", "none"):
+            raise UsageError(f"GPUs {list(gpus)} were named, but the backend {self.backend!r} uses none; leave one of the two out")
+        if not gpus or min(gpus) < 0 or len(set(gpus)) != len(gpus):
+            raise UsageError(f"cannot use GPUs {list(gpus)}; name each once, e.g. -g 0,1")
+
+
+def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"there is no {what} {value!r}; choose one of {', '.join(choices)}")

@@ -1,0 +1,55 @@
+"""Look at this machine and say whether ranks can train on it (``jupyter disttrain doctor``).
+
+Covers: the order of the checks, and a check that itself fails.
+Does not cover: the checks (``versions``, ``gpus``, ``ranks``, ``machine``, ``jupyter``), how findings are shown
+(``report``).
+
+torch and mpi4py are looked at in processes of their own: as in a notebook, this process never imports them.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import gpus, jupyter, machine, ranks, versions
+from .finding import Finding, error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["CHECKS", "Check", "Finding", "examine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One group of findings, looked for together."""
+
+    group: str
+    find: Callable[[], Iterable[Finding]]
+
+
+CHECKS = (
+    Check(group="versions", find=versions.find),
+    Check(group="GPUs", find=gpus.find),
+    Check(group="machine", find=machine.find),
+    Check(group="Jupyter", find=jupyter.find),
+    Check(group="ranks", find=ranks.find),  # last: it takes longest
+)
+
+
+def examine(check: Check) -> Iterator[Finding]:
+    """Yield what a check finds, as it finds it.
+
+    A check that fails by itself becomes an error, so that one broken part of a machine never hides the others.
+    """
+    try:
+        yield from check.find()
+    except Exception as failure:  # noqa: BLE001  (whatever it was, it is a finding)
+        place = traceback.extract_tb(failure.__traceback__)[-1]
+        yield error(
+            check.group,
+            f"this check failed itself: {type(failure).__name__}: {failure} ({place.filename}:{place.lineno})",
+            "report this line to the authors; the other checks are not affected",
+        )

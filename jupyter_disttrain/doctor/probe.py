@@ -1,0 +1,101 @@
+"""Ask another Python process, and read its answer.
+
+Covers: running a few lines that answer with JSON; a command that fails, hangs or isn't there.
+Does not cover: what is asked (``versions``, ``gpus``, ``ranks``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TIMEOUT_S = 60.0
+GRACE_S = 5.0
+
+_TORCH = """
+import json, torch, torch.distributed as dist
+nccl = dist.is_available() and dist.is_nccl_available()
+print(json.dumps({
+    "cuda_build": torch.version.cuda or getattr(torch.version, "hip", None),
+    "cuda_available": torch.cuda.is_available(),
+    "gpus": torch.cuda.device_count(),
+    "gloo": dist.is_available() and dist.is_gloo_available(),
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
+}))
+"""
+
+
+class ProbeError(Exception):
+    """A command failed; the message is its last line on stderr, or says how it ended."""
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
+    """Run a command and return what it printed.
+
+    Raises
+    ------
+    ProbeError
+        If it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
+    """
+    try:
+        process = subprocess.Popen(  # noqa: S603  (commands of our own, never a shell)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # so that its children can be ended with it
+        )
+    except OSError as failure:
+        raise ProbeError(failure.strerror or str(failure)) from None
+    with process:
+        try:
+            printed, complained = process.communicate(timeout=timeout_s)
+        except BaseException as failure:
+            _end(process)
+            if isinstance(failure, subprocess.TimeoutExpired):
+                raise ProbeError(f"no answer within {timeout_s:.0f} s") from None
+            raise
+    if process.returncode:
+        raise ProbeError(last_line(complained) or last_line(printed) or f"exit status {process.returncode}")
+    return printed
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()  # mpiexec then ends its processes, which left its process group
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something: of a traceback, the error.
+
+    Lines of dashes, as mpiexec draws them, say nothing.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if any(char.isalnum() for char in line)), "")
+
+
+def ask_python(code: str) -> Any:
+    """Run lines in a fresh interpreter of this environment and return the JSON they print last."""
+    return json.loads(last_line(run([sys.executable, "-c", code])))
+
+
+@functools.cache
+def ask_torch() -> dict[str, Any]:
+    """Return what torch was built with and what it finds; asked once, since importing torch takes seconds."""
+    answer: dict[str, Any] = ask_python(_TORCH)
+    return answer

@@ -1,0 +1,35 @@
+"""Start one rank: ``python -m jupyter_disttrain.engine``, as a launcher calls it once per rank.
+
+This process becomes the nanny and its child the rank. What both need is imported before the fork, so that its memory is
+shared; torch and MPI are imported after it, by the rank alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+
+def main() -> None:
+    """Fork; the parent looks after the child."""
+    from .app import run_rank  # noqa: PLC0415  (imported before the fork, and not by a mere import of this module)
+    from .connection import CONNECTION_FILE, Connection  # noqa: PLC0415
+    from .nanny import Nanny, die_with_parent  # noqa: PLC0415
+    from .wire import Wire  # noqa: PLC0415
+
+    wire = Wire.make()
+    gc.freeze()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        wire.become_rank()
+        run_rank(wire)
+        return
+    wire.become_nanny()
+    Nanny(pid, wire, lambda: Connection.wait(os.environ[CONNECTION_FILE])).run()
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

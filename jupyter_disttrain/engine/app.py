@@ -1,0 +1,175 @@
+"""The rank's process: ipyparallel's engine, with our kernel and our wire.
+
+Covers: imports in the right order, sockets, registration, saying hello, ending.
+Does not cover: being told who it is (``bootstrap``), running cells (``kernel``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import zmq
+from ipykernel.control import ControlThread
+from ipykernel.kernelapp import IPKernelApp
+from ipyparallel.engine.app import IPEngine
+from IPython.core.profiledir import ProfileDir
+from tornado.ioloop import PeriodicCallback
+from traitlets.config import Config
+from zmq.eventloop.zmqstream import ZMQStream
+
+from ..messages import RankHello
+from .bootstrap import Bootstrap
+from .connection import CLIENT_IDENTITY, CONNECTION_FILE, LAUNCHER, PROFILE_DIR, WITHOUT_TORCH, Connection
+from .kernel import RankKernel
+from .publisher import Publisher
+from .streams import RankStream
+from .wire import IDENTITY, RankEnd, Wire
+
+HELLO_MS = 50
+MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
+
+
+class RankEngine(IPEngine):
+    """An ipyparallel engine that belongs to a nanny and is told its rank."""
+
+    max_heartbeat_misses = 0  # the nanny watches the controller
+
+    def attach(self, wire: Wire, hello: RankHello, connection: Connection) -> None:
+        """Take what :func:`run_rank` prepared."""
+        self._rank_end = RankEnd(wire)
+        self._hello = hello
+        self._connection = connection
+        self.session.metadata = {"engine": self.ident}  # on every message: whose it is
+
+    async def complete_registration(self, msg: list[bytes], connect: Any, maybe_tunnel: Any) -> None:
+        """Open the channels, start the kernel and keep saying hello until the client answers."""
+        _, frames = self.session.feed_identities(msg)
+        content = self.session.deserialize(frames)["content"]
+        self.id = content["id"]
+        self._rank_end.send(IDENTITY, [self.session.pack({"engine": self.ident, "hub_id": self.id})])
+        self.shell_socket = self._open(zmq.ROUTER, "mux")
+        self.control_socket = self._open(zmq.ROUTER, "control")
+        self.kernel = self._make_kernel()
+        self.init_signal()
+        self.kernel.start()
+        info = self.connection_info
+        hearts = [f"{info['interface']}:{info[name]}" for name in ("hb_ping", "hb_pong")]
+        self.start_heartbeat(*hearts, content["hb_period"], self.bident)
+        self._hello_timer = PeriodicCallback(self._say_hello, HELLO_MS)
+        self._hello_timer.start()
+        self._say_hello()
+
+    def _open(self, kind: int, channel: str) -> zmq.Socket[bytes]:
+        sock = self.context.socket(kind)
+        return self._connection.connect(sock, channel, IDENTITY=self.bident, SNDHWM=0, RCVHWM=0, LINGER=1000)
+
+    def _make_kernel(self) -> RankKernel:
+        control_thread = ControlThread(daemon=True)
+        control_thread.start()
+        publisher = Publisher(self._rank_end)
+        kernel: RankKernel = RankKernel.instance(
+            parent=self,
+            engine_id=self.id,
+            ident=self.ident,
+            session=self.session,
+            iopub_socket=publisher,
+            user_ns=self.user_ns,
+            log=self.log,
+            profile_dir=ProfileDir.create_profile_dir(os.environ[PROFILE_DIR]),
+            control_thread=control_thread,
+            control_stream=ZMQStream(self.control_socket, control_thread.io_loop),
+            shell_stream=ZMQStream(self.shell_socket),
+        )
+        # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
+        IPKernelApp._instance = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)  # noqa: SLF001
+        kernel.take_charge(Bootstrap(self._rank_end, self.session, self.ident, self._stop_hello), publisher)
+        return kernel
+
+    def _say_hello(self) -> None:
+        client = os.environ[CLIENT_IDENTITY].encode()
+        content = self._hello.to_content() | {"engine": self.ident}
+        self.session.send(self.shell_socket, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
+
+    def _stop_hello(self) -> None:
+        self._hello_timer.stop()
+
+    def init_signal(self) -> None:
+        """SIGINT means something only while a cell runs; SIGTERM ends the process."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(_number: int, _frame: Any) -> None:
+    # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
+
+
+def run_rank(wire: Wire) -> None:
+    """Be a rank; returns never."""
+    sys.stdout = sys.__stdout__ = RankStream(1, "stdout")  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = RankStream(2, "stderr")  # type: ignore[misc,assignment]
+    signal.signal(signal.SIGTERM, _end)
+    sys.argv = [""]
+    sys.path.insert(0, "")
+    hello = _prepare()
+    connection = Connection.wait(os.environ[CONNECTION_FILE])
+    engine = RankEngine.instance(config=_config(), log_level=logging.ERROR)
+    engine.connection_info = connection.info
+    engine.registration_url = connection.url("registration")
+    engine.config.Session.key = connection.key
+    engine.config.Session.signature_scheme = connection.signature_scheme
+    engine.id = hello.launch_rank
+    engine.attach(wire, hello, connection)
+    engine.start()
+    os._exit(0)
+
+
+def _config() -> Config:
+    config = Config()
+    config.IPEngine.enable_nanny = False
+    config.IPEngine.timeout = 60.0
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.separate_in = ""
+    config.IPKernelApp.exec_lines = []  # some libraries look for this section to tell a kernel from a terminal
+    return config
+
+
+def _prepare() -> RankHello:
+    """Import MPI before torch, so that it owns MPI's start, and say what was found."""
+    mpi = torch_version = failure = None
+    cuda_devices = 0
+    try:
+        if os.environ[LAUNCHER] == "mpi":
+            mpi = _init_mpi()
+        if not os.environ.get(WITHOUT_TORCH):
+            import torch  # noqa: PLC0415
+            import torch.distributed  # noqa: PLC0415
+
+            torch_version, cuda_devices = torch.__version__, torch.cuda.device_count()
+    except ImportError as error:
+        failure = f"{type(error).__name__}: {error}"
+    launch_rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ.get("PMIX_RANK")
+    return RankHello(
+        engine="",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        nanny_pid=os.getppid(),
+        launch_rank=int(launch_rank) if launch_rank else None,
+        mpi=mpi,
+        torch=torch_version,
+        cuda_devices=cuda_devices,
+        failure=failure,
+    )
+
+
+def _init_mpi() -> str:
+    from mpi4py import MPI  # noqa: PLC0415
+
+    return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()

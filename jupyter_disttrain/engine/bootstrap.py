@@ -1,0 +1,149 @@
+"""Being told who this rank is, and the client's other requests.
+
+Covers: environment variables, device, threads, names in the namespace; push and pull.
+Does not cover: deciding the identity (``cluster.rank_table``), running cells (``kernel``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UnserializableValueError
+from ..ranks import RankInfo
+from ..values import dump_value, load_value
+from .metrics import MetricsLog
+from .process_group import Group, RendezvousError
+from .wire import IDENTITY, RankEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_client.session import Session
+
+    from .shell import RankShell
+
+Reply = tuple[dict[str, Any], list[Any]]
+
+
+class Bootstrap:
+    """Serve the client's requests to one rank."""
+
+    def __init__(self, rank_end: RankEnd, session: Session, engine: str, on_known: Callable[[], None]) -> None:
+        self._rank_end = rank_end
+        self._session = session
+        self._engine = engine
+        self._on_known = on_known
+        self._shell: RankShell | None = None
+        self.group: Group | None = None
+
+    def bind(self, shell: RankShell) -> None:
+        """Take the shell whose namespace is filled."""
+        self._shell = shell
+
+    def serve(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
+        """Do what is asked; whatever it raises becomes the reply."""
+        return getattr(self, f"_do_{request['do']}")(request, buffers)  # type: ignore[no-any-return]
+
+    # Identity
+
+    def _do_identify(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Become a rank; rank 0 also opens the store and replies its port."""
+        self._on_known()
+        info = RankInfo(**request["info"])
+        _check_mpi(info)
+        self._rank_end.send(
+            IDENTITY, [self._session.pack({"engine": self._engine, "rank": info.rank, "log_path": request["log_path"]})]
+        )
+        os.environ.update({name: str(value) for name, value in request["environment"].items()})
+        self._info = info
+        self._fill_namespace(info, request["address"])
+        if info.backend == "none":
+            return {"status": "ok", "port": request["port"]}, []
+        _choose_device(info)
+        self.group = Group(info, request["timeout_s"])
+        port = self.group.open_store(request["address"], request["port"]) if info.rank == 0 else 0
+        return {"status": "ok", "port": port}, []
+
+    def _do_join(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Join the process group."""
+        os.environ["MASTER_PORT"] = str(request["port"])
+        if self.group is not None:
+            self.group.join(request["address"], request["port"])
+        return {"status": "ok"}, []
+
+    def _fill_namespace(self, info: RankInfo, address: str) -> None:
+        os.environ["MASTER_ADDR"] = address
+        names: dict[str, Any] = {
+            "rank": info.rank,
+            "world_size": info.world_size,
+            "local_rank": info.local_rank,
+            "local_world_size": info.local_world_size,
+            "node_rank": info.node_rank,
+            "log_metrics": MetricsLog(self._shell).log_metrics,
+            "gpu_id": None,
+            "device": info.device,
+        }
+        if info.backend != "none":
+            import torch  # noqa: PLC0415
+            import torch.distributed as dist  # noqa: PLC0415
+
+            device = torch.device(info.device)
+            names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index}
+        names["comm"] = _mpi_world()
+        shell = self._shell
+        assert shell is not None
+        shell.push(names, interactive=False)
+
+    # Values
+
+    def _do_push(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
+        """Set variables."""
+        values = load_value(buffers[0], buffers[1:])
+        assert self._shell is not None
+        self._shell.push(values)
+        return {"status": "ok"}, []
+
+    def _do_pull(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Send variables; a name that isn't there or can't travel is named in the reply."""
+        assert self._shell is not None
+        namespace = self._shell.user_ns
+        missing = [name for name in request["names"] if name not in namespace]
+        if missing:
+            return {"status": "missing", "names": missing}, []
+        values, refused = {}, {}
+        for name in request["names"]:
+            try:
+                dump_value(namespace[name])
+                values[name] = namespace[name]
+            except UnserializableValueError as error:
+                refused[name] = str(error)
+        if refused:
+            return {"status": "unserializable", "reasons": refused}, []
+        pickled, out = dump_value(values)
+        return {"status": "ok"}, [pickled, *(buffer.raw() for buffer in out)]
+
+
+def _choose_device(info: RankInfo) -> None:
+    if info.device.startswith("cuda"):
+        import torch  # noqa: PLC0415
+
+        torch.cuda.set_device(torch.device(info.device))
+
+
+def _mpi_world() -> Any:
+    """Return mpi4py's COMM_WORLD, or None without MPI."""
+    import sys  # noqa: PLC0415
+
+    mpi = sys.modules.get("mpi4py.MPI")
+    return None if mpi is None else mpi.COMM_WORLD
+
+
+def _check_mpi(info: RankInfo) -> None:
+    """Check that MPI counts as the client does: otherwise ``comm`` and ``dist`` would disagree."""
+    comm = _mpi_world()
+    if comm is not None and (comm.Get_rank(), comm.Get_size()) != (info.rank, info.world_size):
+        raise RendezvousError(
+            f"MPI says this is rank {comm.Get_rank()} of {comm.Get_size()}, the notebook says {info.rank} of {info.world_size}; "
+            "mpi4py was built for another MPI than the mpiexec that started the ranks (run: jupyter disttrain doctor)"
+        )

@@ -1,0 +1,67 @@
+"""How a rank and its nanny reach the controller.
+
+Covers: waiting for ipyparallel's connection file, connecting a socket to one of its channels.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+# The environment of a rank's process, set by the launcher.
+CONNECTION_FILE = "DISTTRAIN_CONNECTION_FILE"
+CLIENT_IDENTITY = "DISTTRAIN_CLIENT"
+PROFILE_DIR = "DISTTRAIN_PROFILE_DIR"
+WITHOUT_TORCH = "DISTTRAIN_WITHOUT_TORCH"
+LAUNCHER = "DISTTRAIN_LAUNCHER"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What ipyparallel's engine connection file says."""
+
+    info: dict[str, Any]
+
+    @classmethod
+    def wait(cls, path: str, timeout_s: float = 60.0) -> Connection:
+        """Wait until the controller has written the file, and read it.
+
+        Raises
+        ------
+        TimeoutError
+            If it does not come in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                return cls(json.loads(Path(path).read_text()))
+            except (FileNotFoundError, json.JSONDecodeError):
+                time.sleep(0.005)  # not there yet, or half written
+        raise TimeoutError(f"the controller did not write {path} within {timeout_s:g} s")
+
+    @property
+    def key(self) -> bytes:
+        """The key that signs every message."""
+        return str(self.info["key"]).encode()
+
+    @property
+    def signature_scheme(self) -> str:
+        """How messages are signed."""
+        return str(self.info["signature_scheme"])
+
+    def url(self, channel: str) -> str:
+        """Return the address of a channel."""
+        separator = "-" if self.info["interface"].startswith("ipc") else ":"
+        return f"{self.info['interface']}{separator}{self.info[channel]}"
+
+    def connect(self, sock: zmq.Socket[bytes], channel: str, **options: Any) -> zmq.Socket[bytes]:
+        """Set the options on a socket and connect it to a channel."""
+        for name, value in options.items():
+            setattr(sock, name, value)
+        sock.connect(self.url(channel))
+        return sock

@@ -1,0 +1,131 @@
+"""The kernel on a rank: cells and requests of the client.
+
+Covers: one execute_request from arrival to reply, the rank_request messages, ``input()`` refused.
+Does not cover: the process group (``process_group``), identity (``bootstrap``).
+
+A cell that says nothing costs one request and one reply: no busy, no idle, no echo of the input. The reply tells the
+client whether to wait for an idle message, which then comes after all output.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ipykernel.jsonutil import json_clean
+from ipyparallel.engine.kernel import IPythonParallelKernel
+from traitlets import Type
+
+from ..errors import UnserializableValueError
+from ..messages import OPTIONS, RANK_REQUEST
+from ..values import dump_value
+from . import cell_errors, hooks
+from .shell import NO_VALUE, RankShell
+
+if TYPE_CHECKING:
+    from .bootstrap import Bootstrap
+    from .publisher import Publisher
+
+
+class RankKernel(IPythonParallelKernel):
+    """Run what the client sends."""
+
+    shell_class = Type(RankShell)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shell_handlers[RANK_REQUEST] = self.rank_request
+        self._ours = False
+
+    def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
+        """Take what serves the requests."""
+        self._bootstrap = bootstrap
+        self._publisher = publisher
+        bootstrap.bind(self.shell)
+
+    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
+        """Note whether the request is ours: ipyparallel's own clients expect busy and idle messages."""
+        if channel == "shell":
+            ours = parent["header"]["msg_type"] == RANK_REQUEST or OPTIONS in parent.get("metadata", {})
+            self._ours = ours
+        super().set_parent(ident, parent, channel)
+
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        if channel == "control" or status == "starting" or self._ours:
+            return
+        super()._publish_status(status, channel, parent)
+
+    def _publish_status_and_flush(self, status: str, channel: str, stream: Any, parent: Any = None) -> None:
+        self._publish_status(status, channel, parent)
+
+    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Run a cell and reply."""
+        options = parent["metadata"].get(OPTIONS)
+        if options is None:
+            await super().execute_request(stream, ident, parent)
+            return
+        shell: RankShell = self.shell
+        mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
+        shell.begin_cell()
+        shell.execution_count = options["execution_count"]
+        hooks.before_cell(self._bootstrap.group)
+        content = parent["content"]
+        start = time.time()
+        reply = await self.do_execute(content["code"], False, True, {}, False)
+        reply["duration_s"] = time.time() - start
+        if reply["status"] == "error":
+            cell_errors.complete(reply, shell, options["lines_before"])
+        shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
+        buffers = self._take_value(reply) if options.get("value") else []
+        hooks.after_cell(self._bootstrap.group)
+        quiet = self._end_cell(parent, mark)
+        metadata = {OPTIONS: {"quiet": quiet}}
+        self.session.send(
+            stream, "execute_reply", json_clean(reply), parent, metadata=metadata, ident=ident, buffers=buffers
+        )
+
+    def _end_cell(self, parent: dict[str, Any], mark: tuple[int, int]) -> bool:
+        """Close the cell's output; True when there was none."""
+        import sys  # noqa: PLC0415  (a cell may have replaced the streams)
+
+        for output in (sys.stdout, sys.stderr):
+            output.flush()
+        if self._publisher.is_silent_since(mark):
+            return True
+        with self._publisher.ending_cell():
+            super()._publish_status("idle", "shell", parent)
+        return False
+
+    def _take_value(self, reply: dict[str, Any]) -> list[Any]:
+        """Add the last expression's value to the reply."""
+        value = self.shell.displayhook.last_value
+        self.shell.displayhook.last_value = NO_VALUE
+        if reply["status"] != "ok" or value is NO_VALUE:
+            reply["value"] = {"kind": "none"}
+            return []
+        try:
+            pickled, buffers = dump_value(value)
+        except UnserializableValueError as error:
+            reply["value"] = {"kind": "unserializable", "reason": str(error)}
+            return []
+        reply["value"] = {"kind": "pickle"}
+        return [pickled, *(buffer.raw() for buffer in buffers)]
+
+    def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Serve one of the client's own requests: bootstrap, push, pull."""
+        content = parent["content"]
+        try:
+            reply, buffers = self._bootstrap.serve(content, parent["buffers"])
+        except Exception as error:
+            # Whatever went wrong is the client's to tell, with this rank's name.
+            self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
+            reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
+        self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+
+    def raw_input(self, prompt: str = "") -> NoReturn:
+        """Refuse: nobody could tell which rank asks."""
+        raise cell_errors.InputOnRankError(prompt)
+
+    def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
+        """Refuse, for the same reason."""
+        raise cell_errors.InputOnRankError(prompt)

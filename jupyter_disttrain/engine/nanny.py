@@ -1,0 +1,305 @@
+"""The process beside each rank: its voice, its ears for signals, its witness.
+
+Covers: publishing what the rank says, logging it, passing signals on, telling how the rank ended, ending what it left.
+Does not cover: the rank itself (``app``), who hears (``cluster.link``).
+
+The nanny is the rank's parent, so it knows the exit status, and it is forked before torch is imported, so it is small.
+It runs one loop over the rank's pipes, the rank's socket, the controller's control channel and the rank's end. It never
+waits for the rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import zmq
+from jupyter_client.session import Session
+from zmq.utils.monitor import recv_monitor_message
+
+from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
+from .rank_log import RankLog
+from .voice import Voice
+from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, NannyEnd, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .connection import Connection
+
+HELLO_SECONDS = 0.05
+CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
+KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+TAIL_BYTES = 4096
+
+
+class Nanny:
+    """Look after one rank until it ends."""
+
+    def __init__(self, pid: int, wire: Wire, connect: Callable[[], Connection]) -> None:
+        self._pid = pid
+        self._wire = NannyEnd(wire)
+        self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
+        self._connect = connect
+        self._pidfd = os.pidfd_open(pid)
+        self._stderr_tail: deque[bytes] = deque()
+        self._engine = ""
+        self._hub_id: int | None = None
+        self._told_who = False
+        self._expected_end = False
+        self._kill_at: float | None = None
+        self._orphan_at: float | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._stop_requested = False
+
+    def run(self) -> None:
+        """Run until the rank has ended; then tell how, and end what it left behind."""
+        self._become_reaper()
+        connection = self._connect()
+        self._connection = connection
+        self._session = Session(key=connection.key, signature_scheme=connection.signature_scheme)
+        self._identity = f"nanny-{uuid.uuid4().hex}"
+        self._context = zmq.Context()
+        self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
+        self._control = connection.connect(
+            self._context.socket(zmq.ROUTER),
+            "control",
+            IDENTITY=self._identity.encode(),
+            HEARTBEAT_IVL=5000,
+            HEARTBEAT_TIMEOUT=30000,
+            LINGER=1000,
+        )
+        self._monitor = self._control.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._log = RankLog(self._report_log_trouble)
+        self._voice = Voice(self._publish, self._log)
+        try:
+            self._loop()
+        finally:
+            self._end_descendants()
+            self._log.close()
+            self._context.destroy(linger=2000)
+
+    def _become_reaper(self) -> None:
+        """Adopt what the rank's children leave, ignore what is meant for the rank."""
+        _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno())
+
+    def _on_sigterm(self, _number: int, _frame: Any) -> None:
+        self._stop_requested = True
+
+    # The loop
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._control, self._monitor, self._pub, self._wire.socket, *self._pipes, self._pidfd):
+            poller.register(source, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        next_hello = 0.0
+        heard = False
+        while True:
+            now = time.monotonic()
+            if heard and not self._told_who and now >= next_hello and self._engine:
+                self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
+                next_hello = now + HELLO_SECONDS
+            events = dict(poller.poll(self._poll_ms(now, waiting=not self._told_who)))
+            if self._wake_read.fileno() in events:
+                self._wake_read.recv(4096)
+            if self._stop_requested:
+                self._stop_requested = False
+                self._begin_end()
+            if self._pub in events:
+                heard = self._pub.recv()[:1] == b"\x01" or heard
+            if self._monitor in events:
+                self._on_monitor()
+            if self._control in events:
+                self._on_control()
+            if any(pipe in events for pipe in self._pipes):
+                self._read_pipes()
+            if self._wire.socket.fileno() in events and not self._on_wire():
+                poller.unregister(self._wire.socket)
+            self._voice.publish_due()
+            if self._pidfd in events:
+                self._on_rank_end()
+                return
+            self._check_deadlines()
+
+    def _poll_ms(self, now: float, *, waiting: bool) -> int | None:
+        deadlines = [self._voice.due, self._kill_at, self._orphan_at, now + HELLO_SECONDS if waiting else None]
+        nearest = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if nearest is None else max(0, round((nearest - now) * 1000))
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._orphan_at is not None and now >= self._orphan_at:
+            self._orphan_at = None
+            self._begin_end()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._signal(signal.SIGKILL)
+
+    # What the rank says
+
+    def _read_pipes(self) -> None:
+        """Take what the pipes hold; the flag tells the rank that something is under way."""
+        self._wire.set_busy(True)
+        try:
+            for pipe, name in self._pipes.items():
+                for chunk in _read_all(pipe):
+                    self._wire.count(len(chunk))
+                    if name == "stderr":
+                        self._keep_tail(chunk)
+                    self._voice.hear(name, chunk)
+        finally:
+            self._wire.set_busy(False)
+
+    def _on_wire(self) -> bool:
+        groups = self._wire.receive()
+        if groups is None:
+            return False
+        for kind, frames in groups:
+            if kind == FORWARD or kind == CELL_END:
+                # What was said before the message is in the pipes by now, so it goes first.
+                self._read_pipes()
+                self._voice.flush(end_of_cell=kind == CELL_END)
+                self._pub.send_multipart(frames)
+            elif kind == CELL_BEGIN:
+                self._read_pipes()
+                self._voice.begin_cell(self._session.unpack(frames[0]))
+            elif kind == IDENTITY:
+                self._on_identity(self._session.unpack(frames[0]))
+        return True
+
+    def _on_identity(self, told: dict[str, Any]) -> None:
+        self._engine = told["engine"]
+        self._hub_id = told.get("hub_id", self._hub_id)
+        if told.get("log_path"):
+            self._told_who = True
+            self._log.place(told["log_path"])
+
+    def _keep_tail(self, chunk: bytes) -> None:
+        self._stderr_tail.append(chunk[-TAIL_BYTES:])
+        while sum(map(len, self._stderr_tail)) > 2 * TAIL_BYTES and len(self._stderr_tail) > 1:
+            self._stderr_tail.popleft()
+
+    def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
+        topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()
+        self._session.send(
+            self._pub, msg_type, content, parent={"header": parent}, ident=topic, metadata={"engine": self._engine}
+        )
+
+    def _publish_record(self, record: Record) -> None:
+        self._publish(record.msg_type, record.to_content(), self._voice.cell)
+
+    def _report_log_trouble(self, path: str, error: OSError) -> None:
+        self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
+
+    # Signals and the end
+
+    def _on_control(self) -> None:
+        idents, frames = self._session.feed_identities(self._control.recv_multipart())
+        message = self._session.deserialize(frames)
+        content = {"status": "ok"}
+        request = message["content"]
+        if message["header"]["msg_type"] != NANNY_REQUEST:
+            content = {"status": "error", "reason": f"a nanny knows no {message['header']['msg_type']}"}
+        elif request["do"] == "signal":
+            self._signal(request["signal"])
+        elif request["do"] == "end":
+            self._begin_end()
+        self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents)
+
+    def _signal(self, number: int) -> None:
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def _begin_end(self) -> None:
+        """Ask the rank to end; it is killed if it does not."""
+        if self._expected_end:
+            return
+        self._expected_end = True
+        self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
+        self._signal(signal.SIGTERM)
+
+    def _on_monitor(self) -> None:
+        event = recv_monitor_message(self._monitor)["event"]
+        if event == zmq.EVENT_DISCONNECTED:
+            self._orphan_at = time.monotonic() + CONTROLLER_GRACE_SECONDS
+        else:
+            self._orphan_at = None
+
+    def _on_rank_end(self) -> None:
+        _, status = os.waitpid(self._pid, 0)
+        self._read_pipes()
+        self._voice.flush(end_of_cell=True)
+        code = os.waitstatus_to_exitcode(status)
+        death = RankDeath(
+            engine=self._engine,
+            pid=self._pid,
+            host=socket.gethostname(),
+            exit_code=code if code >= 0 else None,
+            signal_number=-code if code < 0 else None,
+            stderr_tail=b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace"),
+            expected=self._expected_end,
+        )
+        self._publish_record(death)
+        self._unregister()
+        if not self._expected_end and not self._told_who:
+            # Nobody may be listening yet: what the launcher keeps of our stderr is then all there is.
+            sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
+            sys.stderr.flush()
+
+    def _unregister(self) -> None:
+        """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""
+        if self._hub_id is None:
+            return
+        hub = self._connection.connect(self._context.socket(zmq.DEALER), "registration", LINGER=1000)
+        self._session.send(hub, "unregistration_request", {"id": self._hub_id})
+        hub.close()
+
+    def _end_descendants(self) -> None:
+        """End what the rank's children left: they are ours now."""
+        left = psutil.Process().children(recursive=True)
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(left, timeout=2)
+
+
+def _read_all(pipe: int) -> list[bytes]:
+    chunks = []
+    for _ in range(16):  # a rank that never stops talking must not keep us from everything else
+        try:
+            chunk = os.read(pipe, 1 << 20)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return chunks
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes  # noqa: PLC0415  (only the two ends of the fork need it)
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent, the nanny, dies."""
+    parent = os.getppid()
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+

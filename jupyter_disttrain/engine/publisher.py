@@ -1,0 +1,53 @@
+"""The rank's iopub "socket": everything published goes to the nanny, in order with what was printed.
+
+Covers: the few socket methods that IPython's kernel calls.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .wire import CELL_BEGIN, CELL_END, FORWARD, RankEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Publisher:
+    """Take messages as a zmq socket would."""
+
+    def __init__(self, rank_end: RankEnd) -> None:
+        self._rank_end = rank_end
+        self._kind = FORWARD
+
+    def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
+        """Send a message; returns when the nanny's socket has taken it."""
+        self._rank_end.send(self._kind, [getattr(frame, "buffer", frame) for frame in frames])
+
+    def flush(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: nothing is held back."""
+
+    def begin_cell(self, packed_header: bytes) -> tuple[int, int]:
+        """Attribute what follows to a request; returns the mark for :meth:`is_silent_since`."""
+        mark = self._rank_end.mark
+        self._rank_end.send(CELL_BEGIN, [packed_header])
+        return mark
+
+    def is_silent_since(self, mark: tuple[int, int]) -> bool:
+        """Whether nothing was printed or published since ``mark``."""
+        return self._rank_end.is_silent_since(mark)
+
+    def ending_cell(self) -> _Ending:
+        """Mark the message sent within as the cell's last."""
+        return _Ending(self)
+
+
+class _Ending:
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def __enter__(self) -> None:
+        self._publisher._kind = CELL_END  # noqa: SLF001
+
+    def __exit__(self, *_exc: object) -> None:
+        self._publisher._kind = FORWARD  # noqa: SLF001

@@ -1,0 +1,59 @@
+"""IPython on a rank, where it differs from IPython in a notebook.
+
+Covers: what ``exit`` and ``input`` do, where tracebacks go, remembering the last value.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ipykernel.displayhook import ZMQShellDisplayHook
+from ipykernel.zmqshell import ZMQInteractiveShell
+from traitlets import Type
+
+NO_VALUE = object()
+
+
+class RankDisplayHook(ZMQShellDisplayHook):
+    """Show the last expression, and remember it for ``-o NAME``."""
+
+    last_value: Any = NO_VALUE
+
+    def __call__(self, result: Any = None) -> None:
+        """Show ``result``."""
+        self.last_value = result
+        super().__call__(result)
+
+
+class RankShell(ZMQInteractiveShell):
+    """A shell whose end is not its own to decide."""
+
+    displayhook_class = Type(RankDisplayHook)
+
+    _shown: list[list[str]]
+
+    def ask_exit(self) -> None:
+        """End the cell, not the rank: ``exit()`` means the same as in a script."""
+        raise SystemExit(0)
+
+    def begin_cell(self) -> None:
+        """Forget what the cell before left."""
+        self._shown = []
+        self.displayhook.last_value = NO_VALUE
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        """Keep the traceback: the reply carries the one the cell ends with, :meth:`show_other_tracebacks` the rest."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if getattr(self.displayhook, "msg", None) is not None:
+            self._last_traceback_during_displayhook = True
+        self._last_traceback = stb
+        self._shown.append(stb)
+
+    def show_other_tracebacks(self, final: list[str] | None) -> None:
+        """Print the tracebacks that were shown by the cell but did not end it, e.g. by ``%tb`` or an event handler."""
+        for stb in self._shown:
+            if stb is not final:
+                sys.stderr.write("\n".join(stb) + "\n")
+        self._shown = []

@@ -1,0 +1,104 @@
+"""What a rank says, on its way out.
+
+Covers: text from bytes, few messages for many lines, the limit per cell, the log.
+Does not cover: reading the pipes (``nanny``), showing (``notebook.screen``).
+
+The first bytes after a pause leave at once; what follows within ``GATHER_SECONDS`` leaves together. So a single line is
+seen without delay, and ten thousand cost a handful of messages.
+"""
+
+from __future__ import annotations
+
+import codecs
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..messages import OutputElided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .rank_log import RankLog
+
+GATHER_SECONDS = 0.02
+CELL_LIMIT = 32 << 20  # bytes a rank may send per cell; the rest is only in the log
+TAIL_CHARACTERS = 4000
+
+
+class _Stream:
+    """One of a rank's two streams."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.parts: list[str] = []
+        self.sent_bytes = 0
+        self.elided_lines = 0
+        self.elided_bytes = 0
+        self.tail = ""
+
+    def begin_cell(self) -> None:
+        self.sent_bytes = self.elided_lines = self.elided_bytes = 0
+        self.tail = ""
+
+
+class Voice:
+    """Gather what a rank says and publish it under the cell that said it."""
+
+    def __init__(self, publish: Callable[[str, dict[str, Any], dict[str, Any]], None], log: RankLog) -> None:
+        self._publish = publish
+        self._log = log
+        self._streams = {name: _Stream(name) for name in ("stdout", "stderr")}
+        self._last_time = 0.0
+        self.cell: dict[str, Any] = {}  # the header of the request that runs, or ran last
+        self.due: float | None = None  # when gathered text has to leave
+
+    def begin_cell(self, header: dict[str, Any]) -> None:
+        """What is said from now on belongs to this request."""
+        self.flush(end_of_cell=True)
+        self.cell = header
+        for stream in self._streams.values():
+            stream.begin_cell()
+
+    def hear(self, name: str, data: bytes) -> None:
+        """Take bytes of one stream."""
+        self._log.write(data)
+        stream = self._streams[name]
+        if stream.sent_bytes >= CELL_LIMIT:
+            stream.elided_bytes += len(data)
+            stream.elided_lines += data.count(b"\n")
+            stream.tail = (stream.tail + stream.decoder.decode(data))[-TAIL_CHARACTERS:]
+            return
+        stream.sent_bytes += len(data)
+        stream.parts.append(stream.decoder.decode(data))
+        if self.due is None:
+            self.due = max(time.monotonic(), self._last_time + GATHER_SECONDS)
+
+    def publish_due(self) -> None:
+        """Send what has waited long enough."""
+        if self.due is not None and time.monotonic() >= self.due:
+            self.flush()
+
+    def flush(self, *, end_of_cell: bool = False) -> None:
+        """Send what was gathered; at the end of a cell also what was left out of it."""
+        self.due = None
+        for stream in self._streams.values():
+            text = "".join(stream.parts)
+            stream.parts.clear()
+            if text:
+                self._last_time = time.monotonic()
+                self._publish("stream", {"name": stream.name, "text": text}, self.cell)
+            if end_of_cell and stream.elided_bytes:
+                self._publish_elided(stream)
+
+    def _publish_elided(self, stream: _Stream) -> None:
+        tail = stream.tail.split("\n", 1)[-1] if len(stream.tail) >= TAIL_CHARACTERS else stream.tail
+        record = OutputElided(
+            stream=stream.name,
+            lines=stream.elided_lines,
+            size_bytes=stream.elided_bytes,
+            tail=tail,
+            log_path=self._log.path,
+        )
+        self._publish(record.msg_type, record.to_content(), self.cell)
+        stream.begin_cell()

@@ -1,0 +1,206 @@
+"""What connects a rank to its nanny: two pipes, a socket and a shared page.
+
+Covers: making them before the fork, each side's end, the framing on the socket.
+Does not cover: what is said (``output``, ``nanny``).
+
+The rank's file descriptors 1 and 2 are the pipes, so that Python, C code and child processes all speak on the same way,
+in order, as they would under a shell. The nanny reads them in a process of its own: neither a rank that holds the GIL
+nor one that died can lose a line, and no thread of the rank ever handles its output.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import termios
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PIPE_SIZE = 1 << 20  # bytes; Linux' default of 64 KiB wakes the nanny once per 64 KiB
+HEADER = struct.Struct("!cII")  # kind, number of frames, bytes of all frames with their lengths
+LENGTH = struct.Struct("!I")
+SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
+BUSY = 8  # on the shared page: 1 while the nanny handles output
+
+# The kinds of frame groups a rank sends.
+FORWARD = b"F"  # a signed message for the client, to be published after what was said before it
+CELL_BEGIN = b"B"  # a cell's header: what is said from now on belongs to it
+CELL_END = b"E"  # a signed message that ends the cell
+IDENTITY = b"I"  # JSON: who this rank is, where its log goes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Both ends; made before the fork, then each side closes the other's."""
+
+    stdout_read: int
+    stdout_write: int
+    stderr_read: int
+    stderr_write: int
+    rank_socket: socket.socket
+    nanny_socket: socket.socket
+    page: mmap.mmap
+    lock_file: int  # an anonymous file: its lock keeps a rank's child processes from tearing a message
+
+    @classmethod
+    def make(cls) -> Wire:
+        """Make the pipes, the sockets and the page."""
+        stdout_read, stdout_write = os.pipe()
+        stderr_read, stderr_write = os.pipe()
+        for end in (stdout_write, stderr_write):
+            _enlarge(end)
+        rank_socket, nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(
+            stdout_read=stdout_read,
+            stdout_write=stdout_write,
+            stderr_read=stderr_read,
+            stderr_write=stderr_write,
+            rank_socket=rank_socket,
+            nanny_socket=nanny_socket,
+            page=mmap.mmap(-1, mmap.PAGESIZE),
+            lock_file=os.memfd_create("disttrain-wire"),
+        )
+
+    def become_nanny(self) -> None:
+        """Keep the nanny's ends only."""
+        os.close(self.stdout_write)
+        os.close(self.stderr_write)
+        self.rank_socket.close()
+        for end in (self.stdout_read, self.stderr_read):
+            os.set_blocking(end, False)
+
+    def become_rank(self) -> None:
+        """Keep the rank's ends, and make them file descriptors 1 and 2.
+
+        The reading ends stay open too: asking them how much is unread costs no system call to the nanny.
+        """
+        os.dup2(self.stdout_write, 1)
+        os.dup2(self.stderr_write, 2)
+        os.close(self.stdout_write)
+        os.close(self.stderr_write)
+        self.nanny_socket.close()
+
+
+def _enlarge(pipe_end: int) -> None:
+    try:
+        fcntl.fcntl(pipe_end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    except PermissionError:
+        return  # the user's share of pipe memory is spent; the default size only costs speed
+
+
+class RankEnd:
+    """The rank's end: sends frame groups, and tells whether anything was said."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._lock = threading.Lock()
+        self._sent = 0
+
+    def send(self, kind: bytes, frames: Sequence[Any]) -> None:
+        """Send one frame group, whole, from any thread or forked child."""
+        views = [memoryview(frame).cast("B") for frame in frames]
+        parts: list[Any] = []
+        for view in views:
+            parts += (LENGTH.pack(view.nbytes), view)
+        size = sum(view.nbytes + LENGTH.size for view in views)
+        parts.insert(0, HEADER.pack(kind, len(views), size))
+        with self._lock:
+            fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
+            try:
+                _send_all(self._wire.rank_socket, parts)
+            finally:
+                fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
+            self._sent += kind == FORWARD
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """A point in what was said so far, for :meth:`is_silent_since`."""
+        return self._sent, SEEN.unpack_from(self._wire.page)[0]
+
+    def is_silent_since(self, mark: tuple[int, int]) -> bool:
+        """Whether nothing was said since ``mark``.
+
+        The order of the questions matters: the nanny raises its flag before it reads, and counts after it.
+        """
+        if _unread(self._wire.stdout_read) or _unread(self._wire.stderr_read):
+            return False
+        return not self._wire.page[BUSY] and self.mark == mark
+
+
+def _unread(pipe_end: int) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe_end, termios.FIONREAD, count)
+    return count[0]
+
+
+def _send_all(sock: socket.socket, parts: list[Any]) -> None:
+    # sendmsg takes 1024 parts at most and may send a part of them.
+    while parts:
+        sent = sock.sendmsg(parts[:512])
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts[0])
+            parts.pop(0)
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]
+
+
+class NannyEnd:
+    """The nanny's end: takes frame groups apart."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.socket = wire.nanny_socket
+        self.socket.setblocking(False)
+        self._page = wire.page
+        self._data = bytearray()
+
+    def receive(self) -> list[tuple[bytes, list[bytes]]] | None:
+        """Return the frame groups that have arrived whole, or None when the rank is gone."""
+        closed = False
+        while True:
+            try:
+                chunk = self.socket.recv(1 << 20)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                closed = True
+                break
+            self._data += chunk
+        groups = self._take()
+        return None if closed and not groups else groups
+
+    def _take(self) -> list[tuple[bytes, list[bytes]]]:
+        groups = []
+        start = 0
+        while len(self._data) - start >= HEADER.size:
+            kind, count, size = HEADER.unpack_from(self._data, start)
+            end = start + HEADER.size + size
+            if len(self._data) < end:
+                break
+            at, frames = start + HEADER.size, []
+            for _ in range(count):
+                (length,) = LENGTH.unpack_from(self._data, at)
+                at += LENGTH.size
+                frames.append(bytes(self._data[at : at + length]))
+                at += length
+            groups.append((kind, frames))
+            start = end
+        del self._data[:start]
+        return groups
+
+    def set_busy(self, busy: bool) -> None:
+        """Say that output is being handled."""
+        self._page[BUSY] = int(busy)
+
+    def count(self, size: int) -> None:
+        """Count what was read."""
+        SEEN.pack_into(self._page, 0, SEEN.unpack_from(self._page)[0] + size)

@@ -1,0 +1,151 @@
+"""The records that cross a process border, and their message types.
+
+Covers: what a rank, its nanny and the client say to each other beyond the Jupyter protocol.
+Does not cover: sending (``cluster.link``, ``engine.channel``), values of the user's own (``values``).
+
+Every record is plain JSON: a reader needs no pickle to understand a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+# Requests from the client to a rank, on its shell channel; the reply is "rank_reply".
+RANK_REQUEST = "rank_request"
+# Requests from the client to a rank's nanny, on the control channel; the reply is "nanny_reply".
+NANNY_REQUEST = "nanny_request"
+# The key of our options in an execute_request's metadata.
+OPTIONS = "disttrain"
+
+T = TypeVar("T", bound="Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record that knows its message type and its JSON form."""
+
+    msg_type: ClassVar[str]
+
+    def to_content(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_content(cls: type[T], content: dict[str, Any]) -> T:
+        """Read the JSON form; fields that a newer sender added are left aside."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in content.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello(Record):
+    """A rank's process is up and waits to be told who it is."""
+
+    msg_type: ClassVar[str] = "rank_hello"
+
+    engine: str  # the identity of its sockets
+    host: str
+    pid: int
+    nanny_pid: int
+    launch_rank: int | None  # what the launcher says its rank is; None where it does not tell
+    mpi: str | None  # the MPI library, None without MPI
+    torch: str | None  # the version, None where it is not wanted
+    cuda_devices: int  # that torch would see
+    failure: str | None = None  # why this process can't be a rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NannyHello(Record):
+    """A rank's nanny is up and its output will be heard."""
+
+    msg_type: ClassVar[str] = "nanny_hello"
+
+    engine: str
+    nanny: str  # the identity of its control socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDeath(Record):
+    """A rank's process ended."""
+
+    msg_type: ClassVar[str] = "rank_death"
+
+    engine: str
+    pid: int
+    host: str
+    exit_code: int | None
+    signal_number: int | None
+    stderr_tail: str
+    expected: bool  # it was asked to end
+
+    @property
+    def cause(self) -> str:
+        """How it ended, as a person says it."""
+        import signal  # noqa: PLC0415
+
+        if self.signal_number is None:
+            return f"exited with code {self.exit_code}"
+        try:
+            name = signal.Signals(self.signal_number).name
+        except ValueError:
+            name = f"signal {self.signal_number}"
+        hints = {"SIGKILL": ": kill -9, or the kernel's out-of-memory killer", "SIGSEGV": ": a segmentation fault"}
+        return f"was killed by {name}{hints.get(name, '')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputElided(Record):
+    """More was said than is sent: the rest is in the log."""
+
+    msg_type: ClassVar[str] = "output_elided"
+
+    stream: str  # "stdout" or "stderr"
+    lines: int
+    size_bytes: int
+    tail: str  # the last lines, whole
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTrouble(Record):
+    """The log of a rank can't be written; output on screen goes on."""
+
+    msg_type: ClassVar[str] = "log_trouble"
+
+    host: str
+    log_path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics(Record):
+    """What ``log_metrics`` was given since the last such message."""
+
+    msg_type: ClassVar[str] = "metrics"
+
+    samples: list[tuple[float, int | None, dict[str, float]]]  # (seconds since the epoch, step, values)
+    dropped: int = 0  # samples lost because they came faster than they could be sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFailure:
+    """One distinct failure of a cell, and the ranks that share it."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...] = field(repr=False)
+    line: int | None  # of the cell, counted from 1 with the magic's own line
+    time_s: float  # seconds since the epoch, on the rank that failed first
+
+    @property
+    def headline(self) -> str:
+        """The failure in one line: who, where, what."""
+        from .ranks import label_ranks  # noqa: PLC0415
+
+        where = f", line {self.line}" if self.line else ""
+        hosts = ", ".join(self.hosts)
+        text = f"{self.ename}: {self.evalue}" if self.evalue else self.ename
+        return f"{label_ranks(self.ranks)} ({hosts}{where}): {text}"

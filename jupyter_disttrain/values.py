@@ -1,0 +1,99 @@
+"""Carry values between a rank and the notebook.
+
+Covers: pickling with tensors and arrays as separate buffers, both directions.
+Does not cover: moving the buffers (``cluster.link``), which names are sent (``cluster.cluster``).
+
+A tensor's memory is handed over as it is: no copy is made while pickling a contiguous CPU tensor, and none while
+unpickling. CUDA tensors are copied to the CPU first. This module never imports torch by itself: the sender already has
+it, and the receiver imports it only when a tensor really arrives.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from .errors import UnserializableValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+
+def dump_value(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Pickle a value, leaving large memory out.
+
+    Returns
+    -------
+    pickled, buffers
+        The pickle, and the memory that :func:`load_value` needs beside it, in order.
+
+    Raises
+    ------
+    UnserializableValueError
+        If a part of the value can't be pickled; the message names the type and the reason.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    except UnserializableValueError:
+        raise
+    except Exception as error:
+        # Whatever a user's __reduce__ raises means the same: this value does not travel.
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise UnserializableValueError(f"a {kind} can't be sent: {type(error).__name__}: {error}") from error
+    return stream.getvalue(), buffers
+
+
+def load_value(pickled: bytes | memoryview, buffers: Iterable[Any]) -> Any:
+    """Undo :func:`dump_value`; arrays and tensors use the memory of ``buffers``."""
+    return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (the channel is signed; a rank runs any code anyway)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, with tensors as buffers."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor):
+            reduced = _reduce_tensor(obj, torch)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def _reduce_tensor(tensor: torch.Tensor, torch: Any) -> Any:
+    if type(tensor).__name__ == "DTensor":
+        raise UnserializableValueError(
+            "a DTensor is spread over the ranks; send x.full_tensor() (called on all its ranks) or x.to_local()"
+        )
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return None  # torch's own way
+    data = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    memory = data.flatten().view(torch.uint8).numpy() if data.numel() else b""
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _rebuild_tensor, (pickle.PickleBuffer(memory), name, tuple(tensor.shape), tensor.requires_grad, is_parameter)
+
+
+def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool) -> Any:
+    import torch  # noqa: PLC0415  (only a process that receives a tensor pays for it)
+
+    kind = getattr(torch, dtype)
+    view = memoryview(memory)
+    if not view.nbytes:
+        tensor = torch.empty(shape, dtype=kind)
+    elif view.readonly:
+        tensor = torch.frombuffer(bytearray(view), dtype=kind).reshape(shape)
+    else:
+        tensor = torch.frombuffer(view, dtype=kind).reshape(shape)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
