@@ -9,8 +9,6 @@
 PYTHON ?= python3
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# pip never builds the JupyterLab extension: `make labextension` does, where there is a node.
-export SKIP_JUPYTER_BUILDER := 1
 
 LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn \) -prune -o -type f -print)
 
@@ -36,7 +34,7 @@ check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy
 	mypy
 	cd labextension && jlpm lint:check && jlpm typecheck
 
-labextension: .venv/.built-labextension ## build the JupyterLab extension and link it into .venv
+labextension: .venv/.built-labextension ## build the JupyterLab extension and put it into .venv
 
 clean: ## remove all that these commands made, .venv too
 	rm -rf .venv build dist examples/output jupyter_disttrain/labextension

@@ -16,6 +16,8 @@ from . import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status of the process."""
@@ -23,7 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Paths and host names may hold what the locale's encoding can't write.
         sys.stdout.reconfigure(errors="backslashreplace")
-    status: int = args.run(args)
+    try:
+        status: int = args.run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return status
 
 

@@ -19,11 +19,23 @@ make_venv() {
   "$python" -m venv --clear .venv
 }
 
+# installed_version PACKAGE: as in 2.13.0, without the build (+cpu); empty where it is missing.
+installed_version() {
+  .venv/bin/python - "$1" <<'PYTHON'
+import sys
+from importlib import metadata
+try:
+    print(metadata.version(sys.argv[1]).partition("+")[0])
+except metadata.PackageNotFoundError:
+    pass
+PYTHON
+}
+
 # torch goes first and alone, and constraints.txt holds it: resolved together with the rest, pip may take another build.
 install_torch() {
   local version
   version=$(sed -n 's/^torch==//p' constraints.txt)
-  "${pip[@]}" show torch 2>/dev/null | grep -q "^Version: $version\b" && return 0
+  [[ $(installed_version torch) == "$version" ]] && return 0
   echo "Installing torch $version"
   # Without an NVIDIA driver the CPU build does, where pip's index has one: it saves gigabytes.
   if [[ ! -e /dev/nvidiactl ]] && "${pip[@]}" install -q "torch==$version+cpu" 2>/dev/null; then
@@ -35,4 +47,6 @@ install_torch() {
 .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 install_torch
 echo "Installing jupyter_disttrain[$1]"
+# `jupyter labextension develop` leaves a link to the sources here, and pip would write through it.
+[[ ! -L .venv/share/jupyter/labextensions/jupyter-disttrain ]] || rm .venv/share/jupyter/labextensions/jupyter-disttrain
 "${pip[@]}" install -q -c constraints.txt -e ".[$1]"

@@ -1,0 +1,136 @@
+"""``jupyter disttrain doctor``, run as a person runs it.
+
+Covers: what it finds on this machine, a broken mpiexec, a check that fails itself, that torch stays out of its process.
+Does not cover: machines with GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jupyter_disttrain.doctor import Check, examine
+from jupyter_disttrain.doctor.finding import Finding, ok
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DOCTOR = [sys.executable, "-m", "jupyter_disttrain.cli", "doctor"]
+PACKAGES = ("jupyter_disttrain", "torch", "ipyparallel", "ipykernel", "mpi4py", "jupyterlab")
+
+
+def run_doctor(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DOCTOR, *options], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment}
+    )
+
+
+def findings_by_subject(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    return {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
+
+
+@pytest.fixture(scope="module")
+def examined() -> subprocess.CompletedProcess[str]:
+    return run_doctor("--json")
+
+
+def test_this_machine_has_no_error(examined: subprocess.CompletedProcess[str]) -> None:
+    errors = [finding for finding in json.loads(examined.stdout)["findings"] if finding["status"] == "error"]
+    assert errors == []
+    assert json.loads(examined.stdout)["status"] in ("ok", "warning")
+    assert examined.returncode == 0
+    assert examined.stderr == ""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_versions_are_those_installed(examined: subprocess.CompletedProcess[str], package: str) -> None:
+    assert findings_by_subject(examined)[package]["text"].startswith(metadata.version(package))
+
+
+def test_two_processes_and_two_ranks_ran(examined: subprocess.CompletedProcess[str]) -> None:
+    found = findings_by_subject(examined)
+    assert "runs two processes" in found["mpiexec"]["text"]
+    assert "all_reduce over" in found["two ranks (mpi)"]["text"]
+    assert "MPI" in found["MPI library"]["text"]
+
+
+def test_whatever_is_not_ok_names_its_remedy(examined: subprocess.CompletedProcess[str]) -> None:
+    for finding in json.loads(examined.stdout)["findings"]:
+        assert (finding["status"] == "ok") == (finding["remedy"] is None)
+        assert "\n" not in finding["text"] + (finding["remedy"] or "")
+
+
+def test_a_broken_mpiexec_is_an_error_with_its_remedy_and_ranks_start_without_it(tmp_path: Path) -> None:
+    broken = tmp_path / "mpiexec"
+    broken.write_text("#!/bin/sh\necho 'libmpi.so.40: cannot open shared object file' >&2\nexit 127\n")
+    broken.chmod(0o755)
+    done = run_doctor("--json", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["status"] == "error"
+    found = findings_by_subject(done)
+    assert found["mpiexec"]["status"] == "error"
+    assert str(broken) in found["mpiexec"]["text"]
+    assert "libmpi.so.40: cannot open shared object file" in found["mpiexec"]["text"]
+    assert f"take {tmp_path} out of PATH" in found["mpiexec"]["remedy"]
+    assert found["two ranks (local)"]["status"] == "ok"
+
+
+def test_text_is_plain_ascii_in_an_ascii_locale() -> None:
+    done = run_doctor(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.isascii()
+    assert "\033" not in done.stdout
+    assert f"torch: {metadata.version('torch')}" in done.stdout
+
+
+def test_colour_on_a_terminal_only() -> None:
+    terminal, end = pty.openpty()
+    with subprocess.Popen(
+        DOCTOR, stdout=end, stderr=end, env={**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+    ) as process:
+        os.close(end)
+        shown = read_all(terminal)
+    assert process.returncode == 0, shown
+    assert "\033[32mok" in shown
+
+
+def read_all(terminal: int) -> str:
+    chunks = []
+    try:
+        while chunk := os.read(terminal, 65536):
+            chunks.append(chunk)
+    except OSError:  # how Linux says that the other end was closed
+        pass
+    finally:
+        os.close(terminal)
+    return b"".join(chunks).decode()
+
+
+def test_torch_and_mpi_stay_out_of_its_process() -> None:
+    code = (
+        "import io, sys; from jupyter_disttrain.doctor import report; "
+        "status = report.write_json(io.StringIO()); "
+        "print(status, sorted({'torch', 'mpi4py.MPI'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_a_check_that_fails_itself_is_an_error_and_hides_nothing() -> None:
+    def fail_midway() -> Iterator[Finding]:
+        yield ok("first", "seen")
+        raise KeyError("lost")
+
+    first, second = examine(Check(group="made up", find=fail_midway))
+    assert first == ok("first", "seen")
+    assert second.status == "error"
+    assert "KeyError: 'lost'" in second.text
+    assert second.remedy is not None
