@@ -2,6 +2,7 @@
 # labextension.sh install|build: fetch what the JupyterLab extension is built from, or build it and put it into .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PATH=$PWD/.venv/bin:$PATH
 
 NODE_MAJOR=20 # the least that the build tools in labextension/package.json run on
 

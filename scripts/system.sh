@@ -19,11 +19,11 @@ provide() {
   done
   [[ ${#missing[@]} -eq 0 ]] && return 0
   if [[ $(id -u) -ne 0 ]] || ! have_any apt-get; then
-    echo "$purpose needs the system packages: ${missing[*]}" >&2
+    echo "Missing for $purpose: the system packages ${missing[*]}" >&2
     echo "  as root: apt-get install ${missing[*]}" >&2
     return 1
   fi
-  echo "Installing ${missing[*]} ($purpose)"
+  echo "Installing ${missing[*]} for $purpose"
   apt_install "${missing[@]}" >/dev/null 2>&1 && return 0
   # No package lists yet, or old ones: only now are they worth fetching.
   apt-get -qq update && apt_install "$@" >/dev/null

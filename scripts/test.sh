@@ -10,4 +10,4 @@ if ! have_any chromium chromium-browser google-chrome && ! provide "the browser 
   echo "Left out: the tests that drive JupyterLab in Chromium (pytest -m browser)." >&2
   select=(-m "not browser")
 fi
-exec python -m pytest -p tests.strict_skips "${select[@]}" "$@"
+exec .venv/bin/python -m pytest -p tests.strict_skips "${select[@]}" "$@"
