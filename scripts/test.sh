@@ -5,8 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/system.sh
 
+# Playwright brings a node that wants libatomic; plots and pages want a font.
+packages=()
+have_any chromium chromium-browser google-chrome || packages+=(chromium)
+if have_any dpkg; then packages+=(fonts-dejavu-core libatomic1); fi
+
 select=()
-if ! have_any chromium chromium-browser google-chrome && ! provide "the browser tests" chromium fonts-dejavu-core; then
+if ! provide "the browser tests" "${packages[@]}"; then
   echo "Left out: the tests that drive JupyterLab in Chromium (pytest -m browser)." >&2
   select=(-m "not browser")
 fi
