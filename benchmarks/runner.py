@@ -1,0 +1,103 @@
+"""Run the measures in order and keep going when a contender fails.
+
+Covers: the order, sessions that are shared by several measures, time limits for each arm.
+Does not cover: the command line, the tables.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .kernel import KernelProblem
+from .measures import IN_SESSION
+from .measures.cells import many_ranks
+from .measures.memory import weigh
+from .measures.start import starts
+from .session import Session
+from .stats import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .arms import Arm
+    from .plan import Plan
+
+_ROW = {"transfer": "pull", "loop": "loop_mlp", "memory": "rank_memory"}  # where a measure's failure is shown
+
+
+def run(plan: Plan, arms: Sequence[Arm], only: Iterable[str]) -> list[Figures]:
+    """Run the chosen measures with every arm, and return all figures."""
+    chosen = set(only)
+    figures: list[Figures] = []
+    for ranks in plan.ranks:
+        if "start" in chosen:
+            figures += _tell("start", ranks, partial(starts, arms, ranks, plan))
+        if "memory" in chosen:
+            figures += _tell("memory", ranks, partial(weigh, arms, ranks, plan))
+        for arm in arms:
+            figures += _shared_session(arm, ranks, plan, [name for name in IN_SESSION if name in chosen])
+    if "many_ranks" in chosen:
+        for arm in arms:
+            if arm.has_ranks_without_torch():
+                figures += _tell("many_ranks", plan.many_ranks, partial(_many_ranks, arm, plan))
+    return figures
+
+
+def _tell(measure: str, ranks: int, work: Callable[[], list[Figures]]) -> list[Figures]:
+    begun = time.monotonic()
+    print(f"{measure}, N={ranks} ...", flush=True)
+    figures = work()
+    for f in figures:
+        shown = "nothing" if f.median is None else f"{f.median:.4g} {f.unit}"
+        beside = "" if f.ratio is None else f", {f.ratio:.2f}x {f.yardstick_name}"
+        print(f"    {f.arm} {f.measure}: {shown}{beside} {f.problem}".rstrip(), flush=True)
+    print(f"    took {time.monotonic() - begun:.0f} s", flush=True)
+    return figures
+
+
+def _many_ranks(arm: Arm, plan: Plan) -> list[Figures]:
+    try:
+        return many_ranks(arm, plan)
+    except KernelProblem as problem:
+        return [_failed("many_ranks", arm, plan.many_ranks, str(problem))]
+
+
+def _failed(measure: str, arm: Arm, ranks: int, problem: str) -> Figures:
+    return Figures(measure=_ROW.get(measure, measure), arm=arm.name, ranks=ranks, unit="s", problem=problem)
+
+
+def _open(arm: Arm, ranks: int, plan: Plan, *, tries: int = 2) -> Session:
+    """Bring a session up; some contenders don't come up every time."""
+    try:
+        return Session(arm, ranks, plan.environment(ranks)).__enter__()
+    except KernelProblem:
+        if tries == 1:
+            raise
+        return _open(arm, ranks, plan, tries=tries - 1)
+
+
+def _shared_session(arm: Arm, ranks: int, plan: Plan, names: Sequence[str]) -> list[Figures]:
+    """Ask one session for several measures; a failure costs that measure and a new session."""
+    figures: list[Figures] = []
+    deadline = time.monotonic() + arm.budget_s
+    session: Session | None = None
+    try:
+        for name in names:
+            if time.monotonic() > deadline:
+                figures.append(_failed(name, arm, ranks, f"left out: its {arm.budget_s:.0f} s were spent"))
+                continue
+            try:
+                session = session or _open(arm, ranks, plan)
+                figures += _tell(name, ranks, partial(IN_SESSION[name], session, plan))
+            except (KernelProblem, RuntimeError) as problem:
+                print(f"    {arm.name} {name}: {problem}", flush=True)
+                figures.append(_failed(name, arm, ranks, str(problem)))
+                if session is not None:
+                    session.end()
+                    session = None
+    finally:
+        if session is not None:
+            session.__exit__(None, None, None)
+    return figures
