@@ -48,7 +48,9 @@ class ClusterConfig:
         if self.gpus is not None:
             self._check_gpus(self.gpus)
         if self.timeout_s <= 0 or self.start_timeout_s <= 0:
-            raise UsageError(f"a time-out is a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}")
+            raise UsageError(
+                f"a time-out is a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}"
+            )
         if not 0 <= self.port < 2**16:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
         if not _NAME.match(self.name):
@@ -58,7 +60,9 @@ class ClusterConfig:
 
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if self.backend in ("gloo", "none"):
-            raise UsageError(f"GPUs {list(gpus)} were named, but the backend {self.backend!r} uses none; leave one of the two out")
+            raise UsageError(
+                f"GPUs {list(gpus)} were named, but the backend {self.backend!r} uses none; leave one of the two out"
+            )
         if not gpus or min(gpus) < 0 or len(set(gpus)) != len(gpus):
             raise UsageError(f"cannot use GPUs {list(gpus)}; name each once, e.g. -g 0,1")
 

@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from .messages import CellFailure
 
 
+BOLD_RED, BOLD, RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[0m"
+
+
 class DisttrainError(Exception):
     """The base of every error this package raises."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: the message says what to do, our frames would not."""
+        return [f"{BOLD_RED}{type(self).__name__}{RESET}: {self}"]
 
 
 class UsageError(DisttrainError, ValueError):
@@ -55,3 +62,13 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         self.failures = tuple(failures)
         self.by_rank = dict(by_rank)
         super().__init__("; ".join(failure.headline for failure in self.failures))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return each distinct failure once: who, where, and the rank's own traceback."""
+        lines = []
+        for failure in self.failures:
+            lines.append(f"{BOLD_RED}{failure.where}{RESET}")
+            lines += failure.traceback or (f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}",)
+            if failure.ename == "RankDied":
+                lines.append(f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}")
+        return lines

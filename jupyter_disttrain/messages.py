@@ -141,11 +141,15 @@ class CellFailure:
     time_s: float  # seconds since the epoch, on the rank that failed first
 
     @property
+    def where(self) -> str:
+        """Who failed, where: ``"ranks 0-1 (node7), line 3"``."""
+        from .ranks import label_ranks  # noqa: PLC0415  (ranks imports errors, which imports this)
+
+        line = f", line {self.line}" if self.line else ""
+        return f"{label_ranks(self.ranks)} ({', '.join(self.hosts)}){line}"
+
+    @property
     def headline(self) -> str:
         """The failure in one line: who, where, what."""
-        from .ranks import label_ranks  # noqa: PLC0415
-
-        where = f", line {self.line}" if self.line else ""
-        hosts = ", ".join(self.hosts)
-        text = f"{self.ename}: {self.evalue}" if self.evalue else self.ename
-        return f"{label_ranks(self.ranks)} ({hosts}{where}): {text}"
+        what = f"{self.ename}: {self.evalue}" if self.evalue else self.ename
+        return f"{self.where}: {what}"

@@ -164,6 +164,10 @@ class CellRun:
         """Say that the cluster is gone, from any thread."""
         self._events.put(None)
 
+    def listen(self, listener: Listener) -> None:
+        """Have a listener see what happens from now on, and what has not been looked at yet."""
+        self._listener = listener
+
     # What came of it
 
     @property

@@ -190,7 +190,13 @@ class Cluster:
                 "execution_count": execution_count or self._count,
                 "lines_before": lines_before,
             }
-            content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False, "stop_on_error": False}
+            content = {
+                "code": code,
+                "silent": False,
+                "store_history": True,
+                "allow_stdin": False,
+                "stop_on_error": False,
+            }
             for rank in ranks:
                 self._send_to_rank(run, rank, content, options)
         return run
@@ -229,7 +235,9 @@ class Cluster:
                 f"{label_ranks(busy)} still run cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
                 "use other ranks with -r, or %dist_reset"
             )
-        self._cells = {msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current}
+        self._cells = {
+            msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
+        }
 
     @property
     def _link(self) -> Any:
@@ -333,6 +341,10 @@ class Cluster:
                 raise UsageError(f"rank {rank} on {table[rank].info.host}: {content['ename']}: {content['evalue']}")
         return replies
 
+    def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
+        """Pass a front end's widget message on to a rank."""
+        self._link.post(self._launch.table[rank].engine, "comm_msg", content, buffers=buffers, on_reply=_ignore)
+
     # What arrives, on the link's thread
 
     def _on_message(self, channel: str, message: Message) -> None:
@@ -404,6 +416,10 @@ def wait_for(future: Future[Message], seconds: float) -> None:
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     done.wait(seconds)
+
+
+def _ignore(_message: Message) -> None:
+    """Take a reply that nobody waits for."""
 
 
 def _shutdown_all() -> None:

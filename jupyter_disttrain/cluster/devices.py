@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ..config import ClusterConfig
 
@@ -64,7 +64,9 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
         outside = [gpu for gpu in config.gpus if gpu >= len(visible)]
         if outside:
             there = f"GPUs 0-{len(visible) - 1}" if visible else "no GPU"
-            raise UsageError(f"there is no GPU {outside[0]}: this machine shows {there}; choose others with -g, or leave -g out")
+            raise UsageError(
+                f"there is no GPU {outside[0]}: this machine shows {there}; choose others with -g, or leave -g out"
+            )
         chosen = [visible[gpu] for gpu in config.gpus]
     if chosen and config.n is not None and config.n > len(chosen) and not config.share_gpus:
         raise UsageError(
@@ -72,3 +74,27 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
             f"ask for -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
         )
     return chosen
+
+
+def gpu_figures(devices: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Return memory used and total in bytes and utilisation in percent, by torch's name of the device."""
+    wanted = {device for device in devices if device.startswith("cuda")}
+    if not wanted:
+        return {}
+    import pynvml  # noqa: PLC0415
+
+    figures = {}
+    names = visible_gpus()
+    pynvml.nvmlInit()
+    try:
+        for device in wanted:
+            name = names[int(device.partition(":")[2])]
+            by_index = name.isdigit()
+            handle = (
+                pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(name)
+            )
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            figures[device] = (memory.used, memory.total, pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    finally:
+        pynvml.nvmlShutdown()
+    return figures

@@ -210,7 +210,9 @@ class Launch:
         for engines in self._processes.engines.values():
             if not engines.alive():
                 said = _tail(engines.get_output())
-                raise LaunchError(f"{self._launcher_name()} ended before the ranks were up:\n{said or '(it said nothing)'}")
+                raise LaunchError(
+                    f"{self._launcher_name()} ended before the ranks were up:\n{said or '(it said nothing)'}"
+                )
         if time.monotonic() > self._deadline:
             said = "".join(_tail(engines.get_output()) for engines in self._processes.engines.values())
             raise LaunchError(

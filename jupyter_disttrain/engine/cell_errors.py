@@ -26,7 +26,7 @@ class InputOnRankError(RuntimeError):
 
 def complete(reply: dict[str, Any], shell: RankShell, lines_before: int) -> None:
     """Add the line, the time and a plain traceback to an error reply."""
-    error = getattr(shell, "last_error", None)
+    error, shell.last_error = shell.last_error, None
     reply["time_s"] = time.time()
     reply["line"] = None
     if error is None:

@@ -44,7 +44,9 @@ class MetricsLog:
         if len(self._samples) >= LIMIT:
             self._samples.popleft()
             self._dropped += 1
-        held = {name: value.detach().clone() if hasattr(value, "detach") else float(value) for name, value in values.items()}
+        held = {
+            name: value.detach().clone() if hasattr(value, "detach") else float(value) for name, value in values.items()
+        }
         self._samples.append((time.time(), step, held))
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_forever, name="disttrain metrics", daemon=True)
@@ -71,5 +73,9 @@ class MetricsLog:
         kernel = self._shell.kernel
         record = Metrics(samples=samples, dropped=dropped)
         kernel.session.send(
-            kernel.iopub_socket, record.msg_type, record.to_content(), metadata={"engine": kernel.ident}, ident=b"metrics"
+            kernel.iopub_socket,
+            record.msg_type,
+            record.to_content(),
+            metadata={"engine": kernel.ident},
+            ident=b"metrics",
         )

@@ -302,4 +302,3 @@ def die_with_parent() -> None:
     _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
-

@@ -31,6 +31,7 @@ class RankShell(ZMQInteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
 
+    last_error: BaseException | None = None  # that the cell ended with
     _shown: list[list[str]]
 
     def ask_exit(self) -> None:
@@ -49,6 +50,7 @@ class RankShell(ZMQInteractiveShell):
         if getattr(self.displayhook, "msg", None) is not None:
             self._last_traceback_during_displayhook = True
         self._last_traceback = stb
+        self.last_error = evalue
         self._shown.append(stb)
 
     def show_other_tracebacks(self, final: list[str] | None) -> None:

@@ -1,0 +1,43 @@
+"""The notebook's side: magics, output, completion.
+
+Imports ``cluster`` and IPython; nothing imports it but the package itself, when the extension is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_ATTRIBUTE = "_disttrain_magics"
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, once."""
+    from .magics import DistributedMagics  # noqa: PLC0415
+
+    if hasattr(shell, _ATTRIBUTE):
+        return
+    magics = DistributedMagics(shell=shell, parent=shell)
+    shell.register_magics(magics)
+    shell.configurables.append(magics)
+    setattr(shell, _ATTRIBUTE, magics)
+    magics.transformers.install()
+    from .completion import install  # noqa: PLC0415
+
+    install(shell)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """End the clusters and take the magics away."""
+    magics = getattr(shell, _ATTRIBUTE, None)
+    if magics is None:
+        return
+    magics.shutdown_all()
+    magics.transformers.remove()
+    for kind, names in magics.magics.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    shell.configurables.remove(magics)
+    delattr(shell, _ATTRIBUTE)

@@ -1,0 +1,129 @@
+"""The options of every magic.
+
+Covers: the parsers, reading a line with one, their help.
+Does not cover: what the magics do (``magics``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import NoReturn
+
+from ..config import BACKENDS, LAUNCHERS
+from ..errors import UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line in the notebook and never end the kernel."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; {self.prog}? shows its options")
+
+
+def _parser(name: str, *, cell: bool = False) -> _Parser:
+    prog = f"%%{name}" if cell else f"%{name}"
+    return _Parser(prog=prog, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", help="the cluster's name, where there are several (default: the one used last)")
+
+
+def _init() -> _Parser:
+    parser = _parser("dist_init")
+    add = parser.add_argument
+    add("-n", "--num-ranks", type=int, help="the number of ranks (default: one per GPU, or 2 without GPUs)")
+    add("-g", "--gpus", help="the GPUs to use among the visible ones, e.g. 0,1 (default: all)")
+    add("--share-gpus", action="store_true", help="allow more ranks than GPUs")
+    add("--launcher", choices=LAUNCHERS, help="mpi: one MPI job; local: plain processes (default: mpi)")
+    add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch (default: auto)")
+    add("-a", "--address", help="MASTER_ADDR (default: chosen)")
+    add("--port", type=int, help="MASTER_PORT (default: a free one)")
+    add("--timeout", type=float, metavar="S", help="seconds a collective may take (default: 1800)")
+    add("--start-timeout", type=float, metavar="S", help="seconds the ranks may take to start (default: 120)")
+    add("--keep", action="store_true", help="let the ranks outlive the notebook's kernel")
+    add("--name", default=None, help="a name, to have several clusters side by side (default: default)")
+    return parser
+
+
+def _cell(name: str) -> _Parser:
+    parser = _parser(name, cell=True)
+    add = parser.add_argument
+    if name == "rank":
+        add("ranks", nargs="+", help="e.g. 0, [0,2] or 0-3")
+    else:
+        add("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
+    add("--timeout", type=float, metavar="S", help="interrupt the ranks after this many seconds")
+    add("-o", "--out", metavar="NAME", help="keep each rank's last value in the notebook, as a dict by rank")
+    add("--noblock", action="store_true", help="don't wait; %%dist_wait shows what came of it")
+    _add_name(parser)
+    return parser
+
+
+def _names(name: str, default_ranks: str) -> _Parser:
+    parser = _parser(name)
+    parser.add_argument("-r", "--ranks", default=default_ranks, help=f"e.g. 0 or 0,2-3 (default: {default_ranks})")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="variables")
+    _add_name(parser)
+    return parser
+
+
+def _mode() -> _Parser:
+    parser = _parser("dist_mode")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("-e", "--enable", action="store_true", help="every following cell runs on all ranks")
+    group.add_argument("-d", "--disable", action="store_true", help="cells run in the notebook again")
+    return parser
+
+
+def _plain(name: str) -> _Parser:
+    parser = _parser(name)
+    _add_name(parser)
+    return parser
+
+
+def _shutdown() -> _Parser:
+    parser = _plain("dist_shutdown")
+    parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
+    return parser
+
+
+PARSERS: dict[str, argparse.ArgumentParser] = {
+    "dist_init": _init(),
+    "distributed": _cell("distributed"),
+    "rank": _cell("rank"),
+    "dist_mode": _mode(),
+    "dist_status": _plain("dist_status"),
+    "dist_wait": _plain("dist_wait"),
+    "sync": _plain("sync"),
+    "dist_push": _names("dist_push", "all"),
+    "dist_pull": _names("dist_pull", "0"),
+    "dist_reset": _plain("dist_reset"),
+    "dist_shutdown": _shutdown(),
+}
+
+
+def parse(name: str, line: str) -> argparse.Namespace:
+    """Read a magic's line.
+
+    Raises
+    ------
+    UsageError
+        If it can't be read; the message says what is wrong and where the options are listed.
+    """
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise UsageError(f"cannot read {line!r}: {error}") from error
+    return PARSERS[name].parse_args(words)
+
+
+def parse_gpus(text: str | None) -> tuple[int, ...] | None:
+    """Read ``"0,1"``."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.strip("[]() ").split(",") if part.strip())
+    except ValueError:
+        raise UsageError(f"cannot read the GPUs {text!r}; name them as in: -g 0,1") from None

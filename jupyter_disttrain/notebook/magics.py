@@ -1,0 +1,280 @@
+"""The magics.
+
+Covers: reading a line, defaults as traitlets, handing over to :class:`~jupyter_disttrain.Cluster`.
+Does not cover: options (``arguments``), drawing (``screen``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from traitlets import Bool, Enum, Float, Int, Unicode
+
+from ..cluster import CellRun, Cluster
+from ..cluster.cluster import check_name
+from ..config import BACKENDS, LAUNCHERS
+from ..errors import UsageError
+from ..ranks import label_ranks, parse_ranks
+from .arguments import PARSERS, parse, parse_gpus
+from .comms import CommRelay
+from .screen import Screen
+from .sinks import sink_for
+from .status import started_text, status_text
+from .transformers import Transformers
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+
+def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Append the options to the magic's help, which ``%name?`` shows."""
+    function.__doc__ = f"{function.__doc__}\n\n{PARSERS[function.__name__].format_help()}"
+    return function
+
+
+@magics_class
+class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types for it
+    """Distributed training from a notebook; ``%config DistributedMagics`` shows and sets the defaults."""
+
+    launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
+    backend = Enum(BACKENDS, "auto", help="Of the process group.").tag(config=True)
+    num_ranks = Int(0, min=0, help="Ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
+    address = Unicode("", help="MASTER_ADDR; empty: chosen.").tag(config=True)
+    timeout = Float(1800.0, help="Seconds a collective may take.").tag(config=True)
+    start_timeout = Float(120.0, help="Seconds the ranks may take to start.").tag(config=True)
+    keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
+    max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
+    max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
+    progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
+
+    def __init__(self, shell: Any, **kwargs: Any) -> None:
+        super().__init__(shell=shell, **kwargs)
+        self.transformers = Transformers(shell)
+        self._clusters: dict[str, Cluster] = {}
+        self._last = ""
+        self._waiting: dict[str, list[CellRun]] = {}
+
+    # Clusters
+
+    @_documented
+    @line_magic
+    def dist_init(self, line: str) -> None:
+        """Start the ranks of this notebook."""
+        args = parse("dist_init", line)
+        name = args.name or "default"
+        running = self._clusters.get(name)
+        if running is not None:
+            raise UsageError(
+                f"{running} is running; use it, restart it with %dist_reset, end it with %dist_shutdown, "
+                "or start another beside it with --name NAME"
+            )
+        cluster = Cluster(
+            n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
+            launcher=args.launcher or self.launcher,
+            backend=args.backend or self.backend,
+            gpus=parse_gpus(args.gpus),
+            share_gpus=args.share_gpus,
+            address=args.address or self.address or None,
+            port=args.port or 0,
+            timeout_s=self.timeout if args.timeout is None else args.timeout,
+            start_timeout_s=self.start_timeout if args.start_timeout is None else args.start_timeout,
+            keep=args.keep or self.keep,
+            name=name,
+        )
+        self._clusters[name] = cluster
+        self._last = name
+        print(started_text(cluster))  # noqa: T201  (a magic speaks by printing)
+
+    @_documented
+    @line_magic
+    def dist_reset(self, line: str) -> None:
+        """Restart the ranks; their variables are gone."""
+        cluster = self._require(parse("dist_reset", line))
+        cluster.reset()
+        self._waiting.pop(cluster.name, None)
+        print(started_text(cluster))  # noqa: T201
+
+    @_documented
+    @line_magic
+    def dist_shutdown(self, line: str) -> None:
+        """End the cluster and everything it started."""
+        args = parse("dist_shutdown", line)
+        if args.all:
+            self.shutdown_all()
+            return
+        cluster = self._require(args)
+        self._forget(cluster)
+        cluster.shutdown()
+        print(f"{label_ranks(range(cluster.config.n or 2))} ended" if cluster.config.n else "the ranks ended")  # noqa: T201
+
+    def _forget(self, cluster: Cluster) -> None:
+        self._clusters.pop(cluster.name, None)
+        self._waiting.pop(cluster.name, None)
+        self._last = next(reversed(self._clusters), "")
+        if not self._clusters:
+            self.transformers.everywhere = False
+
+    def shutdown_all(self) -> None:
+        """End every cluster of this notebook."""
+        for cluster in list(self._clusters.values()):
+            self._forget(cluster)
+            cluster.shutdown()
+
+    def _require(self, args: argparse.Namespace) -> Cluster:
+        """Return the cluster that was named, or the one used last."""
+        name = args.name or self._last
+        cluster = self._clusters.get(name)
+        if cluster is None and args.name:
+            there = ", ".join(self._clusters) or "none"
+            raise UsageError(
+                f"no cluster is named {args.name!r} (there: {there}); start it with %dist_init --name {args.name}"
+            )
+        if cluster is None:
+            raise UsageError("no cluster is running; start one with %dist_init, e.g. %dist_init -n 2")
+        self._last = name
+        return cluster
+
+    # Cells
+
+    @_documented
+    @no_var_expand
+    @cell_magic
+    def distributed(self, line: str, cell: str) -> None:
+        """Run the cell on every rank, or on those named, and show what each rank says."""
+        args = parse("distributed", line)
+        self._run("%%distributed", line, cell, args, args.ranks)
+
+    @_documented
+    @no_var_expand
+    @cell_magic
+    def rank(self, line: str, cell: str) -> None:
+        """Run the cell on some ranks."""
+        args = parse("rank", line)
+        self._run("%%rank", line, cell, args, ",".join(args.ranks).replace(",,", ","))
+
+    def _run(self, magic: str, line: str, cell: str, args: argparse.Namespace, ranks: str) -> None:
+        cluster = self._require(args)
+        if args.out is not None:
+            check_name(args.out)
+        chosen = parse_ranks(ranks, cluster.world_size)
+        code, lines_before = _numbered(magic, line, cell)
+        listener = None if args.noblock else self._screen(cluster, chosen)
+        run = cluster.run(
+            code,
+            chosen,
+            values=args.out is not None,
+            block=False,
+            listener=listener,
+            execution_count=self.shell.execution_count,
+            lines_before=lines_before,
+        )
+        if args.noblock:
+            self._waiting.setdefault(cluster.name, []).append(run)
+            print(f"running on {label_ranks(chosen)}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
+            return
+        run.wait(args.timeout)
+        if args.out is not None:
+            self.shell.user_ns[args.out] = run.results
+
+    def _screen(self, cluster: Cluster, ranks: tuple[int, ...]) -> Screen:
+        relay = CommRelay(cluster.send_comm)
+        return Screen(
+            sink_for(self.shell),
+            ranks,
+            cluster.world_size,
+            cluster.log_folder,
+            max_lines=self.max_output_lines,
+            max_bytes=self.max_output_bytes,
+            progress_after_s=self.progress_after,
+            forward_comm=relay.forward,
+        )
+
+    @_documented
+    @line_magic
+    def dist_wait(self, line: str) -> None:
+        """Wait for the cells that were started with --noblock, and show what came of them."""
+        cluster = self._require(parse("dist_wait", line))
+        waiting = self._waiting.get(cluster.name, [])
+        if not waiting:
+            raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
+        while waiting:
+            run = waiting.pop(0)
+            run.listen(self._screen(cluster, run.ranks))
+            run.wait()
+
+    @_documented
+    @line_magic
+    def dist_mode(self, line: str) -> None:
+        """Run every following cell on the ranks, or no longer."""
+        args = parse("dist_mode", line)
+        if args.enable:
+            cluster = self._require_any()
+            self.transformers.everywhere = True
+            ranks = label_ranks(range(cluster.world_size))
+            print(f"every cell now runs on {ranks}; %dist_mode -d ends it")  # noqa: T201
+        elif args.disable:
+            self.transformers.everywhere = False
+            print("cells run in the notebook again")  # noqa: T201
+        else:
+            print(f"cells run {'on the ranks' if self.transformers.everywhere else 'in the notebook'}")  # noqa: T201
+
+    def _require_any(self) -> Cluster:
+        return self._require(parse("dist_status", ""))
+
+    # The rest
+
+    @_documented
+    @line_cell_magic
+    def sync(self, line: str, cell: str | None = None) -> None:  # noqa: ARG002  (people write %%sync too)
+        """Wait at a barrier of all ranks."""
+        cluster = self._require(parse("sync", line))
+        seconds = cluster.sync()
+        print(f"{label_ranks(range(cluster.world_size))} met after {seconds * 1000:.1f} ms")  # noqa: T201
+
+    @_documented
+    @line_magic
+    def dist_status(self, line: str) -> None:
+        """Show nodes and ranks."""
+        args = parse("dist_status", line)
+        if not self._clusters:
+            raise UsageError("no cluster is running; start one with %dist_init, e.g. %dist_init -n 2")
+        chosen = [self._require(args)] if args.name else list(self._clusters.values())
+        print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
+
+    @_documented
+    @line_magic
+    def dist_push(self, line: str) -> None:
+        """Set variables of the notebook on the ranks."""
+        args = parse("dist_push", line)
+        cluster = self._require(args)
+        for name in args.names:
+            check_name(name)
+        missing = [name for name in args.names if name not in self.shell.user_ns]
+        if missing:
+            raise UsageError(f"the notebook has no variable {', '.join(map(repr, missing))}; set it in a cell first")
+        cluster.push({name: self.shell.user_ns[name] for name in args.names}, args.ranks)
+
+    @_documented
+    @line_magic
+    def dist_pull(self, line: str) -> None:
+        """Bring variables back: from one rank as they are, from several as a dict by rank."""
+        args = parse("dist_pull", line)
+        cluster = self._require(args)
+        ranks = parse_ranks(args.ranks, cluster.world_size)
+        values = cluster.pull(args.names, ranks)
+        for name in args.names:
+            by_rank = {rank: named[name] for rank, named in values.items()}
+            self.shell.user_ns[name] = by_rank[ranks[0]] if len(ranks) == 1 else by_rank
+
+
+def _numbered(magic: str, line: str, cell: str) -> tuple[str, int]:
+    """Return the code for the ranks and the lines of the cell before it.
+
+    The magic's own line stays as a comment, so that line 3 of the notebook's cell is line 3 in a traceback, unless the
+    cell begins with another cell magic, which has to stand first.
+    """
+    if cell.lstrip().startswith("%%"):
+        return cell, 1
+    return f"#{magic} {line}".rstrip() + "\n" + cell, 0

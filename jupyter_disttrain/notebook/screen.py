@@ -1,0 +1,211 @@
+"""Show what the ranks of a cell say, while they say it.
+
+Covers: drawing a transcript on the cell's output, few updates for much output, the progress line.
+Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks (``comms``).
+
+The output is a row of displays that are updated in place, so that a front end, nbclient and nbconvert all end with the
+same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..cluster.events import Cleared, CommSent, Displayed, Elided, LogFailed, Replied, Said
+from ..ranks import format_ranks, label_ranks
+from .transcript import Section, Transcript
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ..cluster.cell_run import CellRun
+    from ..cluster.events import Event
+    from .sinks import Sink
+    from .transcript import Row
+
+DIM, RED, RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
+SHORTEST_PAUSE = 0.05  # seconds between two drawings
+PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
+
+
+class Screen:
+    """Listen to a cell and draw it.
+
+    Parameters
+    ----------
+    sink
+        Where it is drawn.
+    ranks
+        The ranks of the cell; one alone is not labelled.
+    world_size
+        The number of ranks in the cluster.
+    log_folder
+        Named where not everything is shown.
+    max_lines, max_bytes
+        The bound on what is shown.
+    progress_after_s
+        Show who still runs after this many seconds.
+    forward_comm
+        Takes widgets' messages.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        ranks: Sequence[int],
+        world_size: int,
+        log_folder: str,
+        *,
+        max_lines: int,
+        max_bytes: int,
+        progress_after_s: float,
+        forward_comm: Callable[[CommSent], None],
+    ) -> None:
+        self._sink = sink
+        self._labelled = len(ranks) > 1
+        self._width = len(label_ranks(range(world_size))) if self._labelled else 0
+        self._log_folder = log_folder
+        self._forward_comm = forward_comm
+        self._transcript = Transcript(max_lines, max_bytes)
+        self._notes: list[str] = []
+        self._progress = ""
+        self._progress_at = time.monotonic() + progress_after_s
+        self._footer: Section | None = None
+        self._changed = False
+        self._due = 0.0
+
+    # A listener of the cell
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        """Take what happened and draw it, if it is time."""
+        for event in sorted(
+            events, key=lambda event: event.rank
+        ):  # what came together stands in the order of the ranks
+            self._take(event, run)
+        now = time.monotonic()
+        if now >= self._progress_at and not run.done:
+            self._progress_at = now + 1.0
+            self._set_progress(run)
+        if self._changed and now >= self._due and not run.done:
+            self._draw()
+            cost = time.monotonic() - now
+            self._due = now + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
+
+    def on_end(self, run: CellRun) -> None:  # noqa: ARG002  (the listener's interface)
+        """Draw the final state."""
+        self._transcript.close()
+        self._progress = ""
+        self._draw()
+        self._sink.close(self._transcript.sections)
+
+    def _take(self, event: Event, run: CellRun) -> None:
+        self._changed = True
+        transcript = self._transcript
+        if isinstance(event, Said):
+            transcript.say(event.rank, event.stream, event.text)
+        elif isinstance(event, Displayed):
+            transcript.show(event.rank, event.data, event.metadata, event.display_id, event.kind)
+        elif isinstance(event, Cleared):
+            transcript.clear(event.rank, wait=event.wait)
+        elif isinstance(event, Elided):
+            record = event.record
+            transcript.hide_unsent(event.rank, record.stream, record.lines, record.size_bytes, record.tail)
+        elif isinstance(event, LogFailed):
+            self._note_log(event)
+        elif isinstance(event, CommSent):
+            self._forward_comm(event)
+        elif isinstance(event, Replied):
+            self._note_failure(event, run)
+
+    def _note_log(self, event: LogFailed) -> None:
+        record = event.record
+        self._notes.append(
+            f"rank {event.rank} on {record.host} can't write its log {record.log_path}: {record.reason}; "
+            "what it says is still shown here; free the disk, then %dist_reset"
+        )
+
+    def _note_failure(self, event: Replied, run: CellRun) -> None:
+        """Report a failure at once while others still run; at the end the exception tells all of them."""
+        running = run.state.running
+        if event.content["status"] == "ok" or not running:
+            return
+        content = event.content
+        where = f" at line {content['line']}" if content.get("line") else ""
+        self._progress = (
+            f"{RED}rank {event.rank} failed{where}: {content['ename']}: {content['evalue']}{RESET}"
+            f"{DIM} · {label_ranks(running)} still running{RESET}"
+        )
+        self._progress_at = time.monotonic() + 1.0
+
+    def _set_progress(self, run: CellRun) -> None:
+        """Say who still runs; a failure that was reported stays in front of it."""
+        seconds = f"{DIM}{time.time() - run.started_s:.0f} s"
+        running = run.state.running
+        if len(running) == len(run.ranks):
+            text = f"{seconds} · {label_ranks(running)} running{RESET}"
+        else:
+            done = set(run.ranks) - running - run.state.failures.keys()
+            ended = f" · {label_ranks(done)} done" if done else ""
+            failed = f" · {label_ranks(run.state.failures)} failed" if run.state.failures else ""
+            text = f"{seconds} · {label_ranks(running)} running{ended}{failed}{RESET}"
+        first = next(iter(run.failures), None)
+        self._progress = f"{RED}{first.headline}{RESET}\n{text}" if first else text
+        self._changed = True
+
+    # Drawing
+
+    def _draw(self) -> None:
+        self._changed = False
+        sections = self._transcript.sections
+        foot = self._foot()
+        if foot and (not sections or sections[-1].data is not None):
+            sections.append(Section())  # the next lines go there too
+        last = sections[-1] if sections else None
+        if last is not self._footer and self._footer is not None:
+            self._footer.dirty = True  # it no longer carries the foot
+        self._footer = last
+        if last is not None and last.data is None:
+            last.dirty = True
+        for section in sections:
+            if section.dirty:
+                section.dirty = False
+                self._draw_section(section, foot if section is last else [])
+
+    def _draw_section(self, section: Section, foot: list[str]) -> None:
+        if section.data is None:
+            section.drawn = "\n".join([*self._lines(section.rows), *foot])
+            data: dict[str, Any] = {"text/plain": section.drawn}
+        else:
+            data = section.data or {"text/plain": ""}
+        section.shown_as = self._sink.show(section.shown_as, data, section.metadata)
+
+    def _lines(self, rows: Iterable[Row]) -> list[str]:
+        return [self._line(row.ranks, row.stream, row.text) for row in rows]
+
+    def _line(self, ranks: Iterable[int], stream: str, text: str) -> str:
+        if "\x1b" in text:
+            text += RESET
+        if not self._labelled:
+            return f"{RED}{text}{RESET}" if stream == "stderr" and "\x1b" not in text else text
+        bar = f"{RESET}{RED}┃{RESET}" if stream == "stderr" else f"│{RESET}"
+        label = f"{DIM}{label_ranks(ranks):<{self._width}} {bar} "
+        if "\n" in text:
+            rest = f"\n{DIM}{'':<{self._width}} {bar} "
+            text = text.replace("\n", rest)
+        return label + text
+
+    def _foot(self) -> list[str]:
+        """Return what stands below everything: what is not shown, notes, progress."""
+        lines = []
+        hidden = self._transcript.hidden
+        if hidden.lines or hidden.size_bytes:
+            ranks = format_ranks(hidden.ranks)
+            logs = f"rank{ranks}.log" if len(hidden.ranks) == 1 else f"rank{{{ranks}}}.log"
+            size = f"{hidden.lines:,} more lines ({hidden.size_bytes / 1e6:.1f} MB)"
+            lines.append(f"{DIM}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
+            lines += [self._line({rank}, stream, text) for rank, stream, text in hidden.tail]
+        lines += [f"{RED}{note}{RESET}" for note in self._notes]
+        if self._progress:
+            lines.append(self._progress)
+        return lines

@@ -1,0 +1,83 @@
+"""The cluster in text: what ``%dist_init`` and ``%dist_status`` print.
+
+Covers: one line per rank, grouped by host.
+Does not cover: live figures.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ..cluster.devices import gpu_figures
+from ..ranks import label_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..cluster import Cluster
+    from ..cluster.rank_table import RankEntry
+
+
+def started_text(cluster: Cluster) -> str:
+    """Say what was started, a line per host and device kind."""
+    first = cluster.table[0].info
+    lines = [
+        f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s · backend {first.backend}"
+    ]
+    for host in dict.fromkeys(entry.info.host for entry in cluster.table):
+        members = [entry.info for entry in cluster.table if entry.info.host == host]
+        devices = list(dict.fromkeys(info.device for info in members))
+        lines.append(f"  {host}: {label_ranks(info.rank for info in members)} on {', '.join(devices)}")
+    return "\n".join(lines)
+
+
+def status_text(cluster: Cluster) -> str:
+    """Return a table of the ranks."""
+    rows = [("rank", "state", "cell", "host", "local", "device", "pid", "CPU memory", "GPU memory", "GPU use")]
+    gpus = gpu_figures([entry.info.device for entry in cluster.table])
+    rows += [_row(entry, gpus.get(entry.info.device)) for entry in cluster.table]
+    backend = cluster.table[0].info.backend
+    title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {cluster.config.launcher} · {backend}"
+    return "\n".join([title, *_align(rows)])
+
+
+def _row(entry: RankEntry, gpu: tuple[int, int, int] | None) -> tuple[str, ...]:
+    info = entry.info
+    used = f"{gpu[0] / 2**30:.1f} of {gpu[1] / 2**30:.0f} GiB" if gpu else "-"
+    cell = "-" if entry.cell is None else str(entry.cell)
+    memory = _memory(entry)
+    use = f"{gpu[2]} %" if gpu else "-"
+    return (
+        str(info.rank),
+        entry.state,
+        cell,
+        info.host,
+        str(info.local_rank),
+        info.device,
+        str(info.pid),
+        memory,
+        used,
+        use,
+    )
+
+
+def _memory(entry: RankEntry) -> str:
+    if entry.state == "dead" or entry.info.host != socket.gethostname():
+        return "-"
+    try:
+        return f"{psutil.Process(entry.info.pid).memory_info().rss / 2**20:.0f} MiB"
+    except psutil.NoSuchProcess:
+        return "-"  # it ended this moment
+
+
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Align the columns and leave out those in which nothing stands."""
+    kept = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
+    widths = [max(map(len, column)) for column in kept]
+    lines = zip(*kept, strict=True)
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]

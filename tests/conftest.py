@@ -1,0 +1,102 @@
+"""Real clusters, real kernels, and a look at what is left when all is done."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+
+from .notebook_driver import Notebook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAUNCHERS = ["mpi", "local"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders of these tests alone, so that what they leave can be seen."""
+    home = tmp_path_factory.mktemp("jupyter")
+    names = {"JUPYTER_RUNTIME_DIR": home / "runtime", "JUPYTER_DATA_DIR": home / "data", "IPYTHONDIR": home / "ipython"}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: str(path) for name, path in names.items()})
+    yield home
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(own_folders: Path) -> Iterator[None]:
+    """After the last test no process, thread, port, file or shared memory of ours is there."""
+    shared_before = set(os.listdir("/dev/shm"))
+    yield
+    deadline = time.monotonic() + 10
+    while (left := our_processes()) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.1)
+    assert not left, f"processes left: {[process.cmdline() for process in left]}"
+    threads = [thread.name for thread in threading.enumerate() if "disttrain" in thread.name]
+    assert not threads, f"threads left: {threads}"
+    listening = [conn for conn in psutil.Process().net_connections() if conn.status == psutil.CONN_LISTEN]
+    assert not listening, f"ports left: {listening}"
+    clusters = own_folders / "runtime" / "disttrain"
+    files = list(clusters.rglob("*")) if clusters.exists() else []
+    assert not files, f"files left: {files}"
+    shared = set(os.listdir("/dev/shm")) - shared_before
+    assert not shared, f"shared memory left: {shared}"
+
+
+def our_processes() -> list[psutil.Process]:
+    """Return the controllers, nannies, ranks and launchers that these tests started, wherever they hang by now."""
+    runtime = os.environ["JUPYTER_RUNTIME_DIR"]
+    ours = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            is_ours = any("jupyter_disttrain" in word or "prterun" in word for word in words)
+            if is_ours and process.environ().get("JUPYTER_RUNTIME_DIR") == runtime and process.pid != os.getpid():
+                ours.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            continue
+    return ours
+
+
+@pytest.fixture(scope="session", params=LAUNCHERS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two ranks, by every launcher."""
+    with Cluster(n=2, launcher=request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def shared_notebook() -> Iterator[Notebook]:
+    """A kernel with the extension loaded and two ranks; tests use ``notebook``."""
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain")
+        notebook.run("%dist_init -n 2").check()
+        yield notebook
+
+
+@pytest.fixture
+def notebook(shared_notebook: Notebook) -> Notebook:
+    """The kernel with two ranks, checked to be alive."""
+    assert shared_notebook.alive, "an earlier test ended the kernel"
+    return shared_notebook
+
+
+@pytest.fixture
+def bare_notebook() -> Iterator[Notebook]:
+    """A kernel of this test's own, with the extension loaded and no ranks."""
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        yield notebook

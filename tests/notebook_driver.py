@@ -1,0 +1,169 @@
+"""Drive a real kernel as a notebook does, and read what a person would see."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+from nbformat import NotebookNode, v4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Outcome:
+    """What a cell left in the notebook, with every update applied."""
+
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    reply: dict[str, Any] = field(default_factory=dict)
+    updates: int = 0  # messages that carried output
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Everything that can be read, without colours."""
+        return ANSI.sub("", self.coloured)
+
+    @property
+    def coloured(self) -> str:
+        """Everything that can be read."""
+        parts = []
+        for output in self.outputs:
+            if output["type"] == "stream":
+                parts.append(output["text"])
+            elif output["type"] == "error":
+                parts.append("\n".join(output["traceback"]))
+            else:
+                parts.append(output["data"].get("text/plain", ""))
+        return "\n".join(part.rstrip("\n") for part in parts if part)
+
+    @property
+    def lines(self) -> list[str]:
+        """The text by lines, without the blanks that align the labels."""
+        return [re.sub(r"\s+([│┃]) ?", r" \1 ", line).rstrip() for line in self.text.splitlines()]
+
+    @property
+    def status(self) -> str:
+        return str(self.reply.get("status"))
+
+    @property
+    def error(self) -> str:
+        """The error's name and text; empty without one."""
+        return f"{self.reply.get('ename', '')}: {self.reply.get('evalue', '')}" if self.status == "error" else ""
+
+    def check(self) -> Outcome:
+        """Fail the test if the cell failed."""
+        assert self.status == "ok", self.text
+        return self
+
+    def mimes(self) -> list[str]:
+        """The kinds of rich output, in order."""
+        return [mime for output in self.outputs if "data" in output for mime in output["data"]]
+
+
+class Notebook:
+    """A kernel and the notebook in front of it."""
+
+    def __init__(self, **kernel_options: Any) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(**kernel_options)
+        self.client = self._manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def __enter__(self) -> Notebook:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the kernel as JupyterLab does."""
+        self.client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=False)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._manager.is_alive())
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process."""
+        return int(self._manager.provisioner.pid)  # type: ignore[union-attr]
+
+    def interrupt(self) -> None:
+        """Press the stop button."""
+        self._manager.interrupt_kernel()
+
+    def run(
+        self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
+    ) -> Outcome:
+        """Run a cell; ``on_message`` sees each message after it was applied."""
+        outcome = Outcome()
+        displays: dict[str, list[dict[str, Any]]] = {}
+        start = time.monotonic()
+        msg_id = self.client.execute(source, allow_stdin=False)
+        deadline = start + timeout
+        clear_next = False
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"the cell did not end within {timeout} s; so far:\n{outcome.text}") from None
+            if message["parent_header"].get("msg_id") != msg_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            if kind == "clear_output":
+                clear_next = True
+                if not content["wait"]:
+                    outcome.outputs.clear()
+                    clear_next = False
+            elif kind in ("stream", "display_data", "execute_result", "error", "update_display_data"):
+                outcome.updates += 1
+                if clear_next and kind != "update_display_data":
+                    outcome.outputs.clear()
+                    clear_next = False
+                _apply(outcome, displays, kind, content)
+            if on_message is not None:
+                on_message(message, outcome)
+        outcome.reply = self.client.get_shell_msg(timeout=30)["content"]
+        outcome.seconds = time.monotonic() - start
+        return outcome
+
+
+def _apply(outcome: Outcome, displays: dict[str, list[dict[str, Any]]], kind: str, content: dict[str, Any]) -> None:
+    if kind == "stream":
+        last = outcome.outputs[-1] if outcome.outputs else None
+        if last is not None and last["type"] == "stream" and last["name"] == content["name"]:
+            last["text"] += content["text"]
+        else:
+            outcome.outputs.append({"type": "stream", "name": content["name"], "text": content["text"]})
+    elif kind == "error":
+        outcome.outputs.append({"type": "error", **content})
+    elif kind == "update_display_data":
+        for output in displays.get(content["transient"]["display_id"], []):
+            output["data"], output["metadata"] = content["data"], content["metadata"]
+    else:
+        output = {"type": kind, "data": content["data"], "metadata": content["metadata"]}
+        outcome.outputs.append(output)
+        display_id = content.get("transient", {}).get("display_id")
+        if display_id:
+            displays.setdefault(display_id, []).append(output)
+
+
+def execute_notebook(cells: list[str], *, allow_errors: bool = False) -> NotebookNode:
+    """Execute cells with nbclient, as nbconvert does."""
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=allow_errors).execute()
+    return notebook
