@@ -6,6 +6,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test lab bench check labextension clean
 
+.NOTPARALLEL: # pip and jlpm must not meet in one .venv
+
 PYTHON ?= python3
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)

@@ -29,7 +29,12 @@ CELL_TIMEOUT_S = 600
 def execute() -> nbformat.NotebookNode:
     """Run the notebook in its own folder, as JupyterLab does, and keep what it said, also when a cell fails."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(EXAMPLES)}})
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        resources={"metadata": {"path": str(EXAMPLES)}},
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # or it warns that loopback is not encrypted
+    )
     try:
         client.execute()
     finally:

