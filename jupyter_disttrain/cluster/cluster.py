@@ -19,6 +19,7 @@ from ..config import ClusterConfig
 from ..errors import ClusterClosedError, UnserializableValueError, UsageError
 from ..messages import NANNY_REQUEST, OPTIONS, RANK_REQUEST, RankDeath
 from ..ranks import label_ranks, parse_ranks
+from ..shelf import drop, fetch, lend
 from ..values import dump_value, load_value
 from .cell_run import CellRun, Listener
 from .events import Died, Replied
@@ -211,7 +212,7 @@ class Cluster:
                 rank=rank,
                 time_s=time.time(),
                 content=message["content"],
-                buffers=message["buffers"],
+                buffers=_off_the_shelf(message),
                 quiet=told.get("quiet", True),
             )
             if entry.state == "running":
@@ -284,7 +285,12 @@ class Cluster:
             except UnserializableValueError as error:
                 raise UnserializableValueError(f"{name}: {error}") from error
         pickled, buffers = dump_value(dict(values))
-        self._ask(chosen, {"do": "push"}, [pickled, *(buffer.raw() for buffer in buffers)])
+        shared = all(self._launch.table[rank].sees_shelf for rank in chosen)
+        note, frames = lend(self._launch.shelf_folder if shared else None, buffers)
+        try:
+            self._ask(chosen, {"do": "push", "shelf": note}, [pickled, *frames])
+        finally:
+            drop(note)
 
     def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
         """Bring variables back: by rank, then by name.
@@ -306,7 +312,8 @@ class Cluster:
         for rank, reply in self._ask(chosen, {"do": "pull", "names": wanted}).items():
             content = reply["content"]
             if content["status"] == "ok":
-                values[rank] = load_value(reply["buffers"][0], reply["buffers"][1:])
+                values[rank] = load_value(reply["buffers"][0], fetch(content["shelf"], reply["buffers"][1:]))
+                drop(content["shelf"])
             for name in content.get("names", ()):
                 missing.setdefault(name, []).append(rank)
             for name, reason in content.get("reasons", {}).items():
@@ -416,6 +423,17 @@ def wait_for(future: Future[Message], seconds: float) -> None:
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     done.wait(seconds)
+
+
+def _off_the_shelf(message: Message) -> list[Any]:
+    """Return a reply's buffers; mapping a file on the shelf now means that it can't be forgotten there."""
+    note = message["content"].get("value", {}).get("shelf")
+    if note is None:
+        return list(message["buffers"])
+    first, *rest = message["buffers"]
+    mapped = fetch(note, rest)
+    drop(note)
+    return [first, *mapped]
 
 
 def _ignore(_message: Message) -> None:

@@ -12,7 +12,6 @@ import os
 import select
 import shutil
 import threading
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -24,7 +23,7 @@ class DisttrainController(IPController):
     """An IPController with an owner."""
 
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
-    remove_dir = Unicode("", config=True, help="A folder to remove at the end.")
+    remove_dirs = Unicode("", config=True, help="Folders to remove at the end, separated like PATH.")
 
     def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
         """Leave them out."""
@@ -43,8 +42,8 @@ class DisttrainController(IPController):
         try:
             super().start()
         finally:
-            if self.remove_dir:
-                shutil.rmtree(self.remove_dir, ignore_errors=True)
+            for folder in filter(None, self.remove_dirs.split(os.pathsep)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _follow_owner(self) -> None:
         try:
@@ -60,7 +59,6 @@ class DisttrainController(IPController):
 
 def main() -> None:
     """Run the controller."""
-    Path.cwd()
     DisttrainController.launch_instance()
 
 

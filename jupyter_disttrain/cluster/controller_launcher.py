@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
-from traitlets import Integer
+from traitlets import Integer, Unicode
 
 from .launchers.local import is_alive
 
@@ -18,6 +18,7 @@ class ControllerProcess(LocalControllerLauncher):  # type: ignore[misc]  # ipypa
     """Start ``jupyter_disttrain.cluster.controller``."""
 
     owner_pid = Integer(0)
+    remove_dirs = Unicode("")
 
     def find_args(self) -> list[Any]:
         """Return the command: loopback only, and no more threads and processes than are used."""
@@ -33,7 +34,7 @@ class ControllerProcess(LocalControllerLauncher):  # type: ignore[misc]  # ipypa
             "--IPController.use_threads=True",
             "--TaskScheduler.scheme_name=none",
             f"--DisttrainController.owner_pid={self.owner_pid}",
-            f"--DisttrainController.remove_dir={self.profile_dir}",
+            f"--DisttrainController.remove_dirs={self.remove_dirs}",
         ]
 
     def alive(self) -> bool:

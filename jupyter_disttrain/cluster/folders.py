@@ -14,6 +14,7 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
+from ..shelf import ROOT
 
 KEPT_RUNS = 20  # folders of logs; the oldest go first
 
@@ -24,6 +25,7 @@ class Folders:
 
     profile: Path  # ipyparallel's profile: connection files, the launchers' logs; removed with the cluster
     run: Path  # one log per rank; kept
+    shelf: Path | None  # in shared memory, for large values; None where there is no such memory
     cluster_id: str
 
     @classmethod
@@ -48,7 +50,7 @@ class Folders:
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
             ) from error
         _prune(runs, keep=KEPT_RUNS)
-        return cls(profile=profile, run=run, cluster_id=cluster_id)
+        return cls(profile=profile, run=run, shelf=_make_shelf(cluster_id), cluster_id=cluster_id)
 
     @property
     def engine_file(self) -> Path:
@@ -64,13 +66,28 @@ class Folders:
         """The log of one rank; there is none until the rank says something."""
         return self.run / f"rank{rank}.log"
 
+    @property
+    def removable(self) -> list[Path]:
+        """What must not outlive the cluster."""
+        return [self.profile] if self.shelf is None else [self.profile, self.shelf]
+
     def remove(self) -> None:
         """Remove what must not outlive the cluster, and a folder of logs in which there is none."""
-        shutil.rmtree(self.profile, ignore_errors=True)
+        for folder in self.removable:
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             self.run.rmdir()
         except OSError:
             return  # there are logs in it
+
+
+def _make_shelf(cluster_id: str) -> Path | None:
+    folder = ROOT / f"disttrain-{cluster_id}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:
+        return None  # no shared memory here: large values travel as messages
+    return folder
 
 
 def _prune(runs: Path, keep: int) -> None:

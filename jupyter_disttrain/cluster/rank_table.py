@@ -29,6 +29,7 @@ class RankEntry:
     engine: str
     nanny: str
     state: str = "idle"  # "starting", "idle", "running", "dead"
+    sees_shelf: bool = False  # it shares memory with the client
     cell: int | None = None  # the number of the cell that runs, or ran last
 
 

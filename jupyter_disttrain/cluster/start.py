@@ -91,7 +91,8 @@ class Launch:
         )
         self._processes = cluster
         owner = 0 if self.config.keep else os.getpid()
-        cluster.start_controller_sync(owner_pid=owner)
+        removable = os.pathsep.join(map(str, self.folders.removable))
+        cluster.start_controller_sync(owner_pid=owner, remove_dirs=removable)
         environment = rank_environment(self.config, self.folders, self.n, self.gpus)
         cluster.start_engines_sync(self.n, environment=environment)
 
@@ -148,10 +149,16 @@ class Launch:
         self.address = self.config.address or "127.0.0.1"
         first = self._identify(self.table[0])
         others = [self._identify(entry) for entry in self.table[1:]]
-        self.port = self._wait(first, 0)["port"]
-        for rank, future in enumerate(others, start=1):
-            self._wait(future, rank)
+        told = [self._wait(future, rank) for rank, future in enumerate([first, *others])]
+        self.port = told[0]["port"]
+        for entry, reply in zip(self.table, told, strict=True):
+            entry.sees_shelf = reply["sees_shelf"]
         self.join(generation=0)
+
+    @property
+    def shelf_folder(self) -> str | None:
+        """The folder in shared memory; None without one."""
+        return None if self.folders.shelf is None else str(self.folders.shelf)
 
     def _identify(self, entry: RankEntry) -> Future[Message]:
         request = {
@@ -162,6 +169,7 @@ class Launch:
             "address": self.address,
             "port": self.config.port,
             "timeout_s": self.config.timeout_s,
+            "shelf": self.shelf_folder,
         }
         assert self.link is not None
         return self.link.request(entry.engine, RANK_REQUEST, request)

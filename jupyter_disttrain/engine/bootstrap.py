@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError
 from ..ranks import RankInfo
+from ..shelf import fetch, lend
 from ..values import dump_value, load_value
 from .metrics import MetricsLog
 from .process_group import Group, RendezvousError
@@ -36,6 +37,7 @@ class Bootstrap:
         self._on_known = on_known
         self._shell: RankShell | None = None
         self.group: Group | None = None
+        self.shelf: str | None = None
 
     def bind(self, shell: RankShell) -> None:
         """Take the shell whose namespace is filled."""
@@ -58,12 +60,14 @@ class Bootstrap:
         os.environ.update({name: str(value) for name, value in request["environment"].items()})
         self._info = info
         self._fill_namespace(info, request["address"])
+        self.shelf = request["shelf"] if _is_own_folder(request["shelf"]) else None
+        sees_shelf = self.shelf is not None
         if info.backend == "none":
-            return {"status": "ok", "port": request["port"]}, []
+            return {"status": "ok", "port": request["port"], "sees_shelf": sees_shelf}, []
         _choose_device(info)
         self.group = Group(info, request["timeout_s"])
         port = self.group.open_store(request["address"], request["port"]) if info.rank == 0 else 0
-        return {"status": "ok", "port": port}, []
+        return {"status": "ok", "port": port, "sees_shelf": sees_shelf}, []
 
     def _do_join(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Join the process group."""
@@ -99,7 +103,7 @@ class Bootstrap:
 
     def _do_push(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
         """Set variables."""
-        values = load_value(buffers[0], buffers[1:])
+        values = load_value(buffers[0], fetch(request.get("shelf"), buffers[1:]))
         assert self._shell is not None
         self._shell.push(values)
         return {"status": "ok"}, []
@@ -121,7 +125,13 @@ class Bootstrap:
         if refused:
             return {"status": "unserializable", "reasons": refused}, []
         pickled, out = dump_value(values)
-        return {"status": "ok"}, [pickled, *(buffer.raw() for buffer in out)]
+        note, frames = lend(self.shelf, out)
+        return {"status": "ok", "shelf": note}, [pickled, *frames]
+
+
+def _is_own_folder(path: str | None) -> bool:
+    """Whether this process sees the client's folder, and not another of that name on another host."""
+    return path is not None and os.path.isdir(path) and os.stat(path).st_uid == os.getuid()
 
 
 def _choose_device(info: RankInfo) -> None:

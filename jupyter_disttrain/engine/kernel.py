@@ -18,6 +18,7 @@ from traitlets import Type
 
 from ..errors import UnserializableValueError
 from ..messages import OPTIONS, RANK_REQUEST
+from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, hooks
 from .shell import NO_VALUE, RankShell
@@ -108,8 +109,9 @@ class RankKernel(IPythonParallelKernel):
         except UnserializableValueError as error:
             reply["value"] = {"kind": "unserializable", "reason": str(error)}
             return []
-        reply["value"] = {"kind": "pickle"}
-        return [pickled, *(buffer.raw() for buffer in buffers)]
+        note, frames = lend(self._bootstrap.shelf, buffers)
+        reply["value"] = {"kind": "pickle", "shelf": note}
+        return [pickled, *frames]
 
     def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve one of the client's own requests: bootstrap, push, pull."""

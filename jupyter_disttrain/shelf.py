@@ -1,0 +1,85 @@
+"""Hand large memory from one process of a host to another.
+
+Covers: a file in shared memory that holds the buffers of one message, mapping it without a copy, removing it.
+Does not cover: what the buffers mean (``values``), hosts that don't share memory: there the buffers travel as frames.
+
+The receiver maps the file privately: what it writes stays its own, so several ranks can take the same file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path("/dev/shm")  # noqa: S108  (the folder below it is the user's alone)
+THRESHOLD = 1 << 20  # bytes; smaller messages are not worth a file
+_ALIGNMENT = 64  # of each buffer, as torch and numpy like it
+
+
+def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Put buffers on the shelf.
+
+    Parameters
+    ----------
+    folder
+        The shelf's folder; None where the receiver can't see it.
+    buffers
+        Contiguous memory.
+
+    Returns
+    -------
+    note, frames
+        What :func:`fetch` needs. Without a shelf, or without room on it, the note is None and the frames are the buffers.
+    """
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    if folder is None or sum(view.nbytes for view in views) < THRESHOLD:
+        return None, views
+    path = str(Path(folder) / uuid.uuid4().hex)
+    spans = []
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            at = 0
+            for view in views:
+                spans.append((at, view.nbytes))
+                _write(descriptor, view, at)
+                at += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
+            os.ftruncate(descriptor, at)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        # No room (containers get 64 MB): the frames are the slower way, and as good.
+        drop({"path": path})
+        return None, views
+    return {"path": path, "spans": spans}, []
+
+
+def _write(descriptor: int, view: memoryview, at: int) -> None:
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view = view[written:]
+        at += written
+
+
+def fetch(note: dict[str, Any] | None, frames: Sequence[Any]) -> list[Any]:
+    """Return the buffers; those from the shelf are writable and cost memory only where they are written."""
+    if note is None:
+        return list(frames)
+    descriptor = os.open(note["path"], os.O_RDONLY)
+    try:
+        memory = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(descriptor)
+    return [memory[at : at + size] for at, size in note["spans"]]
+
+
+def drop(note: dict[str, Any] | None) -> None:
+    """Take the file off the shelf; who has fetched it keeps the memory."""
+    if note is not None:
+        Path(note["path"]).unlink(missing_ok=True)
