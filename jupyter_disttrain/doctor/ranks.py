@@ -52,7 +52,9 @@ def find() -> Iterator[Finding]:
     try:
         probe.ask_torch()
     except probe.ProbeError as failure:
-        yield error("two ranks", f"not tried, since torch does not load: {failure}", "install torch; see versions above")
+        yield error(
+            "two ranks", f"not tried, since torch does not load: {failure}", "install torch; see versions above"
+        )
         return
     yield _all_reduce(launcher="local" if mpi.status == "error" else "mpi")
 
