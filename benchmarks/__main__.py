@@ -47,8 +47,9 @@ def main() -> int:
     peers, missing = ([], {}) if alone else environment.peers()
     arms = [*([] if arguments.no_ours else [Ours(name=table.OURS)]), *peers]
     figures = runner.run(plan, arms, arguments.only)
-    whole = not arguments.quick and set(arguments.only) == set(measures.ALL) and not arguments.no_ours
+    everything = set(arguments.only) == set(measures.ALL) and plan == Plan()
     # Only a whole run may replace the table that the README quotes.
+    whole = everything and not arguments.no_ours and not arguments.no_peers
     path = RESULTS / ("table.md" if whole else "partial.md")
     print("\n" + table.write(path, plan, facts, figures, missing))
     print(f"written to {path.relative_to(environment.ROOT)} and {path.with_suffix('.json').name}")

@@ -127,7 +127,7 @@ class DrivenKernel:
             try:
                 self._reply(request, 2.0)
                 self._until_idle(CellRecord(0.0), request, time.perf_counter() + 0.1)
-            except (Empty, KernelProblem):
+            except KernelProblem:
                 self._require_alive()
             else:
                 return
@@ -199,11 +199,15 @@ class DrivenKernel:
     def _reply(self, request: str, timeout_s: float) -> dict[str, Any]:
         assert self._client is not None
         while True:
-            reply = self._client.get_shell_msg(timeout=timeout_s)
+            try:
+                reply = self._client.get_shell_msg(timeout=timeout_s)
+            except Empty as silence:
+                raise KernelProblem(f"no reply within {timeout_s:.0f} s") from silence
             if reply["parent_header"].get("msg_id") == request:
                 return dict(reply["content"])
 
     def _require_alive(self) -> None:
         if not self._manager.is_alive():
-            last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise KernelProblem(f"the kernel died: {''.join(last)[:160]}")
+            said = self._log.read_text(errors="replace").splitlines()
+            last = [line for line in said if line.strip() and "WARNING" not in line][-1:]
+            raise KernelProblem(f"the kernel died {''.join(last)[:160]}".strip())

@@ -10,6 +10,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import psutil
+
 from .kernel import KernelProblem
 from .measures import IN_SESSION
 from .measures.cells import many_ranks
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 _ROW = {"transfer": "pull", "loop": "loop_mlp", "memory": "rank_memory"}  # where a measure's failure is shown
+# What may go wrong with a contender or a yardstick; anything else is a mistake in here and ends the run.
+FAILURES = (KernelProblem, RuntimeError, OSError, psutil.Error)
 
 
 def run(plan: Plan, arms: Sequence[Arm], only: Iterable[str]) -> list[Figures]:
@@ -33,15 +37,20 @@ def run(plan: Plan, arms: Sequence[Arm], only: Iterable[str]) -> list[Figures]:
     figures: list[Figures] = []
     for ranks in plan.ranks:
         if "start" in chosen:
-            figures += _tell("start", ranks, partial(starts, arms, ranks, plan))
+            figures += _tell(
+                "start", ranks, partial(_guarded, "start", arms, partial(starts, arms, ranks, plan), ranks)
+            )
         if "memory" in chosen:
-            figures += _tell("memory", ranks, partial(weigh, arms, ranks, plan))
+            figures += _tell(
+                "memory", ranks, partial(_guarded, "memory", arms, partial(weigh, arms, ranks, plan), ranks)
+            )
         for arm in arms:
             figures += _shared_session(arm, ranks, plan, [name for name in IN_SESSION if name in chosen])
     if "many_ranks" in chosen:
         for arm in arms:
             if arm.has_ranks_without_torch():
-                figures += _tell("many_ranks", plan.many_ranks, partial(_many_ranks, arm, plan))
+                guarded = partial(_guarded, "many_ranks", [arm], partial(many_ranks, arm, plan), plan.many_ranks)
+                figures += _tell("many_ranks", plan.many_ranks, guarded)
     return figures
 
 
@@ -57,11 +66,12 @@ def _tell(measure: str, ranks: int, work: Callable[[], list[Figures]]) -> list[F
     return figures
 
 
-def _many_ranks(arm: Arm, plan: Plan) -> list[Figures]:
+def _guarded(measure: str, arms: Sequence[Arm], work: Callable[[], list[Figures]], ranks: int) -> list[Figures]:
+    """Do the work, or say for each of the arms why it could not be done."""
     try:
-        return many_ranks(arm, plan)
-    except KernelProblem as problem:
-        return [_failed("many_ranks", arm, plan.many_ranks, str(problem))]
+        return work()
+    except FAILURES as problem:
+        return [_failed(measure, arm, ranks, str(problem)) for arm in arms]
 
 
 def _failed(measure: str, arm: Arm, ranks: int, problem: str) -> Figures:
@@ -91,7 +101,7 @@ def _shared_session(arm: Arm, ranks: int, plan: Plan, names: Sequence[str]) -> l
             try:
                 session = session or _open(arm, ranks, plan)
                 figures += _tell(name, ranks, partial(IN_SESSION[name], session, plan))
-            except (KernelProblem, RuntimeError) as problem:
+            except FAILURES as problem:
                 print(f"    {arm.name} {name}: {problem}", flush=True)
                 figures.append(_failed(name, arm, ranks, str(problem)))
                 if session is not None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from benchmarks.arms import Arm
     from benchmarks.plan import Plan
 
+_GIVE_UP_AFTER = 2  # starts that failed, each after minutes perhaps
+
 
 def starts(arms: Sequence[Arm], ranks: int, plan: Plan) -> list[Figures]:
     """Start torchrun and every arm in turns, each time from nothing."""
@@ -23,23 +25,22 @@ def starts(arms: Sequence[Arm], ranks: int, plan: Plan) -> list[Figures]:
     torchrun_s: list[float] = []
     seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
     loads: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    problems: dict[str, str] = {}
+    problems: dict[str, list[str]] = {arm.name: [] for arm in arms}
     for _ in range(plan.starts):
         torchrun_s.append(torchrun.seconds_to_first_all_reduce(ranks, environment))
         for arm in arms:
-            problem = _one_start(arm, ranks, environment, (seconds[arm.name], loads[arm.name]))
-            if problem:
-                problems[arm.name] = problem
+            if len(problems[arm.name]) < _GIVE_UP_AFTER:
+                problems[arm.name] += _one_start(arm, ranks, environment, (seconds[arm.name], loads[arm.name]))
     figures = []
     for arm in arms:
-        failed = plan.starts - len(seconds[arm.name])
+        failed = problems[arm.name]
         common = Figures(
             measure="load",
             arm=arm.name,
             ranks=ranks,
             unit="s",
             values=tuple(loads[arm.name]),
-            problem=f"{failed} of {plan.starts} starts failed: {problems[arm.name]}" if failed else "",
+            problem=f"{len(failed)} starts failed: {failed[-1]}" if failed else "",
         )
         start = replace(
             common,
@@ -53,12 +54,12 @@ def starts(arms: Sequence[Arm], ranks: int, plan: Plan) -> list[Figures]:
     return figures
 
 
-def _one_start(arm: Arm, ranks: int, environment: dict[str, str], into: tuple[list[float], list[float]]) -> str:
-    """Add the seconds of one start and of the loading before it; return why there are none, or nothing."""
+def _one_start(arm: Arm, ranks: int, environment: dict[str, str], into: tuple[list[float], list[float]]) -> list[str]:
+    """Add the seconds of one start and of the loading before it; return why there are none, if so."""
     try:
         with Session(arm, ranks, environment) as session:
             into[0].append(session.start_s)
             into[1].append(session.load_s)
     except KernelProblem as problem:
-        return str(problem)
-    return ""
+        return [str(problem)]
+    return []
