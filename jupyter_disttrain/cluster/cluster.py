@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import keyword
 import os
-import signal
 import threading
 import time
 import weakref
@@ -222,6 +221,7 @@ class Cluster:
         msg_id = self._link.post(
             entry.engine, "execute_request", content, metadata={OPTIONS: options}, on_reply=on_reply
         )
+        entry.request = msg_id
         self._cells[msg_id] = (run, rank)
 
     def _check_free(self, ranks: Sequence[int]) -> None:
@@ -248,10 +248,11 @@ class Cluster:
         return link
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
-        """Send SIGINT to ranks that run a cell, through their nannies."""
-        running = {entry.info.rank for entry in self.table if entry.state == "running"}
-        for rank in sorted(running if ranks is None else running & set(ranks)):
-            self.signal(rank, signal.SIGINT)
+        """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early."""
+        chosen = None if ranks is None else set(ranks)
+        for entry in self.table:
+            if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
+                self._link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": entry.request})
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""

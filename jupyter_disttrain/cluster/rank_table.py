@@ -30,6 +30,7 @@ class RankEntry:
     nanny: str
     state: str = "idle"  # "starting", "idle", "running", "dead"
     sees_shelf: bool = False  # it shares memory with the client
+    request: str = ""  # the id of that cell's message
     cell: int | None = None  # the number of the cell that runs, or ran last
 
 

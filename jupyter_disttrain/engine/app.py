@@ -25,7 +25,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from ..messages import RankHello
 from .bootstrap import Bootstrap
 from .connection import CLIENT_IDENTITY, CONNECTION_FILE, LAUNCHER, PROFILE_DIR, WITHOUT_TORCH, Connection
-from .kernel import RankKernel
+from .kernel import RankKernel, ignore_signal
 from .publisher import Publisher
 from .streams import RankStream
 from .wire import IDENTITY, RankEnd, Wire
@@ -100,7 +100,7 @@ class RankEngine(IPEngine):
 
     def init_signal(self) -> None:
         """SIGINT means something only while a cell runs; SIGTERM ends the process."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, ignore_signal)
         signal.signal(signal.SIGTERM, _end)
 
 
@@ -115,6 +115,7 @@ def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
     sys.stdout = sys.__stdout__ = RankStream(1, "stdout")  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = RankStream(2, "stderr")  # type: ignore[misc,assignment]
+    signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     sys.argv = [""]
     sys.path.insert(0, "")

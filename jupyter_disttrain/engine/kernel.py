@@ -9,6 +9,7 @@ client whether to wait for an idle message, which then comes after all output.
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,6 +27,10 @@ from .shell import NO_VALUE, RankShell
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
     from .publisher import Publisher
+
+
+def ignore_signal(_number: int, _frame: Any) -> None:
+    """Do nothing; unlike SIG_IGN this is not inherited by the programs that a rank starts."""
 
 
 class RankKernel(IPythonParallelKernel):
@@ -66,13 +71,16 @@ class RankKernel(IPythonParallelKernel):
             await super().execute_request(stream, ident, parent)
             return
         shell: RankShell = self.shell
+        self._interrupted = False
+        signal.signal(signal.SIGINT, self._note_interrupt)
+        # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
         shell.begin_cell()
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group)
         content = parent["content"]
         start = time.time()
-        reply = await self.do_execute(content["code"], False, True, {}, False)
+        reply = await self._execute(content["code"])
         reply["duration_s"] = time.time() - start
         if reply["status"] == "error":
             cell_errors.complete(reply, shell, options["lines_before"])
@@ -84,6 +92,29 @@ class RankKernel(IPythonParallelKernel):
         self.session.send(
             stream, "execute_reply", json_clean(reply), parent, metadata=metadata, ident=ident, buffers=buffers
         )
+
+    async def _execute(self, code: str) -> dict[str, Any]:
+        """Run the code; SIGINT means something here and nowhere else, so it can't cost the reply."""
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._interrupted:
+                raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
+            return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
+        except KeyboardInterrupt as error:
+            # It came in the moment before or after the cell's own code.
+            self.shell.last_error = error
+            return {"status": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
+        finally:
+            signal.signal(signal.SIGINT, ignore_signal)
+
+    def _note_interrupt(self, _number: int, _frame: Any) -> None:
+        self._interrupted = True
+
+    def pre_handler_hook(self) -> None:
+        """Leave SIGINT to :meth:`_execute`."""
+
+    def post_handler_hook(self) -> None:
+        """Leave SIGINT to :meth:`_execute`."""
 
     def _end_cell(self, parent: dict[str, Any], mark: tuple[int, int]) -> bool:
         """Close the cell's output; True when there was none."""

@@ -53,6 +53,7 @@ class Nanny:
         self._engine = ""
         self._hub_id: int | None = None
         self._told_who = False
+        self._interrupt_at = ""  # a cell that was interrupted before it began
         self._expected_end = False
         self._kill_at: float | None = None
         self._orphan_at: float | None = None
@@ -175,6 +176,8 @@ class Nanny:
             elif kind == CELL_BEGIN:
                 self._read_pipes()
                 self._voice.begin_cell(self._session.unpack(frames[0]))
+                if self._voice.cell["msg_id"] == self._interrupt_at:
+                    self._signal(signal.SIGINT)
             elif kind == IDENTITY:
                 self._on_identity(self._session.unpack(frames[0]))
         return True
@@ -214,9 +217,18 @@ class Nanny:
             content = {"status": "error", "reason": f"a nanny knows no {message['header']['msg_type']}"}
         elif request["do"] == "signal":
             self._signal(request["signal"])
+        elif request["do"] == "interrupt":
+            self._interrupt(request["cell"])
         elif request["do"] == "end":
             self._begin_end()
         self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents)
+
+    def _interrupt(self, cell: str) -> None:
+        """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
+        if self._voice.cell.get("msg_id") == cell:
+            self._signal(signal.SIGINT)
+        else:
+            self._interrupt_at = cell
 
     def _signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._pidfd, number)
