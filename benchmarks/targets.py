@@ -59,9 +59,9 @@ ROWS: dict[str, Row] = {
 def verdict(figures: Figures) -> str:
     """Say which aim a row's median meets: ``dream``, ``reach``, ``no``, or a dash where none is set."""
     aim = ROWS[figures.measure].aim(figures.ranks)
-    value = None if aim is None else figures.ratio if aim.ratio else figures.median
-    if aim is None or value is None:
+    if aim is None:
         return "-"
-    if figures.problem or (figures.measure == "notebook" and "not imported" not in figures.note):
+    value = figures.ratio if aim.ratio else figures.median
+    if value is None or figures.problem or (figures.measure == "notebook" and "not imported" not in figures.note):
         return "no"
     return "dream" if value <= aim.dream else "reach" if value <= aim.reach else "no"
