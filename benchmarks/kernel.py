@@ -150,8 +150,12 @@ class DrivenKernel:
         assert self._client is not None, "start the kernel first"
         record = CellRecord(time.perf_counter())
         request = self._client.execute(cell, allow_stdin=False, stop_on_error=False)
-        self._until_idle(record, request, record.sent_s + timeout_s)
-        reply = self._reply(request, 10.0)
+        try:
+            self._until_idle(record, request, record.sent_s + timeout_s)
+            reply = self._reply(request, 10.0)
+        except KernelProblem as problem:
+            words = " / ".join(line.strip() for line in cell.strip().splitlines()[:2])
+            raise KernelProblem(f"{problem} in {words[:60]!r}") from problem
         if reply["status"] != "ok":
             record.failure = f"{reply.get('ename')}: {reply.get('evalue')}".strip().splitlines()[0]
             if check:
