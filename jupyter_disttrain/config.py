@@ -55,7 +55,8 @@ class ClusterConfig:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
         if not _NAME.match(self.name):
             raise UsageError(
-                f"a cluster can't be named {self.name!r}; use up to 40 letters, digits, '.', '_' and '-', a letter or digit first"
+                f"a cluster can't be named {self.name!r}; use up to 40 letters, digits, '.', '_' and '-', "
+                "a letter or digit first"
             )
 
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:

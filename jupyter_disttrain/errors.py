@@ -47,6 +47,10 @@ class CellTimeoutError(DisttrainError, TimeoutError):
     """A cell ran longer than its ``--timeout``."""
 
 
+class GivenUpError(DisttrainError, KeyboardInterrupt):
+    """A second interrupt gave up waiting for ranks that the first could not reach."""
+
+
 class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
     """A cell failed on at least one rank.
 

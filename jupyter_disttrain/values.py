@@ -20,7 +20,7 @@ import cloudpickle
 from .errors import UnserializableValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
 
@@ -51,12 +51,37 @@ def dump_value(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     return stream.getvalue(), buffers
 
 
+def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Pickle named values as one dict, so that what they share stays shared.
+
+    Raises
+    ------
+    UnserializableValueError
+        If a value can't be pickled; the message names each such value.
+    """
+    try:
+        return dump_value(dict(values))
+    except UnserializableValueError:
+        reasons = list(_refusals(values))
+        if not reasons:
+            raise
+        raise UnserializableValueError("; ".join(reasons)) from None
+
+
+def _refusals(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        try:
+            dump_value(value)
+        except UnserializableValueError as error:
+            yield f"{name}: {error}"
+
+
 def load_value(pickled: bytes | memoryview, buffers: Iterable[Any]) -> Any:
     """Undo :func:`dump_value`; arrays and tensors use the memory of ``buffers``."""
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (the channel is signed; a rank runs any code anyway)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _Pickler(cloudpickle.Pickler):
     """cloudpickle, with tensors as buffers."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -77,7 +102,7 @@ def _reduce_tensor(tensor: torch.Tensor, torch: Any) -> Any:
     if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return None  # torch's own way
     data = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    memory = data.flatten().view(torch.uint8).numpy() if data.numel() else b""
+    memory: Any = data.flatten().view(torch.uint8).numpy() if data.numel() else b""
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     name = str(tensor.dtype).removeprefix("torch.")
     return _rebuild_tensor, (pickle.PickleBuffer(memory), name, tuple(tensor.shape), tensor.requires_grad, is_parameter)

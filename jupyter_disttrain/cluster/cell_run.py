@@ -13,11 +13,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import CellTimeoutError, ClusterClosedError, RankFailure, UnserializableValueError
+from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
 from ..messages import CellFailure
 from ..ranks import label_ranks
-from ..values import load_value
 from .events import Died, Elided, Event, Replied, Said, Silent
+from .variables import load_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +146,7 @@ class CellRun:
         self.started_s = time.time()
         self.ended_s: float | None = None
         self.state = CellState(ranks, hosts)
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | ClusterClosedError] = queue.SimpleQueue()
         self._interrupt = interrupt
         self._listener = listener
         self._said: dict[tuple[str, int], list[str]] = {}
@@ -160,9 +160,9 @@ class CellRun:
         """Hand in an event, from any thread."""
         self._events.put(event)
 
-    def abandon(self) -> None:
+    def abandon(self, reason: str) -> None:
         """Say that the cluster is gone, from any thread."""
-        self._events.put(None)
+        self._events.put(ClusterClosedError(reason))
 
     def listen(self, listener: Listener) -> None:
         """Have a listener see what happens from now on, and what has not been looked at yet."""
@@ -218,7 +218,7 @@ class CellRun:
         for rank, reply in sorted(self.state.replies.items()):
             told = reply.content.get("value", {"kind": "none"})
             if told["kind"] == "pickle":
-                values[rank] = load_value(reply.buffers[0], reply.buffers[1:])
+                values[rank] = load_from(rank, reply.buffers)
             elif told["kind"] == "unserializable":
                 refused.setdefault(told["reason"], []).append(rank)
             else:
@@ -255,6 +255,8 @@ class CellRun:
                 self._step()
             except KeyboardInterrupt:
                 self._on_interrupt()
+            except ClusterClosedError as error:
+                self._give_up(error)
         if self.ended_s is None:
             self.ended_s = time.time()
             if self._listener is not None:
@@ -281,8 +283,8 @@ class CellRun:
         try:
             event = self._events.get(timeout=pause)
             while True:
-                if event is None:
-                    raise ClusterClosedError("the cluster was shut down while the cell ran; start one with %dist_init")
+                if isinstance(event, ClusterClosedError):
+                    raise event
                 events.append(event)
                 event = self._events.get_nowait()
         except queue.Empty:
@@ -297,7 +299,7 @@ class CellRun:
     def _on_interrupt(self) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
-            self._give_up(KeyboardInterrupt(self._still_running("interrupted twice")))
+            self._give_up(GivenUpError(self._still_running("interrupted twice")))
         self._interrupt(sorted(self.state.running))
 
     def _on_deadline(self) -> None:
@@ -310,7 +312,10 @@ class CellRun:
     def _still_running(self, what: str) -> str:
         ranks = label_ranks(self.state.running)
         verb = "has" if len(self.state.running) == 1 else "have"
-        return f"{what}; {ranks} {verb} not come back (a collective can't be interrupted); %dist_reset starts the ranks anew"
+        return (
+            f"{what}; {ranks} {verb} not come back (a collective can't be interrupted); "
+            "%dist_reset starts the ranks anew"
+        )
 
     def _give_up(self, error: BaseException) -> None:
         self.ended_s = time.time()
@@ -321,6 +326,8 @@ class CellRun:
     def _raise(self, timeout_s: float | None) -> None:
         failures = self.failures
         if self._timed_out:
-            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted")
+            causes = [failure.headline for failure in failures if failure.ename != "KeyboardInterrupt"]
+            also = f"; before that {'; '.join(causes)}" if causes else ""
+            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}")
         if failures:
             raise RankFailure(failures, self.state.failures)

@@ -7,7 +7,6 @@ Does not cover: processes (``start``), the state of a cell (``cell_run``), drawi
 from __future__ import annotations
 
 import atexit
-import keyword
 import os
 import threading
 import time
@@ -15,13 +14,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
-from ..errors import ClusterClosedError, UnserializableValueError, UsageError
-from ..messages import NANNY_REQUEST, OPTIONS, RANK_REQUEST, RankDeath
+from ..errors import UsageError
+from ..messages import NANNY_REQUEST, OPTIONS
 from ..ranks import label_ranks, parse_ranks
-from ..shelf import drop, fetch, lend
-from ..values import dump_value, load_value
+from . import variables
 from .cell_run import CellRun, Listener
-from .events import Died, Replied
+from .events import Died, Replied, Silent
+from .group import restore_group
 from .inbox import event_from
 from .start import Launch
 from .telemetry import MetricsTable
@@ -30,9 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from typing_extensions import Self
+
     from .events import Event
-    from .link import Message
+    from .link import Link, Message
     from .rank_table import RankEntry
+
+LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
@@ -72,15 +75,16 @@ class Cluster:
         self._current: CellRun | None = None
         self._late: list[Event] = []
         self._count = 0
-        self._generation = 0
         self._closed = False
-        self._launch = Launch(self.config, self._on_message)
+        self._pid = os.getpid()
+        self._start()
+        _open.add(self)
+
+    def _start(self) -> None:
         started = time.monotonic()
+        self._launch = Launch(self.config, self._on_message, self._on_lost)
         self._launch.start()
         self.start_seconds = time.monotonic() - started
-        self._engines = {entry.engine: entry.info.rank for entry in self._launch.table}
-        self._pid = os.getpid()
-        _open.add(self)
 
     # What it is
 
@@ -115,7 +119,7 @@ class Cluster:
         state = "closed" if self._closed else f"{label_ranks(range(self.world_size))} on {hosts}"
         return f"<Cluster {self.name!r}: {state}>"
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         """Return itself; the end of the block shuts it down."""
         return self
 
@@ -171,13 +175,14 @@ class Cluster:
         self,
         code: str,
         ranks: tuple[int, ...],
-        values: bool,  # noqa: FBT001
+        values: bool,
         listener: Listener | None,
         execution_count: int | None,
         lines_before: int,
     ) -> CellRun:
         with self._lock:
             self._check_free(ranks)
+            restore_group(self._launch, ranks)
             self._count += 1
             hosts = {entry.info.rank: entry.info.host for entry in self.table}
             run = CellRun(self._count, ranks, hosts, self.interrupt, listener)
@@ -186,6 +191,7 @@ class Cluster:
             self._late.clear()
             self._current = run
             options = {
+                "cell": self._count,
                 "value": values,
                 "execution_count": execution_count or self._count,
                 "lines_before": lines_before,
@@ -211,9 +217,10 @@ class Cluster:
                 rank=rank,
                 time_s=time.time(),
                 content=message["content"],
-                buffers=_off_the_shelf(message),
+                buffers=variables.off_the_shelf(message["content"].get("value", {}).get("shelf"), message["buffers"]),
                 quiet=told.get("quiet", True),
             )
+            entry.has_group = told.get("has_group", True)
             if entry.state == "running":
                 entry.state = "idle"
             run.put(event)
@@ -226,6 +233,7 @@ class Cluster:
 
     def _check_free(self, ranks: Sequence[int]) -> None:
         """Refuse to queue a cell behind one that may never end."""
+        self._launch.check_open()
         dead = [rank for rank in ranks if self._launch.table[rank].state == "dead"]
         if dead:
             raise UsageError(f"{label_ranks(dead)} died; %dist_reset starts the ranks anew, or leave them out with -r")
@@ -241,11 +249,8 @@ class Cluster:
         }
 
     @property
-    def _link(self) -> Any:
-        link = self._launch.link
-        if link is None:
-            raise ClusterClosedError(f"the cluster {self.name!r} was shut down; start one with %dist_init")
-        return link
+    def _link(self) -> Link:
+        return self._launch.open_link
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early."""
@@ -257,13 +262,23 @@ class Cluster:
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""
         nanny = self._launch.table[rank].nanny
-        future: Future[Message] = self._link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
-        return future
+        return self._link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
 
     def sync(self, timeout_s: float | None = None) -> float:
-        """Wait at a barrier of all ranks; returns the seconds that it took."""
+        """Wait at a barrier of all ranks; returns the seconds that it took.
+
+        Raises
+        ------
+        UsageError
+            If the ranks have nothing to meet in: no process group, and no MPI.
+        """
+        barrier = "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
+        if self.config.backend == "none":
+            if self.config.launcher != "mpi":
+                raise UsageError("these ranks have no process group to meet in; start them without --backend none")
+            barrier = "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
         start = time.monotonic()
-        self.run("dist.barrier()", timeout_s=timeout_s, values=False)
+        self.run(barrier, timeout_s=timeout_s, values=False)
         return time.monotonic() - start
 
     # Variables
@@ -279,19 +294,10 @@ class Cluster:
             If a value can't be sent; the message names it.
         """
         chosen = parse_ranks(ranks, self.world_size)
-        for name, value in values.items():
-            check_name(name)
-            try:
-                dump_value(value)
-            except UnserializableValueError as error:
-                raise UnserializableValueError(f"{name}: {error}") from error
-        pickled, buffers = dump_value(dict(values))
-        shared = all(self._launch.table[rank].sees_shelf for rank in chosen)
-        note, frames = lend(self._launch.shelf_folder if shared else None, buffers)
-        try:
-            self._ask(chosen, {"do": "push", "shelf": note}, [pickled, *frames])
-        finally:
-            drop(note)
+        variables.check_names(values)
+        with self._lock:
+            self._check_free(chosen)
+        variables.push(self._launch, chosen, values)
 
     def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
         """Bring variables back: by rank, then by name.
@@ -305,49 +311,10 @@ class Cluster:
         """
         chosen = parse_ranks(ranks, self.world_size)
         wanted = [names] if isinstance(names, str) else list(names)
-        for name in wanted:
-            check_name(name)
-        values: dict[int, dict[str, Any]] = {}
-        missing: dict[str, list[int]] = {}
-        refused: dict[str, list[int]] = {}
-        for rank, reply in self._ask(chosen, {"do": "pull", "names": wanted}).items():
-            content = reply["content"]
-            if content["status"] == "ok":
-                values[rank] = load_value(reply["buffers"][0], fetch(content["shelf"], reply["buffers"][1:]))
-                drop(content["shelf"])
-            for name in content.get("names", ()):
-                missing.setdefault(name, []).append(rank)
-            for name, reason in content.get("reasons", {}).items():
-                refused.setdefault(f"{name}: {reason}", []).append(rank)
-        if missing:
-            listed = "; ".join(f"{label_ranks(ranks)} has no {name!r}" for name, ranks in missing.items())
-            raise UsageError(f"{listed}; set it in a %%distributed cell first")
-        if refused:
-            listed = "; ".join(f"{label_ranks(ranks)}: {reason}" for reason, ranks in refused.items())
-            raise UnserializableValueError(listed)
-        return values
-
-    def _ask(
-        self, ranks: Sequence[int], request: dict[str, Any], buffers: Sequence[Any] = ()
-    ) -> dict[int, dict[str, Any]]:
-        """Send one request to each rank and wait for all replies."""
+        variables.check_names(wanted)
         with self._lock:
-            self._check_free(ranks)
-        table = self._launch.table
-        futures = {
-            rank: self._link.request(table[rank].engine, RANK_REQUEST, request, buffers=buffers) for rank in ranks
-        }
-        replies = {}
-        for rank, future in futures.items():
-            while not future.done():
-                if table[rank].state == "dead":
-                    raise UsageError(f"rank {rank} died; %dist_reset starts the ranks anew")
-                wait_for(future, 0.2)
-            replies[rank] = future.result()
-            content = replies[rank]["content"]
-            if content["status"] == "error":
-                raise UsageError(f"rank {rank} on {table[rank].info.host}: {content['ename']}: {content['evalue']}")
-        return replies
+            self._check_free(chosen)
+        return variables.pull(self._launch, chosen, wanted)
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Pass a front end's widget message on to a rank."""
@@ -371,36 +338,57 @@ class Cluster:
         if event is None:
             return
         if isinstance(event, Died):
-            self._on_death(entry, event.record, event)
+            self._on_death(entry, event)
             return
         run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, rank))
         with self._lock:
             if run is not None and not run.ended_s:
                 run.put(event)
+            elif isinstance(event, Silent):
+                return  # of a cell that was given up; the cell that runs now has its own
             elif self._current is not None and not self._current.ended_s:
                 self._current.put(event)  # said by a thread that an earlier cell left behind
-            elif len(self._late) < 1000:
+            elif len(self._late) < LATE_LIMIT:
                 self._late.append(event)
 
-    def _on_death(self, entry: RankEntry, record: RankDeath, event: Died) -> None:
-        entry.state = "dead"
-        for run, rank in list(self._cells.values()):
-            if rank == entry.info.rank:
-                run.put(event)
+    def _on_death(self, entry: RankEntry, event: Died) -> None:
+        with self._lock:  # a cell that is being sent at this moment has to learn of it too
+            entry.state = "dead"
+            for run, rank in list(self._cells.values()):
+                if rank == entry.info.rank:
+                    run.put(event)
+
+    def _on_lost(self) -> None:
+        """Take note that the controller is gone, and nobody can be reached any more."""
+        with self._lock:
+            for entry in self.table:
+                entry.state = "dead"
+            self._abandon_cells(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
 
     # The end
 
     def reset(self) -> None:
-        """End all ranks and start as many anew; variables are gone."""
-        self._launch.stop()
-        self._abandon_cells()
-        self._launch = Launch(self.config, self._on_message)
-        self._launch.start()
+        """End all ranks and start as many anew; variables are gone.
 
-    def _abandon_cells(self) -> None:
+        Raises
+        ------
+        LaunchError
+            If they can't be started again; the cluster is closed then.
+        """
+        self._launch.stop()
+        self._abandon_cells(f"the cluster {self.name!r} was reset while the cell ran; run it again")
+        self._current = None
+        self._late.clear()
+        try:
+            self._start()
+        except BaseException:
+            self._closed = True
+            _open.discard(self)
+            raise
+
+    def _abandon_cells(self, reason: str) -> None:
         for run, _ in list(self._cells.values()):
-            if not run.ended_s:
-                run.abandon()
+            run.abandon(reason)
         self._cells.clear()
 
     def shutdown(self) -> None:
@@ -410,31 +398,7 @@ class Cluster:
         self._closed = True
         _open.discard(self)
         self._launch.stop()
-        self._abandon_cells()
-
-
-def check_name(name: str) -> None:
-    """Refuse what can't be a variable's name."""
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} is not a variable's name; give names as in: %dist_push lr batch_size")
-
-
-def wait_for(future: Future[Message], seconds: float) -> None:
-    """Wait for a reply, at most this long."""
-    done = threading.Event()
-    future.add_done_callback(lambda _: done.set())
-    done.wait(seconds)
-
-
-def _off_the_shelf(message: Message) -> list[Any]:
-    """Return a reply's buffers; mapping a file on the shelf now means that it can't be forgotten there."""
-    note = message["content"].get("value", {}).get("shelf")
-    if note is None:
-        return list(message["buffers"])
-    first, *rest = message["buffers"]
-    mapped = fetch(note, rest)
-    drop(note)
-    return [first, *mapped]
+        self._abandon_cells("the cluster was shut down while the cell ran; start one with %dist_init")
 
 
 def _ignore(_message: Message) -> None:

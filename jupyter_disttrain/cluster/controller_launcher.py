@@ -14,7 +14,7 @@ HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a bea
 MISSED_BEATS = 20
 
 
-class ControllerProcess(LocalControllerLauncher):  # type: ignore[misc]  # ipyparallel has no types
+class ControllerProcess(LocalControllerLauncher):
     """Start ``jupyter_disttrain.cluster.controller``."""
 
     owner_pid = Integer(0)

@@ -6,9 +6,10 @@ Every event carries the rank and the time in seconds since the epoch at which it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..messages import LogTrouble, OutputElided, RankDeath
+if TYPE_CHECKING:
+    from ..messages import LogTrouble, OutputElided, RankDeath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

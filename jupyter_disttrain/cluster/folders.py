@@ -44,9 +44,11 @@ class Folders:
         try:
             for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _probe(profile / "security" / "probe")
         except OSError as error:
+            shutil.rmtree(profile, ignore_errors=True)
             raise LaunchError(
-                f"cannot make the folder {error.filename}: {error.strerror}; free or repair it, "
+                f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
             ) from error
         _prune(runs, keep=KEPT_RUNS)
@@ -63,7 +65,7 @@ class Folders:
         return self.profile / "security" / f"ipcontroller-{self.cluster_id}-client.json"
 
     def rank_log(self, rank: int) -> Path:
-        """The log of one rank; there is none until the rank says something."""
+        """Return where a rank's log is, once the rank has said something."""
         return self.run / f"rank{rank}.log"
 
     @property
@@ -79,6 +81,16 @@ class Folders:
             self.run.rmdir()
         except OSError:
             return  # there are logs in it
+
+
+def _probe(path: Path) -> None:
+    """Find out now whether the disk takes a connection file: the controller could not say."""
+    try:
+        path.write_bytes(bytes(4096))
+    except OSError as error:
+        error.filename = str(path.parent)
+        raise
+    path.unlink()
 
 
 def _make_shelf(cluster_id: str) -> Path | None:

@@ -43,18 +43,28 @@ class Link:
         The name by which ranks reach this client.
     on_message
         Called on the link's thread with every message that no request waits for.
+    on_lost
+        Called on the link's thread when the controller is gone.
     """
 
-    def __init__(self, info: dict[str, Any], identity: str, on_message: Callable[[str, Message], None]) -> None:
+    def __init__(
+        self,
+        info: dict[str, Any],
+        identity: str,
+        on_message: Callable[[str, Message], None],
+        on_lost: Callable[[], None],
+    ) -> None:
         _disable_session_extract_dates()
         self._info = info
         self._on_message = on_message
+        self._on_lost = on_lost
         self.session = Session(key=info["key"].encode(), signature_scheme=info["signature_scheme"])
         self._context = zmq.Context()
         self._shell = self._open(zmq.DEALER, "mux", IDENTITY=identity.encode())
         self._control = self._open(zmq.DEALER, "control", IDENTITY=identity.encode())
         self._iopub = self._open(zmq.SUB, "iopub")
         self._iopub.subscribe(b"")
+        self._monitor = self._shell.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._outbox: deque[tuple[zmq.Socket[bytes], list[Any]]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
@@ -127,7 +137,7 @@ class Link:
     def _run(self) -> None:
         poller = zmq.Poller()
         channels = {self._shell: "shell", self._control: "control", self._iopub: "iopub"}
-        for sock in (*channels, self._wake_read):
+        for sock in (*channels, self._monitor, self._wake_read):
             poller.register(sock, zmq.POLLIN)
         while not self._closed:
             events = dict(poller.poll())
@@ -139,7 +149,11 @@ class Link:
             for sock, channel in channels.items():
                 if sock in events:
                     self._receive(sock, channel)
-        for sock in channels:
+            if self._monitor in events:
+                self._monitor.recv_multipart()
+                self._on_lost()
+        self._shell.disable_monitor()
+        for sock in (*channels, self._monitor):
             sock.close()
         self._context.term()
 
@@ -166,14 +180,18 @@ class Link:
                 return
         self._on_message(channel, message)
 
+    def fail_requests(self, reason: str) -> None:
+        """Give who waits for a reply a :class:`ClusterClosedError`."""
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(ClusterClosedError(reason))
+
     def close(self) -> None:
         """End the thread; who still waits gets a :class:`ClusterClosedError`."""
         if self._closed:
             return
         self._closed = True
-        for future in list(self._waiting.values()):
-            if not future.done():
-                future.set_exception(ClusterClosedError("the cluster was shut down before the reply came"))
+        self.fail_requests("the cluster was shut down before the reply came")
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)

@@ -4,7 +4,8 @@ Covers: deciding ranks, local ranks and node ranks from what the processes say o
 Does not cover: telling them (``cluster.start``).
 
 The launcher's own rank is used where every process has one and all differ, because MPI counts that way. Otherwise the
-order is by host, then by process id. Nothing else is trusted: engine ids, LOCAL_RANK and SLURM_PROCID were each seen wrong.
+order is by host, then by process id. Nothing else is trusted: engine ids, LOCAL_RANK and SLURM_PROCID were each seen
+wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class RankEntry:
     engine: str
     nanny: str
     state: str = "idle"  # "starting", "idle", "running", "dead"
+    has_group: bool = True  # False once a cell has ended its process group
     sees_shelf: bool = False  # it shares memory with the client
     request: str = ""  # the id of that cell's message
     cell: int | None = None  # the number of the cell that runs, or ran last

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel
 from traitlets.config import Config
 
-from ..errors import LaunchError
+from ..errors import ClusterClosedError, LaunchError
 from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
 from ..ranks import RankInfo, label_ranks
 from .controller_launcher import ControllerProcess
@@ -30,6 +30,7 @@ from .rank_environment import rank_environment, session_environment
 from .rank_table import RankEntry, decide
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from ..config import ClusterConfig
@@ -41,9 +42,13 @@ END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 class Launch:
     """The processes of one cluster."""
 
-    def __init__(self, config: ClusterConfig, on_message: Any) -> None:
+    def __init__(
+        self, config: ClusterConfig, on_message: Callable[[str, Message], None], on_lost: Callable[[], None]
+    ) -> None:
         self.config = config
         self._on_message = on_message
+        self._on_lost = on_lost
+        self._generations = 0
         self._arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started = False
         self.table: list[RankEntry] = []
@@ -65,7 +70,8 @@ class Launch:
         """
         try:
             self._start_processes()
-            self.link = Link(self._wait_for_connection(), self.folders.cluster_id, self._on_early_message)
+            info = self._wait_for_connection()
+            self.link = Link(info, self.folders.cluster_id, self._on_early_message, self._on_controller_lost)
             entries = self._hear_from_ranks()
             self._introduce(entries)
         except BaseException:
@@ -135,12 +141,12 @@ class Launch:
     def _check_hello(self, hello: RankHello) -> None:
         if hello.failure is None:
             return
-        missing = "'torch'" in hello.failure
-        remedy = (
-            "install torch for the Python that runs the notebook, or start without it: --backend none"
-            if missing
-            else "jupyter disttrain doctor checks the installation"
-        )
+        remedies = {
+            "torch": "install torch for the Python that runs the notebook, or start without it: --backend none",
+            "mpi4py": "install it for the Python that runs the notebook, or start without MPI: --launcher local",
+        }
+        module = hello.failure.split(" ", 1)[0]
+        remedy = remedies.get(module, "jupyter disttrain doctor checks the installation")
         raise LaunchError(f"a rank on {hello.host} can't start: {hello.failure}; {remedy}")
 
     def _introduce(self, entries: list[tuple[RankInfo, RankHello, str]]) -> None:
@@ -153,7 +159,7 @@ class Launch:
         self.port = told[0]["port"]
         for entry, reply in zip(self.table, told, strict=True):
             entry.sees_shelf = reply["sees_shelf"]
-        self.join(generation=0)
+        self.join()
 
     @property
     def shelf_folder(self) -> str | None:
@@ -171,22 +177,24 @@ class Launch:
             "timeout_s": self.config.timeout_s,
             "shelf": self.shelf_folder,
         }
-        assert self.link is not None
-        return self.link.request(entry.engine, RANK_REQUEST, request)
+        return self.open_link.request(entry.engine, RANK_REQUEST, request)
 
-    def join(self, generation: int) -> None:
+    def join(self) -> None:
         """Have every rank join a new process group over the session's store."""
-        assert self.link is not None
-        request = {"do": "join", "address": self.address, "port": self.port, "generation": generation}
-        futures = [self.link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
+        self._generations += 1
+        request = {"do": "join", "address": self.address, "port": self.port, "generation": self._generations}
+        futures = [self.open_link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
         for rank, future in enumerate(futures):
             self._wait(future, rank)
+            self.table[rank].has_group = True
 
     def _wait(self, future: Future[Message], rank: int) -> dict[str, Any]:
         while not future.done():
             try:
                 arrival = self._arrivals.get(timeout=0.002)
             except queue.Empty:
+                if self.table[rank].state == "dead":
+                    raise LaunchError(f"rank {rank} died; %dist_reset starts the ranks anew") from None
                 if time.monotonic() > self._deadline and not self._started:
                     raise LaunchError(
                         f"rank {rank} did not join its process group within {self.config.start_timeout_s:g} s; "
@@ -201,7 +209,31 @@ class Launch:
             raise LaunchError(f"rank {rank} on {host}: {content['evalue'] or content['ename']}")
         return content
 
+    @property
+    def open_link(self) -> Link:
+        """The sockets to the ranks.
+
+        Raises
+        ------
+        ClusterClosedError
+            If the cluster was shut down.
+        """
+        self.check_open()
+        assert self.link is not None
+        return self.link
+
+    def check_open(self) -> None:
+        """Raise a ClusterClosedError if the cluster was shut down."""
+        if self.link is None:
+            raise ClusterClosedError(f"the cluster {self.config.name!r} was shut down; start one with %dist_init")
+
     # What goes wrong on the way
+
+    def _on_controller_lost(self) -> None:
+        """Tell the cluster, unless this is how it was ended; called on the link's thread."""
+        if self.link is not None and self._started:
+            self.link.fail_requests("the controller ended; %dist_reset starts the ranks anew")
+            self._on_lost()
 
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
@@ -214,18 +246,16 @@ class Launch:
     def _check_processes(self, heard: int = 0) -> None:
         controller = self._processes.controller
         if controller is not None and not controller.alive():
-            raise LaunchError(f"the controller ended while starting:\n{_tail(controller.get_output())}")
+            raise LaunchError(f"the controller ended while starting{_said(controller.get_output())}")
         for engines in self._processes.engines.values():
             if not engines.alive():
-                said = _tail(engines.get_output())
-                raise LaunchError(
-                    f"{self._launcher_name()} ended before the ranks were up:\n{said or '(it said nothing)'}"
-                )
+                said = _said(engines.get_output())
+                raise LaunchError(f"{self._launcher_name()} ended before the ranks were up{said}")
         if time.monotonic() > self._deadline:
-            said = "".join(_tail(engines.get_output()) for engines in self._processes.engines.values())
+            said = "".join(engines.get_output() for engines in self._processes.engines.values())
             raise LaunchError(
                 f"{heard} of {self.n} ranks came up within {self.config.start_timeout_s:g} s; "
-                f"give more with --start-timeout, or see what {self._launcher_name()} said:\n{said or '(nothing)'}"
+                f"give more with --start-timeout, or see what {self._launcher_name()} did{_said(said)}"
             )
 
     def _launcher_name(self) -> str:
@@ -235,6 +265,7 @@ class Launch:
         known = [entry.info.rank for entry in self.table if entry.engine == death.engine]
         who = label_ranks(known) if known else "a rank"
         said = f"; its last lines on stderr:\n{_tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+        said = said or "; jupyter disttrain doctor may tell why"
         raise LaunchError(f"{who} on {death.host} {death.cause} while starting{said}")
 
     # Down
@@ -261,6 +292,11 @@ class Launch:
         while time.monotonic() < deadline and any(engines.alive() for engines in processes.engines.values()):
             time.sleep(POLL_SECONDS)
         processes.stop_cluster_sync()
+
+
+def _said(text: str) -> str:
+    """Return the end of a message: what a process said last, or where to look if it said nothing."""
+    return f":\n{_tail(text)}" if text.strip() else " (it said nothing); jupyter disttrain doctor may tell why"
 
 
 def _tail(text: str, lines: int = 15) -> str:

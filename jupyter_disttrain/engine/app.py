@@ -46,7 +46,7 @@ class RankEngine(IPEngine):
         self._connection = connection
         self.session.metadata = {"engine": self.ident}  # on every message: whose it is
 
-    async def complete_registration(self, msg: list[bytes], connect: Any, maybe_tunnel: Any) -> None:
+    async def complete_registration(self, msg: list[bytes], *_tunnels: Any) -> None:
         """Open the channels, start the kernel and keep saying hello until the client answers."""
         _, frames = self.session.feed_identities(msg)
         content = self.session.deserialize(frames)["content"]
@@ -86,7 +86,8 @@ class RankEngine(IPEngine):
             shell_stream=ZMQStream(self.shell_socket),
         )
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
-        IPKernelApp._instance = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)  # noqa: SLF001
+        app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
+        IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
         kernel.take_charge(Bootstrap(self._rank_end, self.session, self.ident, self._stop_hello), publisher)
         return kernel
 
@@ -122,6 +123,7 @@ def run_rank(wire: Wire) -> None:
     hello = _prepare()
     connection = Connection.wait(os.environ[CONNECTION_FILE])
     engine = RankEngine.instance(config=_config(), log_level=logging.ERROR)
+    engine.log.setLevel(logging.ERROR)  # its handler has a level too, but records would be made only to be dropped there
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     engine.config.Session.key = connection.key
@@ -146,16 +148,18 @@ def _prepare() -> RankHello:
     """Import MPI before torch, so that it owns MPI's start, and say what was found."""
     mpi = torch_version = failure = None
     cuda_devices = 0
+    module = "mpi4py"
     try:
         if os.environ[LAUNCHER] == "mpi":
             mpi = _init_mpi()
+        module = "torch"
         if not os.environ.get(WITHOUT_TORCH):
             import torch  # noqa: PLC0415
             import torch.distributed  # noqa: PLC0415
 
             torch_version, cuda_devices = torch.__version__, torch.cuda.device_count()
-    except ImportError as error:
-        failure = f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  (a broken installation raises OSError and others as well)
+        failure = f"{module} can't be imported: {type(error).__name__}: {error}"
     launch_rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ.get("PMIX_RANK")
     return RankHello(
         engine="",

@@ -7,12 +7,13 @@ Does not cover: deciding the identity (``cluster.rank_table``), running cells (`
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError
 from ..ranks import RankInfo
 from ..shelf import fetch, lend
-from ..values import dump_value, load_value
+from ..values import dump_values, load_value
 from .metrics import MetricsLog
 from .process_group import Group, RendezvousError
 from .wire import IDENTITY, RankEnd
@@ -73,7 +74,7 @@ class Bootstrap:
         """Join the process group."""
         os.environ["MASTER_PORT"] = str(request["port"])
         if self.group is not None:
-            self.group.join(request["address"], request["port"])
+            self.group.join(request["address"], request["port"], request["generation"])
         return {"status": "ok"}, []
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:
@@ -115,23 +116,17 @@ class Bootstrap:
         missing = [name for name in request["names"] if name not in namespace]
         if missing:
             return {"status": "missing", "names": missing}, []
-        values, refused = {}, {}
-        for name in request["names"]:
-            try:
-                dump_value(namespace[name])
-                values[name] = namespace[name]
-            except UnserializableValueError as error:
-                refused[name] = str(error)
-        if refused:
-            return {"status": "unserializable", "reasons": refused}, []
-        pickled, out = dump_value(values)
+        try:
+            pickled, out = dump_values({name: namespace[name] for name in request["names"]})
+        except UnserializableValueError as error:
+            return {"status": "unserializable", "reasons": [str(error)]}, []
         note, frames = lend(self.shelf, out)
         return {"status": "ok", "shelf": note}, [pickled, *frames]
 
 
 def _is_own_folder(path: str | None) -> bool:
     """Whether this process sees the client's folder, and not another of that name on another host."""
-    return path is not None and os.path.isdir(path) and os.stat(path).st_uid == os.getuid()
+    return path is not None and Path(path).is_dir() and Path(path).stat().st_uid == os.getuid()
 
 
 def _choose_device(info: RankInfo) -> None:
@@ -154,6 +149,7 @@ def _check_mpi(info: RankInfo) -> None:
     comm = _mpi_world()
     if comm is not None and (comm.Get_rank(), comm.Get_size()) != (info.rank, info.world_size):
         raise RendezvousError(
-            f"MPI says this is rank {comm.Get_rank()} of {comm.Get_size()}, the notebook says {info.rank} of {info.world_size}; "
+            f"MPI says this is rank {comm.Get_rank()} of {comm.Get_size()}, "
+            f"the notebook says {info.rank} of {info.world_size}; "
             "mpi4py was built for another MPI than the mpiexec that started the ranks (run: jupyter disttrain doctor)"
         )

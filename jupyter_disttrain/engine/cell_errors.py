@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .shell import RankShell
 
+TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
+
 
 class InputOnRankError(RuntimeError):
     """``input()`` was called on a rank."""
@@ -32,14 +34,35 @@ def complete(reply: dict[str, Any], shell: RankShell, lines_before: int) -> None
     if error is None:
         return
     reply["line"] = cell_line(error, lines_before)
-    reply["evalue"] = str(error)
+    reply["evalue"] = _shorten(_text_of(error))
+    reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the error's text; an error that fails to tell it must not cost the reply."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001  (the user's own __str__ may raise anything)
+        return f"<its __str__ raised {type(failure).__name__}>"
+
+
+def _shorten(text: str) -> str:
+    """Leave out the middle of what nobody could read."""
+    if len(text) <= TEXT_LIMIT:
+        return text
+    half = TEXT_LIMIT // 2
+    return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
 
 
 def cell_line(error: BaseException, lines_before: int) -> int | None:
-    """Return the line of the cell at which ``error`` was raised, None where it has none."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return error.lineno + lines_before
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "ipykernel_" in frame.filename and frame.lineno is not None:
-            return frame.lineno + lines_before
-    return None
+    """Return the line of the cell that ran at which ``error`` came up, None where it has none.
+
+    A function that another cell defined has lines of its own; what counts is the line here that called it.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.lineno is not None]
+    own = next((frame.filename for frame in frames if "ipykernel_" in frame.filename), None)
+    lines = [frame.lineno for frame in frames if frame.filename == own and frame.lineno is not None]
+    if lines:
+        return lines[-1] + lines_before
+    # Only code that could not even be compiled has no frame.
+    return error.lineno + lines_before if isinstance(error, SyntaxError) and error.lineno else None

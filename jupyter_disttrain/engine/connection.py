@@ -9,9 +9,10 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import zmq
+if TYPE_CHECKING:
+    import zmq
 
 # The environment of a rank's process, set by the launcher.
 CONNECTION_FILE = "DISTTRAIN_CONNECTION_FILE"
@@ -34,13 +35,15 @@ class Connection:
         Raises
         ------
         TimeoutError
-            If it does not come in time.
+            If it does not come in time, or its folder is gone: then the cluster has ended.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
                 return cls(json.loads(Path(path).read_text()))
             except (FileNotFoundError, json.JSONDecodeError):
+                if not Path(path).parent.exists():
+                    raise TimeoutError(f"the cluster ended before it wrote {path}") from None
                 time.sleep(0.005)  # not there yet, or half written
         raise TimeoutError(f"the controller did not write {path} within {timeout_s:g} s")
 

@@ -1,6 +1,6 @@
 """What happens on a rank before and after each cell.
 
-Covers: keeping the process group usable for the next cell.
+Covers: keeping the process group usable for the next cell, with the client's help.
 Does not cover: making it (``process_group``).
 """
 
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from .process_group import Group
 
 
-def before_cell(group: Group | None) -> None:
-    """Prepare the process group for the cell."""
+def before_cell(group: Group | None, cell: int) -> None:
+    """Tell the process group which cell begins."""
     if group is not None:
-        group.before_cell()
+        group.before_cell(cell)
 
 
-def after_cell(group: Group | None) -> None:
-    """Bring the session's process group back if the cell ended it."""
-    if group is not None:
-        group.after_cell()
+def after_cell(group: Group | None) -> bool:
+    """Return False if the cell ended the process group: the client then has all ranks make a new one together."""
+    return group is None or group.alive

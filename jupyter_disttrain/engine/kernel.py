@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ipykernel.jsonutil import json_clean
@@ -61,7 +62,7 @@ class RankKernel(IPythonParallelKernel):
             return
         super()._publish_status(status, channel, parent)
 
-    def _publish_status_and_flush(self, status: str, channel: str, stream: Any, parent: Any = None) -> None:
+    def _publish_status_and_flush(self, status: str, channel: str, _stream: Any, parent: Any = None) -> None:
         self._publish_status(status, channel, parent)
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -70,6 +71,16 @@ class RankKernel(IPythonParallelKernel):
         if options is None:
             await super().execute_request(stream, ident, parent)
             return
+        try:
+            await self._serve_cell(stream, ident, parent, options)
+        except Exception as error:
+            # A fault of this package's own: without a reply the notebook would wait for ever.
+            reply = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
+            reply["traceback"] = traceback.format_exc().splitlines()
+            metadata = {OPTIONS: {"quiet": True}}
+            self.session.send(stream, "execute_reply", reply, parent, metadata=metadata, ident=ident)
+
+    async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
         self._interrupted = False
         signal.signal(signal.SIGINT, self._note_interrupt)
@@ -77,7 +88,7 @@ class RankKernel(IPythonParallelKernel):
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
         shell.begin_cell()
         shell.execution_count = options["execution_count"]
-        hooks.before_cell(self._bootstrap.group)
+        hooks.before_cell(self._bootstrap.group, options["cell"])
         content = parent["content"]
         start = time.time()
         reply = await self._execute(content["code"])
@@ -86,9 +97,9 @@ class RankKernel(IPythonParallelKernel):
             cell_errors.complete(reply, shell, options["lines_before"])
         shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
         buffers = self._take_value(reply) if options.get("value") else []
-        hooks.after_cell(self._bootstrap.group)
+        has_group = hooks.after_cell(self._bootstrap.group)
         quiet = self._end_cell(parent, mark)
-        metadata = {OPTIONS: {"quiet": quiet}}
+        metadata = {OPTIONS: {"quiet": quiet, "has_group": has_group}}
         self.session.send(
             stream, "execute_reply", json_clean(reply), parent, metadata=metadata, ident=ident, buffers=buffers
         )

@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -25,6 +26,7 @@ from jupyter_client.session import Session
 from zmq.utils.monitor import recv_monitor_message
 
 from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
+from .connection import CONNECTION_FILE
 from .rank_log import RankLog
 from .voice import Voice
 from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, NannyEnd, Wire
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 HELLO_SECONDS = 0.05
+HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
 CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 TAIL_BYTES = 4096
@@ -53,6 +56,8 @@ class Nanny:
         self._engine = ""
         self._hub_id: int | None = None
         self._told_who = False
+        self._is_heard = False  # a subscriber is there
+        self._next_hello = 0.0
         self._interrupt_at = ""  # a cell that was interrupted before it began
         self._expected_end = False
         self._kill_at: float | None = None
@@ -101,52 +106,68 @@ class Nanny:
     # The loop
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        for source in (self._control, self._monitor, self._pub, self._wire.socket, *self._pipes, self._pidfd):
-            poller.register(source, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
-        next_hello = 0.0
-        heard = False
+        """Serve whoever speaks, until the rank has ended."""
+        # What the rank's socket says comes first: a cell's beginning is sent before the cell's output.
+        handlers: dict[Any, Callable[[], None]] = {
+            self._wake_read.fileno(): self._on_wake,
+            self._wire.socket.fileno(): self._on_wire,
+            **dict.fromkeys(self._pipes, self._on_pipe),
+            self._pub: self._on_subscription,
+            self._monitor: self._on_monitor,
+            self._control: self._on_control,
+        }
+        self._poller = zmq.Poller()
+        for source in (*handlers, self._pidfd):
+            self._poller.register(source, zmq.POLLIN)
         while True:
-            now = time.monotonic()
-            if heard and not self._told_who and now >= next_hello and self._engine:
-                self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
-                next_hello = now + HELLO_SECONDS
-            events = dict(poller.poll(self._poll_ms(now, waiting=not self._told_who)))
-            if self._wake_read.fileno() in events:
-                self._wake_read.recv(4096)
-            if self._stop_requested:
-                self._stop_requested = False
-                self._begin_end()
-            if self._pub in events:
-                heard = self._pub.recv()[:1] == b"\x01" or heard
-            if self._monitor in events:
-                self._on_monitor()
-            if self._control in events:
-                self._on_control()
-            if any(pipe in events for pipe in self._pipes):
-                self._read_pipes()
-            if self._wire.socket.fileno() in events and not self._on_wire():
-                poller.unregister(self._wire.socket)
+            self._say_hello()
+            events = dict(self._poller.poll(self._poll_ms()))
+            for source, handle in handlers.items():
+                if source in events:
+                    handle()
             self._voice.publish_due()
             if self._pidfd in events:
                 self._on_rank_end()
                 return
             self._check_deadlines()
 
-    def _poll_ms(self, now: float, *, waiting: bool) -> int | None:
-        deadlines = [self._voice.due, self._kill_at, self._orphan_at, now + HELLO_SECONDS if waiting else None]
-        nearest = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        return None if nearest is None else max(0, round((nearest - now) * 1000))
+    def _say_hello(self) -> None:
+        """Say that this nanny is there, again and again until the rank was told who it is."""
+        now = time.monotonic()
+        if self._is_heard and self._engine and not self._told_who and now >= self._next_hello:
+            self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
+            self._next_hello = now + HELLO_SECONDS
+
+    def _on_wake(self) -> None:
+        self._wake_read.recv(4096)
+        if self._stop_requested:
+            self._stop_requested = False
+            self._begin_end()
+
+    def _on_subscription(self) -> None:
+        self._is_heard = self._pub.recv()[:1] == b"\x01" or self._is_heard
+
+    def _poll_ms(self) -> int | None:
+        """Return the milliseconds to the nearest deadline, None without one."""
+        now = time.monotonic()
+        hello = None if self._told_who else now + HELLO_SECONDS
+        deadlines = [at for at in (self._voice.due, self._kill_at, self._orphan_at, hello) if at is not None]
+        return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
+        if not self._told_who and not self._is_cluster_there():
+            self._begin_end()
         if self._orphan_at is not None and now >= self._orphan_at:
             self._orphan_at = None
             self._begin_end()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
+
+    def _is_cluster_there(self) -> bool:
+        """Whether the controller's file is: one that ended before it was ever reached can't be missed otherwise."""
+        return Path(os.environ[CONNECTION_FILE]).exists()
 
     # What the rank says
 
@@ -163,24 +184,29 @@ class Nanny:
         finally:
             self._wire.set_busy(False)
 
-    def _on_wire(self) -> bool:
+    def _on_pipe(self) -> None:
+        """Read the pipes, after the beginning of the cell that the rank may have sent just before it spoke."""
+        self._on_wire()
+        self._read_pipes()
+
+    def _on_wire(self) -> None:
         groups = self._wire.receive()
         if groups is None:
-            return False
+            if self._wire.socket.fileno() in self._poller:
+                self._poller.unregister(self._wire.socket.fileno())  # the rank has ended, which its pidfd tells too
+            return
         for kind, frames in groups:
-            if kind == FORWARD or kind == CELL_END:
+            if kind in (FORWARD, CELL_END):
                 # What was said before the message is in the pipes by now, so it goes first.
                 self._read_pipes()
                 self._voice.flush(end_of_cell=kind == CELL_END)
                 self._pub.send_multipart(frames)
             elif kind == CELL_BEGIN:
-                self._read_pipes()
                 self._voice.begin_cell(self._session.unpack(frames[0]))
                 if self._voice.cell["msg_id"] == self._interrupt_at:
                     self._signal(signal.SIGINT)
             elif kind == IDENTITY:
                 self._on_identity(self._session.unpack(frames[0]))
-        return True
 
     def _on_identity(self, told: dict[str, Any]) -> None:
         self._engine = told["engine"]
@@ -262,12 +288,20 @@ class Nanny:
             stderr_tail=b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace"),
             expected=self._expected_end,
         )
+        self._wait_until_heard()
         self._publish_record(death)
         self._unregister()
         if not self._expected_end and not self._told_who:
             # Nobody may be listening yet: what the launcher keeps of our stderr is then all there is.
             sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
             sys.stderr.flush()
+
+    def _wait_until_heard(self) -> None:
+        """Wait for the client to listen, if the rank ended before that."""
+        deadline = time.monotonic() + HEARD_SECONDS
+        while not self._is_heard and time.monotonic() < deadline and self._is_cluster_there():
+            if self._pub.poll(100):
+                self._on_subscription()
 
     def _unregister(self) -> None:
         """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""

@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from traitlets import Bool, Enum, Float, Int, Unicode
 
 from ..cluster import CellRun, Cluster
-from ..cluster.cluster import check_name
+from ..cluster.variables import check_names
 from ..config import BACKENDS, LAUNCHERS
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from IPython.core.interactiveshell import InteractiveShell
+
 
 def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
     """Append the options to the magic's help, which ``%name?`` shows."""
@@ -35,7 +37,7 @@ def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @magics_class
-class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types for it
+class DistributedMagics(Magics):
     """Distributed training from a notebook; ``%config DistributedMagics`` shows and sets the defaults."""
 
     launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
@@ -49,12 +51,14 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
     progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
 
-    def __init__(self, shell: Any, **kwargs: Any) -> None:
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, **kwargs: Any) -> None:
         super().__init__(shell=shell, **kwargs)
         self.transformers = Transformers(shell)
         self._clusters: dict[str, Cluster] = {}
         self._last = ""
-        self._waiting: dict[str, list[CellRun]] = {}
+        self._waiting: dict[str, list[tuple[CellRun, str | None]]] = {}  # by cluster: with the name for the values
 
     # Clusters
 
@@ -67,7 +71,8 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
         running = self._clusters.get(name)
         if running is not None:
             raise UsageError(
-                f"{running} is running; use it, restart it with %dist_reset, end it with %dist_shutdown, "
+                f"the cluster {name!r} ({label_ranks(range(running.world_size))}) is running; "
+                "use it, restart it with %dist_reset, end it with %dist_shutdown, "
                 "or start another beside it with --name NAME"
             )
         cluster = Cluster(
@@ -92,7 +97,11 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
     def dist_reset(self, line: str) -> None:
         """Restart the ranks; their variables are gone."""
         cluster = self._require(parse("dist_reset", line))
-        cluster.reset()
+        try:
+            cluster.reset()
+        finally:
+            if cluster.closed:
+                self._forget(cluster)
         self._waiting.pop(cluster.name, None)
         print(started_text(cluster))  # noqa: T201
 
@@ -107,7 +116,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
         cluster = self._require(args)
         self._forget(cluster)
         cluster.shutdown()
-        print(f"{label_ranks(range(cluster.config.n or 2))} ended" if cluster.config.n else "the ranks ended")  # noqa: T201
+        print(f"{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)
@@ -157,7 +166,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
     def _run(self, magic: str, line: str, cell: str, args: argparse.Namespace, ranks: str) -> None:
         cluster = self._require(args)
         if args.out is not None:
-            check_name(args.out)
+            check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)
         code, lines_before = _numbered(magic, line, cell)
         listener = None if args.noblock else self._screen(cluster, chosen)
@@ -171,12 +180,16 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
             lines_before=lines_before,
         )
         if args.noblock:
-            self._waiting.setdefault(cluster.name, []).append(run)
+            self._waiting.setdefault(cluster.name, []).append((run, args.out))
             print(f"running on {label_ranks(chosen)}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
             return
-        run.wait(args.timeout)
-        if args.out is not None:
-            self.shell.user_ns[args.out] = run.results
+        self._finish(run, args.out, args.timeout)
+
+    def _finish(self, run: CellRun, out: str | None, timeout_s: float | None) -> None:
+        """Wait for a cell and keep its values, if they were asked for."""
+        run.wait(timeout_s)
+        if out is not None:
+            self.shell.user_ns[out] = run.results
 
     def _screen(self, cluster: Cluster, ranks: tuple[int, ...]) -> Screen:
         relay = CommRelay(cluster.send_comm)
@@ -200,9 +213,9 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
         if not waiting:
             raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
         while waiting:
-            run = waiting.pop(0)
+            run, out = waiting.pop(0)
             run.listen(self._screen(cluster, run.ranks))
-            run.wait()
+            self._finish(run, out, None)
 
     @_documented
     @line_magic
@@ -249,8 +262,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]  # IPython has no types f
         """Set variables of the notebook on the ranks."""
         args = parse("dist_push", line)
         cluster = self._require(args)
-        for name in args.names:
-            check_name(name)
+        check_names(args.names)
         missing = [name for name in args.names if name not in self.shell.user_ns]
         if missing:
             raise UsageError(f"the notebook has no variable {', '.join(map(repr, missing))}; set it in a cell first")

@@ -16,7 +16,7 @@ def is_alive(launcher: LocalProcessLauncher) -> bool:
     return thread is not None and bool(thread.is_alive())
 
 
-class LocalRanks(LocalEngineSetLauncher):  # type: ignore[misc]  # ipyparallel has no types
+class LocalRanks(LocalEngineSetLauncher):
     """One process per rank; the order in which they register decides the rank."""
 
     def __init__(self, **kwargs: Any) -> None:

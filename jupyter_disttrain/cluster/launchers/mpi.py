@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from functools import lru_cache
@@ -18,6 +19,9 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 
 from ...errors import LaunchError
 from .local import RANK_COMMAND, is_alive
+
+
+VERSION_SECONDS = 20.0  # for mpiexec to tell its version
 
 
 def find_mpiexec() -> str:
@@ -52,13 +56,30 @@ def mpi_flavour(mpiexec: str) -> str:
         If mpiexec does not even tell its version; the message shows what it said.
     """
     try:
-        done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
+        code, said = _ask_version(mpiexec)
+    except OSError as error:
         raise LaunchError(_broken(mpiexec, str(error))) from error
-    said = done.stdout + done.stderr
-    if done.returncode:
-        raise LaunchError(_broken(mpiexec, f"--version exited with code {done.returncode}: {said.strip()[-300:]}"))
+    if code is None:
+        raise LaunchError(_broken(mpiexec, f"--version did not end within {VERSION_SECONDS:g} s"))
+    if code:
+        said = " ".join(said.split())[-300:] or "it said nothing"
+        raise LaunchError(_broken(mpiexec, f"--version exited with code {code}: {said}"))
     return "openmpi" if "Open MPI" in said or "OpenRTE" in said or "prte" in said.lower() else "mpich"
+
+
+def _ask_version(mpiexec: str) -> tuple[int | None, str]:
+    """Return the exit code, None if it had to be killed, and what it said."""
+    process = subprocess.Popen(  # noqa: S603
+        [mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said, _ = process.communicate(timeout=VERSION_SECONDS)
+    except subprocess.TimeoutExpired:
+        # A wrapper's child would hold the pipe open, so all of them go.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return None, ""
+    return process.returncode, said
 
 
 def _broken(mpiexec: str, what: str) -> str:
@@ -68,7 +89,7 @@ def _broken(mpiexec: str, what: str) -> str:
     )
 
 
-class MPIRanks(MPIEngineSetLauncher):  # type: ignore[misc]  # ipyparallel has no types
+class MPIRanks(MPIEngineSetLauncher):
     """One mpiexec over all ranks."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -102,9 +123,10 @@ class MPIRanks(MPIEngineSetLauncher):  # type: ignore[misc]  # ipyparallel has n
             defaults = {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                # On one host; without these MPI_Init waits a second for networks that can't be there.
+                # On one host; without these MPI_Init waits a second for networks that can't be there, and every
+                # rank listens on all interfaces.
                 "OMPI_MCA_pml": "ob1",
-                "OMPI_MCA_btl": "self,sm,tcp",
+                "OMPI_MCA_btl": "self,sm",
             }
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment

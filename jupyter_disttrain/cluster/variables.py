@@ -1,0 +1,120 @@
+"""Move variables between the notebook and the ranks.
+
+Covers: push, pull, which rank has not, or can't send, which name.
+Does not cover: pickling (``values``), shared memory (``shelf``).
+"""
+
+from __future__ import annotations
+
+import keyword
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UnserializableValueError, UsageError
+from ..messages import RANK_REQUEST
+from ..ranks import label_ranks
+from ..shelf import drop, fetch, lend
+from ..values import dump_values, load_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from .link import Message
+    from .start import Launch
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse what can't be a variable's name."""
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"{name!r} is not a variable's name; give names such as lr or batch_size")
+
+
+def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> None:
+    """Set variables on ranks."""
+    pickled, buffers = dump_values(values)
+    shared = all(launch.table[rank].sees_shelf for rank in ranks)
+    note, frames = lend(launch.shelf_folder if shared else None, buffers)
+    try:
+        _ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
+    finally:
+        drop(note)
+
+
+def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Bring variables back: by rank, then by name."""
+    values: dict[int, dict[str, Any]] = {}
+    missing: dict[str, list[int]] = {}
+    refused: dict[str, list[int]] = {}
+    for rank, reply in _ask(launch, ranks, {"do": "pull", "names": list(names)}).items():
+        content = reply["content"]
+        if content["status"] == "ok":
+            values[rank] = load_from(rank, off_the_shelf(content["shelf"], reply["buffers"]))
+        for name in content.get("names", ()):
+            missing.setdefault(name, []).append(rank)
+        for reason in content.get("reasons", ()):
+            refused.setdefault(reason, []).append(rank)
+    if missing:
+        listed = "; ".join(f"{label_ranks(who)} {_have(who)} no {name!r}" for name, who in missing.items())
+        raise UsageError(f"{listed}; set it in a %%distributed cell first")
+    if refused:
+        raise UnserializableValueError("; ".join(f"{label_ranks(who)}: {reason}" for reason, who in refused.items()))
+    return values
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def load_from(rank: int, buffers: Sequence[Any]) -> Any:
+    """Unpickle what a rank sent.
+
+    Raises
+    ------
+    UnserializableValueError
+        If the notebook can't hold it, say because its module is installed for the ranks only.
+    """
+    try:
+        return load_value(buffers[0], buffers[1:])
+    except Exception as error:
+        # Unpickling runs the value's own code, which may raise anything.
+        raise UnserializableValueError(
+            f"the value of rank {rank} can't be read in the notebook: {type(error).__name__}: {error}"
+        ) from error
+
+
+def off_the_shelf(note: Message | None, buffers: Sequence[Any]) -> list[Any]:
+    """Return a reply's buffers; mapping a file on the shelf now means that it can't be forgotten there."""
+    if note is None:
+        return list(buffers)
+    first, *rest = buffers
+    mapped = fetch(note, rest)
+    drop(note)
+    return [first, *mapped]
+
+
+def _ask(
+    launch: Launch, ranks: Sequence[int], request: dict[str, Any], buffers: Sequence[Any] = ()
+) -> dict[int, Message]:
+    """Send one request to each rank and wait for all replies."""
+    table, link = launch.table, launch.open_link
+    futures = {rank: link.request(table[rank].engine, RANK_REQUEST, request, buffers=buffers) for rank in ranks}
+    replies: dict[int, Message] = {}
+    for rank, future in futures.items():
+        while not future.done():
+            if table[rank].state == "dead":
+                raise UsageError(f"rank {rank} died; %dist_reset starts the ranks anew")
+            _wait_for(future, 0.2)
+        replies[rank] = future.result()
+    for rank, reply in replies.items():
+        content = reply["content"]
+        if content["status"] == "error":
+            raise UsageError(f"rank {rank} on {table[rank].info.host}: {content['ename']}: {content['evalue']}")
+    return replies
+
+
+def _wait_for(future: Future[Message], seconds: float) -> None:
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    done.wait(seconds)
