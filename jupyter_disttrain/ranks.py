@@ -78,9 +78,9 @@ def parse_ranks(spec: str | int | Iterable[int], world_size: int) -> tuple[int, 
         raise UsageError(f"no rank is named in {spec!r}; write e.g. '0,2-3' or 'all'")
     outside = sorted(rank for rank in ranks if not 0 <= rank < world_size)
     if outside:
-        noun = "rank" if len(outside) == 1 else "ranks"
+        be = "is" if len(outside) == 1 else "are"
         raise UsageError(
-            f"there is no {noun} {format_ranks(outside)}: this cluster has ranks "
+            f"there {be} no {label_ranks(outside)}: this cluster has ranks "
             f"{format_ranks(range(world_size))}; write e.g. '0' or 'all'"
         )
     return tuple(sorted(ranks))

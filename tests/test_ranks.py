@@ -1,0 +1,237 @@
+"""Who a rank is: its names, its variables, its process group, its device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import devices
+from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.errors import RankFailure, UsageError
+from jupyter_disttrain.ranks import format_ranks, label_ranks, parse_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    """Three ranks on fewer cores."""
+    with Cluster(n=3, timeout_s=77, name="three") as cluster:
+        yield cluster
+
+
+def test_every_name_of_the_design_is_there(three: Cluster) -> None:
+    names = three.run("(rank, local_rank, node_rank, world_size, local_world_size, str(device), gpu_id)").results
+    assert names == {rank: (rank, rank, 0, 3, 3, "cpu", None) for rank in range(3)}
+    kinds = three.run("(torch.__name__, dist.__name__, comm.Get_rank(), comm.Get_size(), log_metrics.__name__)").results
+    assert kinds == {rank: ("torch", "torch.distributed", rank, 3, "log_metrics") for rank in range(3)}
+
+
+def test_torchrun_s_variables_and_open_mpi_s_are_right(three: Cluster) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR"]
+    names += [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")]
+    told = three.run(f"import os; [os.environ[name] for name in {names}]").results
+    for rank in range(3):
+        own = str(rank)
+        assert told[rank] == [own, "3", own, "3", "0", "0", "127.0.0.1", own, "3", own, "3", own]
+
+
+def test_the_store_can_be_reached_at_the_master_port(three: Cluster) -> None:
+    ports = three.run("os.environ['MASTER_PORT']").results
+    assert len(set(ports.values())) == 1
+    from torch.distributed import TCPStore  # noqa: PLC0415
+
+    store = TCPStore("127.0.0.1", int(ports[0]), is_master=False)
+    store.set("from the test", "hello")
+    assert three.run(
+        "dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])).get('from the test')"
+    ).results[2] == (b"hello")
+
+
+def test_threads_are_shared_out_and_left_alone_where_the_user_set_them(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = max(1, len(psutil.Process().cpu_affinity()) // 3)
+    assert set(three.run("(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())").results.values()) == {
+        (str(each), each)
+    }
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    with Cluster(n=1, launcher="local", backend="none", name="threads") as cluster:
+        assert cluster.run("import os; os.environ['OMP_NUM_THREADS']").results == {0: "5"}
+
+
+def test_the_group_s_time_out_is_what_was_asked_for(three: Cluster) -> None:
+    code = "dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
+    assert three.run(code).results == {0: 77.0, 1: 77.0, 2: 77.0}
+
+
+SCRIPT = """
+dist.init_process_group({arguments})
+x = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("arguments", ["'gloo'", "'gloo', init_method='env://', rank=rank, world_size=world_size", ""])
+def test_a_script_that_makes_and_ends_its_own_group_runs_in_a_cell(three: Cluster, arguments: str) -> None:
+    script = SCRIPT.format(arguments=arguments)
+    for _ in range(2):
+        three.run(script)
+    three.run("dist.destroy_process_group()" + script + script)
+    three.run("pass", ranks=0)  # the ranks may have run different numbers of cells
+    three.run(script)
+    assert three.run("float(x)").results == dict.fromkeys(range(3), 6.0)
+    assert three.run("y = torch.ones(1); dist.all_reduce(y); float(y)").results == dict.fromkeys(range(3), 3.0)
+
+
+def test_a_script_s_group_stays_while_the_script_keeps_it(three: Cluster) -> None:
+    three.run("from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=55))")
+    code = "dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
+    assert three.run(code).results == dict.fromkeys(range(3), 55.0)
+    three.run("dist.destroy_process_group()")
+    assert three.run(code).results == dict.fromkeys(range(3), 77.0)
+
+
+def test_a_group_that_only_some_ended_is_named_with_the_remedy(three: Cluster) -> None:
+    three.run("dist.destroy_process_group()", ranks="0,2")
+    with pytest.raises(UsageError) as caught:
+        three.run("dist.barrier()")
+    assert str(caught.value) == (
+        "ranks 0,2 ended the process group and rank 1 did not, so a collective would wait forever; run "
+        "dist.destroy_process_group() with %%rank 1 too and all get a new one, or %dist_reset"
+    )
+    assert three.run("dist.is_initialized()", ranks="0,2").results == {0: False, 2: False}
+    three.run("dist.destroy_process_group()", ranks=1)
+    assert three.run("y = torch.ones(1); dist.all_reduce(y); float(y)").results == dict.fromkeys(range(3), 3.0)
+
+
+def test_a_cell_that_fails_after_ending_the_group_is_repaired_too(three: Cluster) -> None:
+    with pytest.raises(RankFailure):
+        three.run("dist.destroy_process_group(); 1 / 0")
+    three.run("dist.barrier()")
+
+
+@pytest.mark.parametrize(
+    ("variable", "count", "visible"),
+    [
+        (None, 0, []),
+        (None, 2, ["0", "1"]),
+        ("1,0", 2, ["1", "0"]),
+        ("", 2, []),
+        ("-1", 2, []),
+        ("0,-1,1", 2, ["0"]),
+        ("0,5,1", 2, ["0"]),
+        ("GPU-8f2c, 1", 2, ["GPU-8f2c", "1"]),
+        ("0", 0, []),
+    ],
+)
+def test_the_gpus_that_cuda_would_show(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, count: int, visible: list[str]
+) -> None:
+    monkeypatch.setattr(devices, "_count_gpus", lambda: count)
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert devices.visible_gpus(environment) == visible
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, ["3", "GPU-a", "5"]),
+        ({"n": 2}, ["3", "GPU-a", "5"]),
+        ({"gpus": (2, 0)}, ["5", "3"]),
+        ({"backend": "gloo"}, []),
+        ({"backend": "none", "n": 9}, []),
+        ({"n": 9, "share_gpus": True}, ["3", "GPU-a", "5"]),
+    ],
+)
+def test_the_gpus_that_ranks_share_out(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], chosen: list[str]
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: ["3", "GPU-a", "5"])
+    assert devices.choose_gpus(ClusterConfig(**options)) == chosen  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("visible", "options", "message"),
+    [
+        (
+            ["0", "1"],
+            {"n": 3},
+            (
+                "3 ranks need 3 GPUs, and 2 can be used; ask for -n 2, add --share-gpus to put several ranks on one, "
+                "or --backend gloo for the CPU"
+            ),
+        ),
+        (
+            ["0", "1"],
+            {"gpus": (0, 9)},
+            "there is no GPU 9: this machine shows GPUs 0-1; choose others with -g, or leave -g out",
+        ),
+        ([], {"gpus": (0,)}, "there is no GPU 0: this machine shows no GPU; choose others with -g, or leave -g out"),
+        (
+            [],
+            {"backend": "nccl"},
+            "the backend nccl needs an NVIDIA GPU, and none is visible here; use --backend gloo, or auto",
+        ),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(
+    monkeypatch: pytest.MonkeyPatch, visible: list[str], options: dict[str, object], message: str
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: visible)
+    with pytest.raises(UsageError) as caught:
+        devices.choose_gpus(ClusterConfig(**options))  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_this_machine_s_gpus_are_counted_as_the_ranks_count_them(three: Cluster) -> None:
+    assert three.run("torch.cuda.device_count()").results[0] == len(devices.visible_gpus())
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        ("all", (0, 1, 2, 3)),
+        ("0,2-3", (0, 2, 3)),
+        ("[0, 2-3]", (0, 2, 3)),
+        ("[1]", (1,)),
+        (" 3 , 0,0", (0, 3)),
+        ("1:2", (1, 2)),
+        (2, (2,)),
+        ([3, 1], (1, 3)),
+    ],
+)
+def test_ranks_as_people_name_them(spec: str | int | list[int], ranks: tuple[int, ...]) -> None:
+    assert parse_ranks(spec, world_size=4) == ranks
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "no rank is named in ''; write e.g. '0,2-3' or 'all'"),
+        ("[]", "no rank is named in '[]'; write e.g. '0,2-3' or 'all'"),
+        (",", "no rank is named in ','; write e.g. '0,2-3' or 'all'"),
+        ([], "no rank is named in []; write e.g. '0,2-3' or 'all'"),
+        ("4", "there is no rank 4: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
+        (-1, "there is no rank -1: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
+        ("2-9", "there is no rank 4: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
+        ("7,5", "there are no ranks 5,7: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
+        ("3-1", "ranks '3-1' in '3-1' run backwards; write '1-3'"),
+        ("x", "cannot read 'x' in ranks 'x'; write e.g. '0,2-3' or 'all'"),
+        ("-1", "cannot read '-1' in ranks '-1'; write e.g. '0,2-3' or 'all'"),
+    ],
+)
+def test_ranks_that_are_none_are_refused(spec: str | int | list[int], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_ranks(spec, world_size=4)
+    assert str(caught.value) == message
+
+
+def test_ranks_are_written_as_people_do() -> None:
+    assert format_ranks([5, 0, 2, 1]) == "0-2,5"
+    assert (label_ranks([3]), label_ranks([1, 0])) == ("rank 3", "ranks 0-1")
