@@ -20,7 +20,7 @@ __all__ = ["CellRun", "Cluster", "__version__", "load_ipython_extension", "unloa
 _HOMES = {"Cluster": ".cluster", "CellRun": ".cluster.cell_run"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module's __getattr__ returns whatever was asked for)
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415

@@ -9,7 +9,10 @@ Every record is plain JSON: a reader needs no pickle to understand a rank.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Requests from the client to a rank, on its shell channel; the reply is "rank_reply".
 RANK_REQUEST = "rank_request"
@@ -17,8 +20,6 @@ RANK_REQUEST = "rank_request"
 NANNY_REQUEST = "nanny_request"
 # The key of our options in an execute_request's metadata.
 OPTIONS = "disttrain"
-
-T = TypeVar("T", bound="Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Record:
         return asdict(self)
 
     @classmethod
-    def from_content(cls: type[T], content: dict[str, Any]) -> T:
+    def from_content(cls, content: dict[str, Any]) -> Self:
         """Read the JSON form; fields that a newer sender added are left aside."""
         known = {f.name for f in fields(cls)}
         return cls(**{name: value for name, value in content.items() if name in known})

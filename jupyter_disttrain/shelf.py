@@ -35,7 +35,8 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
     Returns
     -------
     note, frames
-        What :func:`fetch` needs. Without a shelf, or without room on it, the note is None and the frames are the buffers.
+        What :func:`fetch` needs. Without a shelf, or without room on it, the note is None and the frames are the
+        buffers.
     """
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     if folder is None or sum(view.nbytes for view in views) < THRESHOLD:

@@ -39,7 +39,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left(own_folders: Path) -> Iterator[None]:
     """After the last test no process, thread, port, file or shared memory of ours is there."""
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = set(Path("/dev/shm").iterdir())
     yield
     deadline = time.monotonic() + 10
     while (left := our_processes()) and time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     clusters = own_folders / "runtime" / "disttrain"
     files = list(clusters.rglob("*")) if clusters.exists() else []
     assert not files, f"files left: {files}"
-    shared = set(os.listdir("/dev/shm")) - shared_before
+    shared = set(Path("/dev/shm").iterdir()) - shared_before
     assert not shared, f"shared memory left: {shared}"
 
 

@@ -15,6 +15,8 @@ from nbformat import NotebookNode, v4
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Self
+
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -79,7 +81,7 @@ class Notebook:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def __enter__(self) -> Notebook:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:

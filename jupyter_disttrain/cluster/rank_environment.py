@@ -23,6 +23,9 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
         "DISTTRAIN_LAUNCHER": config.launcher,
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # a warning of the debugger's, about Python's own frozen modules
     }
+    if folders.shelf is not None:
+        # Open MPI's shared memory goes with the cluster, however its ranks end.
+        environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
     if config.backend == "none":
         environment["DISTTRAIN_WITHOUT_TORCH"] = "1"
     if config.gpus is not None:

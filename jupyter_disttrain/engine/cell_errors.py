@@ -6,6 +6,7 @@ Does not cover: comparing the failures of several ranks (``cluster.cell_run``).
 
 from __future__ import annotations
 
+import builtins
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .shell import RankShell
 
+_GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
 
 
@@ -52,6 +54,21 @@ def _shorten(text: str) -> str:
         return text
     half = TEXT_LIMIT // 2
     return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
+
+
+def group_traceback(error: BaseException) -> list[str] | None:
+    """Return the traceback of an error in which an exception group takes part, from the cell's own frame on."""
+    links = [error]
+    while links[-1].__context__ is not None:
+        links.append(links[-1].__context__)
+    if not any(isinstance(link, _GROUPS) for link in links):
+        return None
+    for link in links:
+        own = link.__traceback__
+        while own is not None and "ipykernel_" not in own.tb_frame.f_code.co_filename:
+            own = own.tb_next
+        link.__traceback__ = own or link.__traceback__
+    return "".join(traceback.format_exception(error)).splitlines()
 
 
 def cell_line(error: BaseException, lines_before: int) -> int | None:

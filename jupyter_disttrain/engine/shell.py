@@ -12,6 +12,8 @@ from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Type
 
+from . import cell_errors
+
 NO_VALUE = object()
 
 
@@ -43,7 +45,16 @@ class RankShell(ZMQInteractiveShell):
         self._shown = []
         self.displayhook.last_value = NO_VALUE
 
-    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Treat exception groups like other errors; IPython only prints them."""
+        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        lines = None if error is None else cell_errors.group_traceback(error)
+        if lines is None:
+            super().showtraceback(exc_tuple, *args, **kwargs)
+        else:
+            self._showtraceback(type(error), error, lines)
+
+    def _showtraceback(self, _etype: Any, evalue: Any, stb: list[str]) -> None:
         """Keep the traceback: the reply carries the one the cell ends with, :meth:`show_other_tracebacks` the rest."""
         sys.stdout.flush()
         sys.stderr.flush()

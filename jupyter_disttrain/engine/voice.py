@@ -54,7 +54,7 @@ class Voice:
         self.due: float | None = None  # when gathered text has to leave
 
     def begin_cell(self, header: dict[str, Any]) -> None:
-        """What is said from now on belongs to this request."""
+        """Attribute what is said from now on to this request."""
         self.flush(end_of_cell=True)
         self.cell = header
         for stream in self._streams.values():

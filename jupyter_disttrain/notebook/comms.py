@@ -2,7 +2,8 @@
 
 Covers: a rank's comm messages to the front end, and the front end's to the rank.
 
-A rank's comm is opened again in the notebook's kernel under the same id, so the front end talks to a kernel that it knows.
+A rank's comm is opened again in the notebook's kernel under the same id, so the front end talks to a kernel that it
+knows.
 """
 
 from __future__ import annotations

@@ -36,7 +36,9 @@ def started_text(cluster: Cluster) -> str:
 
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks."""
-    rows = [("rank", "state", "cell", "host", "local", "device", "pid", "CPU memory", "GPU memory", "GPU use")]
+    rows: list[tuple[str, ...]] = [
+        ("rank", "state", "cell", "host", "local", "device", "pid", "CPU memory", "GPU memory", "GPU use")
+    ]
     gpus = gpu_figures([entry.info.device for entry in cluster.table])
     rows += [_row(entry, gpus.get(entry.info.device)) for entry in cluster.table]
     backend = cluster.table[0].info.backend
