@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from typing import Any
 
 import zmq
@@ -118,6 +119,8 @@ def run_rank(wire: Wire) -> None:
     sys.stderr = sys.__stderr__ = RankStream(2, "stderr")  # type: ignore[misc,assignment]
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
+    # IPython's advice after sys.exit(), which would be wrong here.
+    warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]
     sys.path.insert(0, "")
     hello = _prepare()

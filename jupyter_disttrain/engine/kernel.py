@@ -10,6 +10,7 @@ client whether to wait for an idle message, which then comes after all output.
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,14 +35,26 @@ def ignore_signal(_number: int, _frame: Any) -> None:
     """Do nothing; unlike SIG_IGN this is not inherited by the programs that a rank starts."""
 
 
+class _NoShellChannelThread:
+    """What ipykernel asks, before it awaits a cell, for the thread that signals reach."""
+
+    parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        """Return False: shell messages are read on the main thread."""
+        return False
+
+
 class RankKernel(IPythonParallelKernel):
     """Run what the client sends."""
 
     shell_class = Type(RankShell)
+    _supports_kernel_subshells = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell_handlers[RANK_REQUEST] = self.rank_request
+        self.shell_channel_thread = _NoShellChannelThread()
         self._ours = False
 
     def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
@@ -168,8 +181,10 @@ class RankKernel(IPythonParallelKernel):
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""
+        __tracebackhide__ = True
         raise cell_errors.InputOnRankError(prompt)
 
     def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
         """Refuse, for the same reason."""
+        __tracebackhide__ = True
         raise cell_errors.InputOnRankError(prompt)
