@@ -134,7 +134,7 @@ def test_exception_groups_and_causes_are_whole(cluster: Cluster) -> None:
 def test_input_is_refused_with_what_to_do(cluster: Cluster) -> None:
     (failure,) = failure_of(cluster, "input('name? ')").failures
     assert failure.evalue == (
-        "input() ('name?') can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
+        "input('name? ') can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
     )
 
 

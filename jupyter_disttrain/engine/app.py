@@ -28,7 +28,7 @@ from .bootstrap import Bootstrap
 from .connection import CLIENT_IDENTITY, CONNECTION_FILE, LAUNCHER, PROFILE_DIR, WITHOUT_TORCH, Connection
 from .kernel import RankKernel, ignore_signal
 from .publisher import Publisher
-from .streams import RankStream
+from .streams import open_streams
 from .wire import IDENTITY, RankEnd, Wire
 
 HELLO_MS = 50
@@ -115,8 +115,9 @@ def _end(_number: int, _frame: Any) -> None:
 
 def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
-    sys.stdout = sys.__stdout__ = RankStream(1, "stdout")  # type: ignore[misc,assignment]
-    sys.stderr = sys.__stderr__ = RankStream(2, "stderr")  # type: ignore[misc,assignment]
+    stdout, stderr = open_streams(wire)
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     # IPython's advice after sys.exit(), which would be wrong here.
@@ -126,7 +127,9 @@ def run_rank(wire: Wire) -> None:
     hello = _prepare()
     connection = Connection.wait(os.environ[CONNECTION_FILE])
     engine = RankEngine.instance(config=_config(), log_level=logging.ERROR)
-    engine.log.setLevel(logging.ERROR)  # its handler has a level too, but records would be made only to be dropped there
+    engine.log.setLevel(
+        logging.ERROR
+    )  # its handler has a level too, but records would be made only to be dropped there
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     engine.config.Session.key = connection.key

@@ -19,12 +19,11 @@ TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its tr
 
 
 class InputOnRankError(RuntimeError):
-    """``input()`` was called on a rank."""
+    """Something on a rank asked a person."""
 
-    def __init__(self, prompt: str) -> None:
-        asked = f" ({prompt.strip()!r})" if prompt.strip() else ""
+    def __init__(self, question: str) -> None:
         super().__init__(
-            f"input(){asked} can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
+            f"{question} can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
         )
 
 

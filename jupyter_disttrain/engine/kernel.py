@@ -25,6 +25,7 @@ from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, hooks
 from .shell import NO_VALUE, RankShell
+from .streams import flush_all
 
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
@@ -144,8 +145,7 @@ class RankKernel(IPythonParallelKernel):
         """Close the cell's output; True when there was none."""
         import sys  # noqa: PLC0415  (a cell may have replaced the streams)
 
-        for output in (sys.stdout, sys.stderr):
-            output.flush()
+        flush_all(sys.stdout, sys.stderr)
         if self._publisher.is_silent_since(mark):
             return True
         with self._publisher.ending_cell():
@@ -181,10 +181,8 @@ class RankKernel(IPythonParallelKernel):
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""
-        __tracebackhide__ = True
-        raise cell_errors.InputOnRankError(prompt)
+        raise cell_errors.InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
         """Refuse, for the same reason."""
-        __tracebackhide__ = True
-        raise cell_errors.InputOnRankError(prompt)
+        raise cell_errors.InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")

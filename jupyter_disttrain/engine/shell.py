@@ -1,20 +1,27 @@
 """IPython on a rank, where it differs from IPython in a notebook.
 
-Covers: what ``exit`` and ``input`` do, where tracebacks go, remembering the last value.
+Covers: what ``exit`` and ``breakpoint`` do, where tracebacks go, remembering the last value.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Type
 
 from . import cell_errors
+from .sources import find_classes_in_cells
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 NO_VALUE = object()
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class RankDisplayHook(ZMQShellDisplayHook):
@@ -35,6 +42,12 @@ class RankShell(ZMQInteractiveShell):
 
     last_error: BaseException | None = None  # that the cell ended with
     _shown: list[list[str]]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+        sys.breakpointhook = _refuse_breakpoint
+        find_classes_in_cells()
 
     def ask_exit(self) -> None:
         """End the cell, not the rank: ``exit()`` means the same as in a script."""
@@ -64,9 +77,33 @@ class RankShell(ZMQInteractiveShell):
         self.last_error = evalue
         self._shown.append(stb)
 
+    def _get_exc_info(self, exc_tuple: Any = None) -> tuple[Any, Any, TracebackType | None]:
+        """Return the exception without the frames of this package, which tell a person nothing."""
+        etype, value, trace = super()._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
+        return etype, value, _without_our_frames(trace)
+
     def show_other_tracebacks(self, final: list[str] | None) -> None:
         """Print the tracebacks that were shown by the cell but did not end it, e.g. by ``%tb`` or an event handler."""
         for stb in self._shown:
             if stb is not final:
                 sys.stderr.write("\n".join(stb) + "\n")
         self._shown = []
+
+
+RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by this name
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    frame = trace
+    while frame is not None:
+        following = frame.tb_next
+        while following is not None and following.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            following = following.tb_next
+        frame.tb_next = following  # the first frame is IPython's own
+        frame = following
+    return trace
+
+
+def _refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """Refuse, as ``input()`` is refused."""
+    raise cell_errors.InputOnRankError("breakpoint()")

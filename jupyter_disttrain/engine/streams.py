@@ -1,19 +1,49 @@
 """A rank's ``sys.stdout`` and ``sys.stderr``.
 
-Covers: text to file descriptors 1 and 2, whole lines at a time.
+Covers: text to file descriptors 1 and 2, whole lines at a time, in order with each other and with C code.
 Does not cover: what happens to it afterwards (``nanny``).
+
+The two streams are two pipes, and nobody can tell from outside which of two pipes was written first. So whoever begins
+to speak waits until the nanny has taken what the other stream said: some 50 microseconds, when the stream changes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
+import select
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# A line up to PIPE_BUF bytes is written in one piece, whoever else writes to the same pipe.
-_LIMIT = 4096
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .wire import Wire
+
+# A piece up to PIPE_BUF bytes is written at once, whoever else writes to the same pipe.
+_PIECE = 4096
 _FLUSH_SECONDS = 0.05
+_LINE_BUFFERED = 1  # C's _IOLBF
+
+
+class Turns:
+    """Which of the two streams speaks; one lock for both, since each may have to finish the other's text."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.lock = threading.RLock()
+        self._speaker: RankStream | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self.lock = threading.RLock()
+
+    def take(self, stream: RankStream) -> None:
+        """Let ``stream`` speak, after what the other said has been taken."""
+        before, self._speaker = self._speaker, stream
+        if before is not None and before is not stream:
+            self._wire.wait_read(before.fileno())
 
 
 class RankStream(io.TextIOBase):
@@ -21,16 +51,18 @@ class RankStream(io.TextIOBase):
 
     A script's stream, so that everything which works in a script works here: ``fileno()``, ``buffer``, child processes
     that inherit it. Unlike a script's it also sends an unfinished line by itself, a moment later, so that
-    ``print("working", end="")`` is seen.
+    ``print("working", end="")`` is seen; and what one thread prints isn't torn by another.
     """
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    line_buffering = True
+
+    def __init__(self, descriptor: int, name: str, turns: Turns) -> None:
         self._descriptor = descriptor
         self.name = f"<{name}>"
         self.mode = "w"
-        self._lock = threading.RLock()
-        self._pending: list[str] = []
-        self._pending_size = 0
+        self._turns = turns
+        self._rest: list[str] = []  # what was printed without an end of line
+        self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -47,8 +79,7 @@ class RankStream(io.TextIOBase):
 
     def _after_fork(self) -> None:
         # A child has neither the threads nor the right to the parent's unfinished line.
-        self._lock = threading.RLock()
-        self._pending, self._pending_size, self._waker = [], 0, None
+        self._rest, self._open, self._waker = [], {}, None
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -62,49 +93,81 @@ class RankStream(io.TextIOBase):
         """Return False: nobody answers on this stream."""
         return False
 
+    def reconfigure(self, **_options: Any) -> None:
+        """Do nothing: lines leave at once and every character can be written, which is what scripts ask for."""
+
     def write(self, text: str) -> int:
         """Write text; a line leaves when it is finished."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        with self._lock:
-            self._pending.append(text)
-            self._pending_size += len(text)
-            if "\n" in text or "\r" in text or self._pending_size >= _LIMIT:
+        with self._turns.lock:
+            thread = threading.get_ident()
+            parts = self._open.setdefault(thread, [])
+            parts.append(text)
+            if "\r" in text:
                 self.flush()
-            elif self._waker is None:
-                self._start_flusher()
-            else:
-                self._waker.set()
+            elif "\n" in text:
+                head, _, parts[-1] = text.rpartition("\n")
+                self._send([*self._rest, *parts[:-1], head, "\n"])
+                self._rest.clear()
+                if parts[-1]:
+                    del parts[:-1]
+                else:
+                    del self._open[thread]
+            elif not text:
+                # print(..., end="") ends with an empty string: this line may be continued by anyone.
+                self._rest += self._open.pop(thread)
+            if self._rest or self._open:
+                self._wake_flusher()
         return len(text)
 
     def flush(self) -> None:
-        """Send what is unfinished too."""
-        with self._lock:
-            if self._pending:
-                data = "".join(self._pending).encode("utf-8", "backslashreplace")
-                self._pending.clear()
-                self._pending_size = 0
-                self.write_bytes(data)
+        """Send this thread's unfinished line too."""
+        with self._turns.lock:
+            parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
+            self._rest.clear()
+            self._send(parts)
 
-    def write_bytes(self, data: Any) -> None:
+    def _send(self, parts: list[str]) -> None:
+        if data := "".join(parts).encode("utf-8", "backslashreplace"):
+            self.write_bytes(data)
+
+    def write_bytes(self, data: bytes) -> None:
         """Write to the file descriptor, all of it."""
-        view = memoryview(data).cast("B")
-        with self._lock:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+        with self._turns.lock:
+            self._turns.take(self)
+            for piece in _pieces(data):
+                view = memoryview(piece)
+                while view:
+                    try:
+                        view = view[os.write(self._descriptor, view) :]
+                    except BlockingIOError:
+                        # A child process (ssh does it) has switched the pipe that we share to non-blocking.
+                        select.select([], [self._descriptor], [])
 
-    def _start_flusher(self) -> None:
-        self._waker = threading.Event()
-        self._waker.set()
-        threading.Thread(target=self._flush_later, args=(self._waker,), name=f"flush {self.name}", daemon=True).start()
+    def _wake_flusher(self) -> None:
+        if self._waker is None:
+            self._waker = threading.Event()
+            arguments = (self._waker,)
+            threading.Thread(target=self._flush_later, args=arguments, name=f"flush {self.name}", daemon=True).start()
+        if not self._waker.is_set():
+            self._waker.set()
 
     def _flush_later(self, waker: threading.Event) -> None:
         pause = threading.Event()
+        seen: dict[int, int] = {}
         while self._waker is waker:
             waker.wait()
-            waker.clear()
             pause.wait(_FLUSH_SECONDS)
-            self.flush()
+            with self._turns.lock:
+                # A thread that has added nothing since the last look isn't in the middle of a print.
+                idle = [thread for thread, parts in self._open.items() if seen.get(thread) == len(parts)]
+                self._rest += [part for thread in idle for part in self._open.pop(thread)]
+                seen = {thread: len(parts) for thread, parts in self._open.items()}
+                if not self._open:
+                    waker.clear()
+                rest, self._rest = self._rest, []
+                self._send(rest)
 
 
 class _Bytes(io.RawIOBase):
@@ -119,11 +182,37 @@ class _Bytes(io.RawIOBase):
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def write(self, data: Any) -> int:  # type: ignore[override]
+    def write(self, data: Any) -> int:
         self._stream.flush()
-        self._stream.write_bytes(data)
-        return memoryview(data).nbytes
+        written = bytes(data)
+        self._stream.write_bytes(written)
+        return len(written)
 
     def flush(self) -> None:
         if not self.closed:
             self._stream.flush()
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Cut at ends of lines into pieces that can't be torn; only a line that is longer than that may be."""
+    start = 0
+    while len(data) - start > _PIECE:
+        end = data.rfind(b"\n", start, start + _PIECE) + 1 or data.find(b"\n", start + _PIECE) + 1 or len(data)
+        yield data[start:end]
+        start = end
+    yield data[start:]
+
+
+def open_streams(wire: Wire) -> tuple[RankStream, RankStream]:
+    """Make stdout and stderr, and have C code write whole lines at once too."""
+    turns = Turns(wire)
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
+    return RankStream(1, "stdout", turns), RankStream(2, "stderr", turns)
+
+
+def flush_all(*streams: Any) -> None:
+    """Send what Python and C code have not sent yet."""
+    for stream in streams:
+        stream.flush()
+    ctypes.CDLL(None).fflush(None)

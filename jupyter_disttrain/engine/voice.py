@@ -31,15 +31,25 @@ class _Stream:
     def __init__(self, name: str) -> None:
         self.name = name
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.parts: list[str] = []
-        self.sent_bytes = 0
-        self.elided_lines = 0
-        self.elided_bytes = 0
-        self.tail = ""
+        self.begin_cell()
 
     def begin_cell(self) -> None:
         self.sent_bytes = self.elided_lines = self.elided_bytes = 0
         self.tail = ""
+
+    def admit(self, data: bytes) -> str:
+        """Return what of ``data`` is still within the cell's limit, and count the rest."""
+        room = CELL_LIMIT - self.sent_bytes
+        if len(data) <= room:
+            self.sent_bytes += len(data)
+            return self.decoder.decode(data)
+        end = data.rfind(b"\n", 0, room) + 1  # no line is cut
+        sent, rest = self.decoder.decode(data[:end]), data[end:]
+        self.sent_bytes = CELL_LIMIT
+        self.elided_bytes += len(rest)
+        self.elided_lines += rest.count(b"\n")
+        self.tail = (self.tail + self.decoder.decode(rest))[-TAIL_CHARACTERS:]
+        return sent
 
 
 class Voice:
@@ -49,6 +59,7 @@ class Voice:
         self._publish = publish
         self._log = log
         self._streams = {name: _Stream(name) for name in ("stdout", "stderr")}
+        self._gathered: list[tuple[_Stream, list[str]]] = []  # in the order in which it was said
         self._last_time = 0.0
         self.cell: dict[str, Any] = {}  # the header of the request that runs, or ran last
         self.due: float | None = None  # when gathered text has to leave
@@ -64,13 +75,15 @@ class Voice:
         """Take bytes of one stream."""
         self._log.write(data)
         stream = self._streams[name]
-        if stream.sent_bytes >= CELL_LIMIT:
-            stream.elided_bytes += len(data)
-            stream.elided_lines += data.count(b"\n")
-            stream.tail = (stream.tail + stream.decoder.decode(data))[-TAIL_CHARACTERS:]
+        self._gather(stream, stream.admit(data))
+
+    def _gather(self, stream: _Stream, text: str) -> None:
+        if not text:
             return
-        stream.sent_bytes += len(data)
-        stream.parts.append(stream.decoder.decode(data))
+        if self._gathered and self._gathered[-1][0] is stream:
+            self._gathered[-1][1].append(text)
+        else:
+            self._gathered.append((stream, [text]))
         if self.due is None:
             self.due = max(time.monotonic(), self._last_time + GATHER_SECONDS)
 
@@ -81,15 +94,18 @@ class Voice:
 
     def flush(self, *, end_of_cell: bool = False) -> None:
         """Send what was gathered; at the end of a cell also what was left out of it."""
+        if end_of_cell:
+            for stream in self._streams.values():
+                self._gather(stream, stream.decoder.decode(b"", final=True))  # a character that was not finished
         self.due = None
-        for stream in self._streams.values():
-            text = "".join(stream.parts)
-            stream.parts.clear()
-            if text:
-                self._last_time = time.monotonic()
-                self._publish("stream", {"name": stream.name, "text": text}, self.cell)
-            if end_of_cell and stream.elided_bytes:
-                self._publish_elided(stream)
+        for stream, parts in self._gathered:
+            self._last_time = time.monotonic()
+            self._publish("stream", {"name": stream.name, "text": "".join(parts)}, self.cell)
+        self._gathered.clear()
+        if end_of_cell:
+            for stream in self._streams.values():
+                if stream.elided_bytes:
+                    self._publish_elided(stream)
 
     def _publish_elided(self, stream: _Stream) -> None:
         tail = stream.tail.split("\n", 1)[-1] if len(stream.tail) >= TAIL_CHARACTERS else stream.tail

@@ -18,17 +18,21 @@ import socket
 import struct
 import termios
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 PIPE_SIZE = 1 << 20  # bytes; Linux' default of 64 KiB wakes the nanny once per 64 KiB
 HEADER = struct.Struct("!cII")  # kind, number of frames, bytes of all frames with their lengths
 LENGTH = struct.Struct("!I")
-SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
+SEEN = struct.Struct("=Q")  # a counter on the shared page; at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
+SENT = 16  # on the shared page: frame groups that the rank and its forked children have sent
+HANDLED = 24  # on the shared page: frame groups that the nanny has dealt with
+PATIENCE_SECONDS = 0.02  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
 # The kinds of frame groups a rank sends.
 FORWARD = b"F"  # a signed message for the client, to be published after what was said before it
@@ -78,15 +82,30 @@ class Wire:
             os.set_blocking(end, False)
 
     def become_rank(self) -> None:
-        """Keep the rank's ends, and make them file descriptors 1 and 2.
+        """Keep the rank's ends, and make them file descriptors 1 and 2; nobody answers on 0.
 
         The reading ends stay open too: asking them how much is unread costs no system call to the nanny.
         """
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         os.dup2(self.stdout_write, 1)
         os.dup2(self.stderr_write, 2)
         os.close(self.stdout_write)
         os.close(self.stderr_write)
         self.nanny_socket.close()
+
+    def wait_read(self, descriptor: int) -> None:
+        """Wait, on the rank, until the nanny has read what was written to 1 or 2."""
+        read_end = self.stdout_read if descriptor == 1 else self.stderr_read
+        _wait_until(lambda: not _unread(read_end))
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Wait a little for the nanny; a busy one costs order, never a hang."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.00002)
 
 
 def _enlarge(pipe_end: int) -> None:
@@ -105,7 +124,7 @@ class RankEnd:
         self._sent = 0
 
     def send(self, kind: bytes, frames: Sequence[Any]) -> None:
-        """Send one frame group, whole, from any thread or forked child."""
+        """Send one frame group, whole, from any thread or forked child; what is said afterwards comes after it."""
         views = [memoryview(frame).cast("B") for frame in frames]
         parts: list[Any] = []
         for view in views:
@@ -115,10 +134,13 @@ class RankEnd:
         with self._lock:
             fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
             try:
+                number = _count(self._wire.page, SENT)
                 _send_all(self._wire.rank_socket, parts)
             finally:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
             self._sent += kind == FORWARD
+        if kind == FORWARD:
+            _wait_until(lambda: SEEN.unpack_from(self._wire.page, HANDLED)[0] >= number)
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -203,4 +225,15 @@ class NannyEnd:
 
     def count(self, size: int) -> None:
         """Count what was read."""
-        SEEN.pack_into(self._page, 0, SEEN.unpack_from(self._page)[0] + size)
+        _count(self._page, 0, size)
+
+    def count_handled(self) -> None:
+        """Count a frame group that was dealt with."""
+        _count(self._page, HANDLED)
+
+
+def _count(page: mmap.mmap, offset: int, step: int = 1) -> int:
+    """Add to a counter on the shared page; only one process at a time may."""
+    (before,) = SEEN.unpack_from(page, offset)
+    SEEN.pack_into(page, offset, before + step)
+    return int(before) + step

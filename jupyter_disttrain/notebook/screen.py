@@ -10,21 +10,22 @@ same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..cluster.events import Cleared, CommSent, Displayed, Elided, LogFailed, Replied, Said
 from ..ranks import format_ranks, label_ranks
-from .transcript import Section, Transcript
+from .transcript import Transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ..cluster.cell_run import CellRun
     from ..cluster.events import Event
+    from .rows import Row, Section
     from .sinks import Sink
-    from .transcript import Row
 
-DIM, RED, RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
+# Grey, not "faint": JupyterLab shows that as plain text.
+DIM, RED, RESET = "\x1b[90m", "\x1b[31m", "\x1b[0m"
 SHORTEST_PAUSE = 0.05  # seconds between two drawings
 PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
 
@@ -69,9 +70,11 @@ class Screen:
         self._forward_comm = forward_comm
         self._transcript = Transcript(max_lines, max_bytes)
         self._notes: list[str] = []
-        self._progress = ""
+        self._progress: list[str] = []
         self._progress_at = time.monotonic() + progress_after_s
-        self._footer: Section | None = None
+        self._names: list[str] = []  # the sink's, of the places on the screen from above
+        self._filled = 0  # places that hold something
+        self._carrier: Section | None = None  # what stands below everything was last drawn with it
         self._changed = False
         self._due = 0.0
 
@@ -95,8 +98,15 @@ class Screen:
     def on_end(self, run: CellRun) -> None:  # noqa: ARG002  (the listener's interface)
         """Draw the final state."""
         self._transcript.close()
-        self._progress = ""
+        self._progress = []
         self._draw()
+        if self._filled < len(self._names):
+            # Places that hold nothing any more would be empty boxes.
+            self._sink.clear(wait=self._filled > 0)
+            self._names.clear()
+            for section in self._transcript.sections:
+                section.dirty = True
+            self._draw()
         self._sink.close(self._transcript.sections)
 
     def _take(self, event: Event, run: CellRun) -> None:
@@ -132,10 +142,8 @@ class Screen:
             return
         content = event.content
         where = f" at line {content['line']}" if content.get("line") else ""
-        self._progress = (
-            f"{RED}rank {event.rank} failed{where}: {content['ename']}: {content['evalue']}{RESET}"
-            f"{DIM} · {label_ranks(running)} still running{RESET}"
-        )
+        failed = f"{RED}rank {event.rank} failed{where}: {content['ename']}: {content['evalue']}{RESET}"
+        self._progress = [f"{failed}{DIM} · {label_ranks(running)} still running{RESET}"]
         self._progress_at = time.monotonic() + 1.0
 
     def _set_progress(self, run: CellRun) -> None:
@@ -150,38 +158,43 @@ class Screen:
             failed = f" · {label_ranks(run.state.failures)} failed" if run.state.failures else ""
             text = f"{seconds} · {label_ranks(running)} running{ended}{failed}{RESET}"
         first = next(iter(run.failures), None)
-        self._progress = f"{RED}{first.headline}{RESET}\n{text}" if first else text
+        self._progress = [f"{RED}{first.headline}{RESET}", text] if first else [text]
         self._changed = True
 
     # Drawing
 
     def _draw(self) -> None:
         self._changed = False
-        sections = self._transcript.sections
-        foot = self._foot()
-        if foot and (not sections or sections[-1].data is not None):
-            sections.append(Section())  # the next lines go there too
-        last = sections[-1] if sections else None
-        if last is not self._footer and self._footer is not None:
-            self._footer.dirty = True  # it no longer carries the foot
-        self._footer = last
-        if last is not None and last.data is None:
-            last.dirty = True
-        for section in sections:
-            if section.dirty:
-                section.dirty = False
-                self._draw_section(section, foot if section is last else [])
+        below = self._below()
+        carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
+        for section in (carrier, self._carrier):
+            if section is not None:
+                section.dirty = True  # it carries what it did not, or no longer
+        self._carrier = carrier
+        visible = [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
+        for place, section in enumerate(visible):
+            if section.dirty or section.place != place:
+                self._draw_section(section, place, [*below, *self._progress] if section is carrier else [])
+        for place in range(len(visible), self._filled):
+            self._sink.show(self._names[place], {}, {})
+        self._filled = len(visible)
 
-    def _draw_section(self, section: Section, foot: list[str]) -> None:
+    def _can_see(self, section: Section) -> bool:
+        return bool(section.data) or any(self._labelled or row.stream != "label" for row in section.rows)
+
+    def _draw_section(self, section: Section, place: int, below: list[str]) -> None:
+        section.dirty, section.place = False, place
+        section.draws += 1
         if section.data is None:
-            section.drawn = "\n".join([*self._lines(section.rows), *foot])
-            data: dict[str, Any] = {"text/plain": section.drawn}
+            section.drawn = "\n".join([*self._lines(section.rows), *below])
+        data = {"text/plain": section.drawn} if section.data is None else section.data
+        if place < len(self._names):
+            self._sink.show(self._names[place], data, section.metadata)
         else:
-            data = section.data or {"text/plain": ""}
-        section.shown_as = self._sink.show(section.shown_as, data, section.metadata)
+            self._names.append(self._sink.show(None, data, section.metadata))
 
     def _lines(self, rows: Iterable[Row]) -> list[str]:
-        return [self._line(row.ranks, row.stream, row.text) for row in rows]
+        return [self._line(row.ranks, row.stream, row.text) for row in rows if self._labelled or row.stream != "label"]
 
     def _line(self, ranks: Iterable[int], stream: str, text: str) -> str:
         if "\x1b" in text:
@@ -195,17 +208,14 @@ class Screen:
             text = text.replace("\n", rest)
         return label + text
 
-    def _foot(self) -> list[str]:
-        """Return what stands below everything: what is not shown, notes, progress."""
+    def _below(self) -> list[str]:
+        """Return what stands below everything for good: what is not shown, notes."""
         lines = []
         hidden = self._transcript.hidden
-        if hidden.lines or hidden.size_bytes:
-            ranks = format_ranks(hidden.ranks)
-            logs = f"rank{ranks}.log" if len(hidden.ranks) == 1 else f"rank{{{ranks}}}.log"
+        if hidden.size_bytes:
+            ranks = format_ranks(hidden.tails)
+            logs = f"rank{ranks}.log" if len(hidden.tails) == 1 else f"rank{{{ranks}}}.log"
             size = f"{hidden.lines:,} more lines ({hidden.size_bytes / 1e6:.1f} MB)"
             lines.append(f"{DIM}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
-            lines += [self._line({rank}, stream, text) for rank, stream, text in hidden.tail]
-        lines += [f"{RED}{note}{RESET}" for note in self._notes]
-        if self._progress:
-            lines.append(self._progress)
-        return lines
+            lines += self._lines(hidden.last_rows())
+        return lines + [f"{RED}{note}{RESET}" for note in self._notes]

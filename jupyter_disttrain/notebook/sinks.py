@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from .transcript import Section
+    from .rows import Section
 
 
 class Sink(Protocol):
@@ -22,6 +22,9 @@ class Sink(Protocol):
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:
         """Show a display, or change the one that was shown; returns its name."""
+
+    def clear(self, *, wait: bool) -> None:
+        """Remove all displays; with ``wait`` when the next one is shown."""
 
     def close(self, sections: Sequence[Section]) -> None:
         """Take note that nothing changes any more."""
@@ -41,15 +44,12 @@ class NotebookSink:
         )
         return name
 
+    def clear(self, *, wait: bool) -> None:
+        """Clear the cell's output."""
+        self._publisher.clear_output(wait)
+
     def close(self, sections: Sequence[Section]) -> None:
-        """Remove the place that only a progress line held."""
-        shown = [section for section in sections if section.shown_as]
-        if (
-            shown
-            and all(section.data is None and not section.rows for section in shown)
-            and len(shown) == len(sections)
-        ):
-            self._publisher.clear_output()
+        """Do nothing: all is there."""
 
 
 class TerminalSink:
@@ -58,6 +58,9 @@ class TerminalSink:
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:  # noqa: ARG002
         """Wait for the end."""
         return shown_as or "terminal"
+
+    def clear(self, *, wait: bool) -> None:
+        """Do nothing: nothing was printed yet."""
 
     def close(self, sections: Sequence[Section]) -> None:
         """Print."""

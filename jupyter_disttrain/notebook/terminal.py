@@ -3,8 +3,8 @@ r"""What text on a stream means: lines, carriage returns, colours.
 Covers: ``"\r"``, backspaces, cursor-up as tqdm's nested bars use it, colours that go on over the end of a line.
 Does not cover: merging what ranks say (``transcript``).
 
-A stream is a small terminal: a growing list of lines and a cursor in it. Text without control characters, which is nearly
-all there is, takes a short way.
+A stream is a small terminal: a growing list of lines and a cursor in it. Text without control characters, which is
+nearly all there is, takes a short way. Where text is cut on its way here makes no difference.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from .transcript import Row
+from .colours import Cell, Style, from_cells, to_cells, width
 
-_CONTROL = re.compile(r"(\r\n|[\n\r\x08]|\x1b\[\d*A)")
-_COLOUR = re.compile(r"\x1b\[([\d;]*)m")
+if TYPE_CHECKING:
+    from .rows import Row
+
+_MOVE = r"\x1b\[[\d;?]*[@-ln-~]"  # every escape sequence but those for colours
+_CONTROL = re.compile(rf"(\r\n|[\n\r\x08]|{_MOVE})")
+_NEEDS_TERMINAL = re.compile(rf"[\r\x08]|{_MOVE}")
+_CUT_OFF = re.compile(r"\x1b(\[[\d;?]{0,32})?\Z")
 RECENT = 64  # lines above the cursor that can still be rewritten
 
 
@@ -29,11 +33,14 @@ class Paper(Protocol):
     def rewrite(self, row: Row, text: str) -> Row:
         """Change a line; returns the line that now holds the text."""
 
-    def finish(self, row: Row) -> Row:
-        """A line is complete; returns the line that it became."""
+    def finish(self, row: Row) -> Row | None:
+        """Take note that a line is complete; returns the line that it became, None beyond the bound."""
 
-    def add_lines(self, texts: list[str]) -> Row | None:
-        """Add complete lines; returns the last, None beyond the bound."""
+    def erase(self, row: Row) -> None:
+        """Remove an open line of which nothing is left."""
+
+    def add_lines(self, texts: list[str]) -> list[Row | None]:
+        """Add complete lines; a line beyond the bound is None."""
 
 
 class Writer:
@@ -44,11 +51,18 @@ class Writer:
         self._rows: list[Row | None] = [None]  # the last few lines; None: nothing was written on that line yet
         self._at = 0
         self._column = 0
-        self._colour = ""
+        self._style = Style()
+        self._untouched = False  # the current line was only appended to
+        self._cells: list[Cell] | None = None  # of the current line, once colours were written over
+        self._held = ""  # the beginning of an escape sequence
 
     def write(self, text: str) -> None:
         """Take text as it came, lines finished or not."""
-        if self._at == len(self._rows) - 1 and not _needs_terminal(text):
+        text = self._held + text
+        cut_off = _CUT_OFF.search(text, max(0, len(text) - 40))
+        self._held = cut_off[0] if cut_off else ""
+        text = text[: len(text) - len(self._held)]
+        if self._at == len(self._rows) - 1 and not _NEEDS_TERMINAL.search(text):
             self._write_plain(text)
             return
         for part in _CONTROL.split(text):
@@ -58,8 +72,8 @@ class Writer:
                 self._column = 0
             elif part == "\x08":
                 self._column = max(0, self._column - 1)
-            elif part.startswith("\x1b[") and part.endswith("A"):
-                self._at = max(0, self._at - int(part[2:-1] or 1))
+            elif part.startswith("\x1b[") and not part.endswith("m") and _CONTROL.fullmatch(part):
+                self._obey(part)
             elif part:
                 self._put(part)
 
@@ -73,59 +87,97 @@ class Writer:
         self._line_feed()
         lines, last = rest[:-1], rest[-1]
         if lines:
-            if self._colour or any("\x1b" in line for line in lines):
+            if self._style.text or "\x1b" in text:
                 lines = [self._coloured(line) for line in lines]
-            self._rows = [*self._rows[:-1], self._paper.add_lines(lines), None][-RECENT:]
+            self._rows = [*self._rows[:-1], *self._paper.add_lines(lines), None][-RECENT:]
             self._at = len(self._rows) - 1
         if last:
             self._put(last)
+
+    def _obey(self, command: str) -> None:
+        """Move the cursor or erase; other commands mean nothing on paper."""
+        kind, number = command[-1], command[2:-1]
+        count = int(number) if number.isdigit() else 0
+        if kind == "A":
+            self._go(self._at - max(1, count))
+        elif kind == "B":
+            self._go(self._at + max(1, count))
+        elif kind == "G":
+            self._column = max(0, count - 1)
+        elif kind == "K":
+            self._erase(whole=count > 0)
+
+    def _go(self, line: int) -> None:
+        self._at = max(0, min(line, len(self._rows) - 1))
+        self._cells, self._untouched = None, False
+
+    def _erase(self, *, whole: bool) -> None:
+        """Erase the line, or what is right of the cursor."""
+        row = self._rows[self._at]
+        if row is not None:
+            cells = self._cells if self._cells is not None else to_cells(row.text, Style())
+            self._cells, self._untouched = ([] if whole else cells[: self._column]), False
+            self._rows[self._at] = self._paper.rewrite(row, from_cells(self._cells))
 
     def _put(self, part: str) -> None:
         """Write on the current line, over what stands there."""
         row = self._rows[self._at]
         if row is None:
             row = self._paper.open_row()
-            old = self._colour
-            column = len(old) if self._column == 0 else self._column
+            self._untouched = True
+            old, end = self._style.text, 0
         else:
-            old, column = row.text, self._column
-        if "\x1b" in part or "\x1b" in old:
-            # Escapes have no width, so columns can't be counted: either all is rewritten, or the text is appended.
-            new = part if column == 0 and row.text else old + part
+            old = row.text
+            end = width(old)
+        size = width(part)
+        if self._untouched and self._column >= end:
+            new = old + " " * (self._column - end) + part
+            self._style.follow(part)
+        elif "\x1b" in part or "\x1b" in old or self._style.text:
+            new = self._overwrite(old, part)
         else:
-            new = old[:column].ljust(column) + part + old[column + len(part) :]
-        self._column = column + len(part)
-        self._note_colour(part)
+            self._cells, self._untouched = None, False
+            new = old[: self._column].ljust(self._column) + part + old[self._column + size :]
+        self._column += size
         self._rows[self._at] = self._paper.rewrite(row, new)
+
+    def _overwrite(self, old: str, part: str) -> str:
+        cells = self._cells if self._cells is not None else to_cells(old, Style())
+        cells += [("", " ")] * (self._column - len(cells))
+        new = to_cells(part, self._style)
+        cells[self._column : self._column + len(new)] = new
+        self._cells, self._untouched = cells, False
+        return from_cells(cells)
 
     def _line_feed(self) -> None:
         row = self._rows[self._at]
-        last = self._at == len(self._rows) - 1
-        if last:
+        if self._at == len(self._rows) - 1:
             if row is None:
-                row = self._paper.rewrite(self._paper.open_row(), self._colour)
+                row = self._paper.rewrite(self._paper.open_row(), self._style.text)
             self._rows[self._at] = self._paper.finish(row)
             self._rows.append(None)
             del self._rows[:-RECENT]
-        self._at = len(self._rows) - 1 if last else self._at + 1
+            self._at = len(self._rows) - 2
+        self._go(self._at + 1)
         self._column = 0
 
     def close(self) -> None:
-        """The cell has ended: an unfinished line is finished."""
-        for row in self._rows:
-            if row is not None:
+        """Finish the unfinished line: the cell has ended. A progress bar that wiped itself leaves nothing."""
+        if self._held:
+            held, self._held = self._held, ""
+            self._put(held)
+        for at, row in enumerate(self._rows):
+            if row is None:
+                continue
+            if at == len(self._rows) - 1 and self._at == at and self._column == 0 and not row.text.strip():
+                self._paper.erase(row)
+            else:
                 self._paper.finish(row)
-        self._rows, self._at, self._column = [None], 0, 0
+        self._rows = [None]
+        self._go(0)
+        self._column = 0
 
     def _coloured(self, line: str) -> str:
-        before = self._colour
-        self._note_colour(line)
+        before = self._style.text
+        self._style.follow(line)
         return before + line
-
-    def _note_colour(self, text: str) -> None:
-        for match in _COLOUR.finditer(text):
-            self._colour = "" if match[1] in ("", "0", "00") else self._colour + match[0]
-
-
-def _needs_terminal(text: str) -> bool:
-    return "\r" in text or "\x08" in text or ("\x1b[" in text and bool(_CONTROL.search(text.replace("\n", ""))))

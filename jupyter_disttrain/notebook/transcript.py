@@ -3,48 +3,28 @@
 Covers: which lines and displays are alike, in what order they stand, the bound on the screen.
 Does not cover: control characters (``terminal``), putting it on a screen (``screen``).
 
-Each rank reads as a sequence, and the transcript is one merge of these sequences: the order within a rank never changes,
-and a line that a rank says is shown with the same line of other ranks if such a line stands after the last thing that
-this rank said. So the outcome does not depend on which rank was faster, as long as the ranks say the same. Finding the
-line is a look-up: the cost of n lines is n.
+Each rank reads as a sequence, and the transcript is one merge of these sequences: the order in a rank never changes.
+A line that another rank said too, after the last thing that both said, is shown once; what the slower rank alone said
+before it moves in front of it. So it does not matter which rank is faster. Finding a line is a look-up and moving is
+limited to a few lines: the cost of n lines is n.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
+from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Row, Section
 from .terminal import Writer
 
-SECTION_ROWS = 500  # lines that are drawn together
+MOVABLE_ROWS = 50  # of one rank's own lines that may still move in front of a common one
 TAIL_ROWS = 20  # of what is beyond the bound
 
-
-@dataclass(eq=False, slots=True)
-class Row:
-    """A line, or a result of several lines."""
-
-    sequence: int  # where it stands
-    text: str
-    stream: str  # "stdout", "stderr", "result", "label"
-    ranks: set[int]
-    section: Section
-    open: bool = False  # it may still grow
-
-
-@dataclass(eq=False, slots=True)
-class Section:
-    """A part of the screen: lines, or one rich display."""
-
-    rows: list[Row] = field(default_factory=list)
-    data: dict[str, Any] | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    dirty: bool = True
-    shown_as: str | None = None  # the screen's name for it
-    drawn: str = ""  # its lines as they were last drawn
+_key = attrgetter("key")
 
 
 @dataclass(slots=True)
@@ -53,8 +33,27 @@ class Hidden:
 
     lines: int = 0
     size_bytes: int = 0
-    ranks: set[int] = field(default_factory=set)
-    tail: deque[tuple[int, str, str]] = field(default_factory=lambda: deque(maxlen=TAIL_ROWS))  # rank, stream, text
+    tails: dict[int, deque[tuple[str, str]]] = field(default_factory=dict)  # by rank: stream, text of the last lines
+
+    def add(self, rank: int, stream: str, texts: list[str]) -> None:
+        """Count lines."""
+        self.lines += len(texts)
+        self.size_bytes += sum(map(len, texts)) + len(texts)
+        self.keep(rank, stream, texts)
+
+    def keep(self, rank: int, stream: str, texts: list[str]) -> None:
+        """Remember the last lines."""
+        tail = self.tails.setdefault(rank, deque(maxlen=TAIL_ROWS))
+        tail.extend((stream, text) for text in texts[-TAIL_ROWS:])
+
+    def last_rows(self) -> list[Row]:
+        """Return the last lines of all ranks, merged."""
+        merged = Transcript(len(self.tails) * TAIL_ROWS, 1 << 40)
+        each = max(1, TAIL_ROWS // max(1, len(self.tails)))
+        for rank in sorted(self.tails):
+            for stream, text in list(self.tails[rank])[-each:]:
+                merged.add(rank, stream, text)
+        return [row for section in merged.sections for row in section.rows]
 
 
 class Transcript:
@@ -70,8 +69,9 @@ class Transcript:
         self.sections: list[Section] = []
         self.hidden = Hidden()
         self._left_lines, self._left_bytes = max_lines, max_bytes
-        self._next = 0
-        self._cursor: dict[int, int] = {}  # by rank: the sequence of the last thing it said
+        self._count = 0
+        self._common: dict[int, tuple[float, ...]] = {}  # by rank: where the last row stands that it can't move past
+        self._private: dict[int, list[Row]] = {}  # by rank: the rows after it, said by no other rank
         self._alike: dict[Any, list[Row]] = {}
         self._writers: dict[tuple[int, str], Writer] = {}
         self._displays: dict[tuple[int, str], Row] = {}
@@ -91,21 +91,22 @@ class Transcript:
         self, rank: int, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, kind: str
     ) -> None:
         """Take a display or a result of one rank."""
-        self._clear_if_due(rank)
         if kind == "update_display_data":
             self._update(rank, data, metadata, display_id)
             return
+        self._clear_if_due(rank)
         if set(data) <= {"text/plain"} and display_id is None:
             self.add(rank, "result", data.get("text/plain", ""))
             return
-        key = None if display_id else ("rich", json.dumps(data, sort_keys=True, default=str))
-        row = self._find(rank, key) if key else None
+        like = None if display_id else ("rich", json.dumps(data, sort_keys=True, default=str))
+        row = self._find(rank, like)
         if row is None:
             row = self._new_row(rank, "label", "")
-            section = Section(data=data, metadata=metadata)
-            self.sections.append(section)
-            if key:
-                self._alike.setdefault(key, []).append(row)
+            section = self._new_section()
+            section.data, section.metadata = data, metadata
+            self._offer(row, like)
+            self._private.pop(rank, None)
+            self._common[rank] = row.key
         else:
             self._join(rank, row)
         if display_id:
@@ -113,10 +114,12 @@ class Transcript:
 
     def _update(self, rank: int, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None) -> None:
         row = self._displays.get((rank, display_id or ""))
-        if row is None:
-            return  # of an earlier cell, or cleared: Jupyter ignores these too
-        section = self.sections[self.sections.index(row.section) + 1]
-        section.data, section.metadata, section.dirty = data, metadata, True
+        if row is not None:
+            section = self._display_of(row)
+            section.data, section.metadata, section.dirty = data, metadata, True
+
+    def _display_of(self, label: Row) -> Section:
+        return self.sections[self.sections.index(label.section) + 1]
 
     def clear(self, rank: int, *, wait: bool) -> None:
         """Take back what a rank said; with ``wait`` only when it says something new."""
@@ -124,8 +127,8 @@ class Transcript:
             self._clear_first.add(rank)
             return
         self._clear_first.discard(rank)
-        for key in [key for key in self._writers if key[0] == rank]:
-            del self._writers[key]
+        for writer in [key for key in self._writers if key[0] == rank]:
+            del self._writers[writer]
         for section in list(self.sections):
             for row in [row for row in section.rows if rank in row.ranks]:
                 row.ranks.discard(rank)
@@ -133,115 +136,216 @@ class Transcript:
                 if not row.ranks:
                     self._remove(row)
         self._displays = {key: row for key, row in self._displays.items() if key[0] != rank}
+        self._common.pop(rank, None)
+        self._private.pop(rank, None)
+        self.hidden.tails.pop(rank, None)
 
     def _clear_if_due(self, rank: int) -> None:
         if rank in self._clear_first:
             self.clear(rank, wait=False)
 
     def close(self) -> None:
-        """The cell has ended: unfinished lines are finished."""
+        """Finish unfinished lines: the cell has ended."""
         for writer in self._writers.values():
             writer.close()
-        self._sort_last_results()
+        self._sort_last_rows()
+        self.sections = [section for section in self.sections if not section.is_empty]
 
-    def _sort_last_results(self) -> None:
-        """Put the values of the last expression in the order of the ranks: they came as each rank ended."""
+    def _sort_last_rows(self) -> None:
+        """Put each rank's last line or result in the order of the ranks: they came as each rank ended."""
         rows = self.sections[-1].rows if self.sections else []
         start = len(rows)
-        while start and rows[start - 1].stream == "result":
+        ranks: set[int] = set()
+        while start and not rows[start - 1].ranks & ranks:
             start -= 1
+            ranks |= rows[start].ranks
         rows[start:] = sorted(rows[start:], key=lambda row: min(row.ranks))
 
     # Rows
 
     def add(self, rank: int, stream: str, text: str) -> Row | None:
         """Place a complete line: with its like, or at the end; None beyond the bound."""
-        key = (stream, text)
-        row = self._find(rank, key)
+        like = (stream, text)
+        row = self._find(rank, like)
         if row is not None:
             self._join(rank, row)
             return row
-        size = len(text)
-        if self._left_lines <= 0 or (size > self._left_bytes and self.sections):
-            self._hide(rank, stream, text)
+        if self._left_lines <= 0 or (len(text) > self._left_bytes and self.sections):
+            self.hidden.add(rank, stream, [text])
             return None
         row = self._new_row(rank, stream, text)
-        self._alike.setdefault(key, []).append(row)
+        self._offer(row, like)
+        self._settle(rank, row)
         return row
 
-    def _find(self, rank: int, key: Any) -> Row | None:
-        """Return the first row of this content after the rank's last, if the rank isn't in it."""
-        rows = self._alike.get(key)
+    def add_all(self, rank: int, stream: str, texts: list[str]) -> list[Row | None]:
+        """Place complete lines."""
+        rows: list[Row | None] = []
+        for index, text in enumerate(texts):
+            if self._left_lines <= 0 and self._is_last(rank):
+                self.hidden.add(rank, stream, texts[index:])  # nothing of it is on the screen
+                return [*rows, None]
+            rows.append(self.add(rank, stream, text))
+        return rows
+
+    def _is_last(self, rank: int) -> bool:
+        """Whether no row stands after the last common row but this rank's own."""
+        last = self.sections[-1].rows[-1] if self.sections and self.sections[-1].rows else None
+        return last is not None and (last.key == self._common.get(rank) or last.ranks == {rank})
+
+    def _find(self, rank: int, like: Any) -> Row | None:
+        """Return the first row of this content that the rank can join."""
+        rows = self._alike.get(like)
         if not rows:
             return None
-        index = bisect_right(rows, self._cursor.get(rank, -1), key=lambda row: row.sequence)
-        return next((row for row in rows[index:] if rank not in row.ranks), None)
+        private = self._private.get(rank)
+        for index in range(bisect_right(rows, self._common.get(rank, ()), key=_key), len(rows)):
+            row = rows[index]
+            if rank in row.ranks:
+                continue
+            if not private or row.key > private[-1].key or len(row.section.rows) < 2 * SECTION_ROWS:
+                return row
+        return None
 
     def _join(self, rank: int, row: Row) -> None:
+        """Have the rank say what stands there already."""
+        if len(row.ranks) == 1:
+            self._gather(next(iter(row.ranks)), row)
+        self._gather(rank, row)
         row.ranks.add(rank)
         row.section.dirty = True
-        self._cursor[rank] = row.sequence
+
+    def _gather(self, rank: int, row: Row) -> None:
+        """Put what this rank alone said in front of the row that is now common, and forget that it could move."""
+        if row.key <= self._common.get(rank, ()):
+            return
+        self._common[rank] = row.key
+        private = self._private.pop(rank, [])
+        if rank in row.ranks:
+            self._private[rank] = [own for own in private if own.key > row.key]
+            private = [own for own in private if own.key < row.key]
+        for own in private:
+            self._move_before(row, rank, own)
+
+    def _move_before(self, row: Row, rank: int, own: Row) -> None:
+        self._take_out(own)
+        # Between the row and the one before it; several ranks' lines in the order of the ranks.
+        own.key = (*row.key[:-1], row.key[-1] - 0.5, rank, self._number())
+        own.section = row.section
+        insort(row.section.rows, own, key=_key)
+        row.section.dirty = True
+        if not own.open:
+            self._offer(own, own.like)
+
+    def _settle(self, rank: int, row: Row) -> None:
+        """Take note of a new row that only this rank has said."""
+        if row.key < self._common.get(rank, ()):
+            return
+        private = self._private.setdefault(rank, [])
+        insort(private, row, key=_key)
+        if len(private) > MOVABLE_ROWS:
+            self._common[rank] = private.pop(0).key
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _new_section(self) -> Section:
+        self.sections.append(Section())
+        return self.sections[-1]
+
+    def carrier(self, *, for_good: bool) -> Section:
+        """Return the lines below which something can be shown: the last ones if it stays ``for_good``."""
+        texts = [section for section in self.sections if section.data is None]
+        last = texts[-1] if texts else None
+        if last is None or (for_good and (last is not self.sections[-1] or len(last.rows) > SLOW_SECTION_ROWS)):
+            return self._new_section()
+        return last
 
     def _new_row(self, rank: int, stream: str, text: str, *, is_open: bool = False) -> Row:
+        section = self.sections[-1] if self.sections else None
+        if section is None or section.data is not None or section.is_full:
+            section = self._new_section()
+        row = Row((self._number(),), text, stream, {rank}, section, is_open)
         self._left_lines -= 1
         self._left_bytes -= len(text)
-        section = self.sections[-1] if self.sections else None
-        if section is None or section.data is not None or len(section.rows) >= SECTION_ROWS:
-            section = Section()
-            self.sections.append(section)
-        row = Row(self._next, text, stream, {rank}, section, is_open)
-        self._next += 1
         section.rows.append(row)
         section.dirty = True
-        if not is_open:
-            self._cursor[rank] = row.sequence
         return row
 
-    def _finish(self, rank: int, row: Row) -> Row:
+    def finish(self, rank: int, row: Row) -> Row | None:
         """Close an open row: it joins its like, or stays, or is beyond the bound."""
-        row.section.dirty = True
-        alike = self._find(rank, (row.stream, row.text))
-        if alike is not None:
-            row.section.rows.remove(row)
-            self._join(rank, alike)
+        like = (row.stream, row.text)
+        alike = self._find(rank, like)
+        if alike is not None or self._left_lines < 0:
+            self._remove(row)
+            if alike is None:
+                self.hidden.add(rank, row.stream, [row.text])
+            else:
+                self._join(rank, alike)
             return alike
         row.open = False
-        self._left_bytes -= len(row.text)
-        if self._left_lines < 0:
-            row.section.rows.remove(row)
-            self._hide(rank, row.stream, row.text)
-            return row
-        self._cursor[rank] = max(self._cursor.get(rank, -1), row.sequence)
-        insort(self._alike.setdefault((row.stream, row.text), []), row, key=lambda other: other.sequence)
+        row.section.dirty = True
+        self._offer(row, like)
+        self._settle(rank, row)
         return row
 
-    def _forget(self, row: Row) -> None:
-        """No longer offer a row to other ranks."""
-        rows = self._alike.get((row.stream, row.text), [])
-        if row in rows:
-            rows.remove(row)
+    def reopen(self, rank: int, row: Row, text: str) -> Row:
+        """Change a complete line; what other ranks share with it stays theirs."""
+        row.section.dirty = True
+        if row.ranks == {rank}:
+            self._withdraw(row)
+            self._private[rank] = [own for own in self._private.get(rank, ()) if own is not row]
+            row.open = True
+            self.retype(row, text)
+            return row
+        row.ranks.discard(rank)
+        own = Row((*row.key, self._number()), "", row.stream, {rank}, row.section, open=True)
+        insort(row.section.rows, own, key=_key)
+        self._left_lines -= 1
+        self.retype(own, text)
+        return own
+
+    def retype(self, row: Row, text: str) -> None:
+        """Change an open row's text."""
+        self._left_bytes -= len(text) - len(row.text)
+        row.text = text
+        row.section.dirty = True
+
+    def _offer(self, row: Row, like: Any) -> None:
+        """Let other ranks join a row."""
+        row.like = like
+        if like is not None:
+            insort(self._alike.setdefault(like, []), row, key=_key)
+
+    def _withdraw(self, row: Row) -> None:
+        """Let nobody join a row any more."""
+        rows = self._alike.get(row.like, [])
+        at = bisect_left(rows, row.key, key=_key)
+        if at < len(rows) and rows[at] is row:
+            del rows[at]
 
     def _remove(self, row: Row) -> None:
+        if row.stream == "label":
+            self.sections.remove(self._display_of(row))
+        self._take_out(row)
+        self._left_lines += 1
+        self._left_bytes += len(row.text)
+
+    def _take_out(self, row: Row) -> None:
+        """Take a row from where it stands."""
         section = row.section
         section.rows.remove(row)
         section.dirty = True
-        self._forget(row)
-        if row.stream == "label":
-            self.sections[self.sections.index(section) + 1].data = {}
-            self.sections[self.sections.index(section) + 1].dirty = True
-
-    def _hide(self, rank: int, stream: str, text: str) -> None:
-        self.hidden.lines += 1
-        self.hidden.size_bytes += len(text) + 1
-        self.hidden.ranks.add(rank)
-        self.hidden.tail.append((rank, stream, text))
+        if section.is_empty:
+            self.sections.remove(section)
+        self._withdraw(row)
 
     def hide_unsent(self, rank: int, stream: str, lines: int, size_bytes: int, tail: str) -> None:
         """Count what a rank did not even send."""
         self.hidden.lines += lines
         self.hidden.size_bytes += size_bytes
-        self.hidden.ranks.add(rank)
-        self.hidden.tail.extend((rank, stream, line) for line in tail.splitlines()[-TAIL_ROWS:])
+        self.hidden.keep(rank, stream, tail.split("\n")[:-1] if tail.endswith("\n") else tail.split("\n"))
 
 
 class _Paper:
@@ -256,32 +360,21 @@ class _Paper:
         return self._transcript._new_row(self._rank, self._stream, "", is_open=True)  # noqa: SLF001
 
     def rewrite(self, row: Row, text: str) -> Row:
-        """Change the line; what other ranks share with it stays theirs."""
-        if row.open:
-            row.text = text
-            row.section.dirty = True
-            return row
-        section = row.section
-        section.dirty = True
-        if row.ranks == {self._rank}:
-            self._transcript._forget(row)  # noqa: SLF001
-            row.open, row.text = True, text
-            return row
-        row.ranks.discard(self._rank)
-        own = Row(row.sequence, text, self._stream, {self._rank}, section, open=True)
-        section.rows.insert(section.rows.index(row) + 1, own)
-        return own
-
-    def finish(self, row: Row) -> Row:
-        """Merge the line with its like, now that it can't change any more."""
+        """Change the line."""
         if not row.open:
-            return row
-        return self._transcript._finish(self._rank, row)  # noqa: SLF001
-
-    def add_lines(self, texts: list[str]) -> Row | None:
-        """Add complete lines; returns the last, None beyond the bound."""
-        add = self._transcript.add
-        row = None
-        for text in texts:
-            row = add(self._rank, self._stream, text)
+            return self._transcript.reopen(self._rank, row, text)
+        self._transcript.retype(row, text)
         return row
+
+    def finish(self, row: Row) -> Row | None:
+        """Merge the line with its like, now that it can't change any more."""
+        return self._transcript.finish(self._rank, row) if row.open else row
+
+    def erase(self, row: Row) -> None:
+        """Remove an open line of which nothing is left."""
+        if row.open:
+            self._transcript._remove(row)  # noqa: SLF001
+
+    def add_lines(self, texts: list[str]) -> list[Row | None]:
+        """Add complete lines; a line beyond the bound is None."""
+        return self._transcript.add_all(self._rank, self._stream, texts)

@@ -1,0 +1,49 @@
+"""What a transcript is made of.
+
+Covers: lines, and the parts of the screen that hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SECTION_ROWS = 500  # lines that are drawn together
+SLOW_SECTION_ROWS = 100  # the same once they were drawn many times
+SLOW_SECTION_DRAWS = 50
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A line, or a result of several lines."""
+
+    key: tuple[float, ...]  # where it stands: rows are in the order of their keys
+    text: str
+    stream: str  # "stdout", "stderr", "result", "label"
+    ranks: set[int]
+    section: Section
+    open: bool = False  # it may still grow
+    like: Any = None  # what rows that are alike have in common
+
+
+@dataclass(eq=False, slots=True)
+class Section:
+    """A part of the screen: lines, or one rich display."""
+
+    rows: list[Row] = field(default_factory=list)
+    data: dict[str, Any] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    dirty: bool = True
+    place: int = -1  # on the screen, where it was drawn last
+    drawn: str = ""  # its lines as they were last drawn
+    draws: int = 0  # how often it was drawn
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to see."""
+        return not self.data and not self.rows
+
+    @property
+    def is_full(self) -> bool:
+        """Whether lines belong elsewhere: it holds enough, or grows so slowly that drawing it again costs more."""
+        return len(self.rows) >= (SLOW_SECTION_ROWS if self.draws >= SLOW_SECTION_DRAWS else SECTION_ROWS)

@@ -1,0 +1,194 @@
+"""The merge of what ranks say, with made-up interleavings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyter_disttrain.notebook.transcript import Transcript
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyter_disttrain.notebook.rows import Row
+
+# Few different lines, so that ranks often say the same; an empty one, one with an indent, one that is not ASCII.
+LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "d\t", "é🙂"]), max_size=12)
+Chunk = tuple[int, str, str]  # rank, stream, text
+
+
+def transcript_of(chunks: Iterable[Chunk], max_lines: int = 10_000) -> Transcript:
+    transcript = Transcript(max_lines, 1 << 30)
+    for chunk in chunks:
+        transcript.say(*chunk)
+    transcript.close()
+    return transcript
+
+
+def rows_of(transcript: Transcript) -> list[Row]:
+    return [row for section in transcript.sections for row in section.rows]
+
+
+def lines_of(transcript: Transcript, rank: int, stream: str = "stdout") -> list[str]:
+    return [row.text for row in rows_of(transcript) if rank in row.ranks and row.stream == stream]
+
+
+def shown(transcript: Transcript) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(sorted(row.ranks)), row.text) for row in rows_of(transcript)]
+
+
+def cut(draw: st.DrawFn, text: str) -> list[str]:
+    """Cut text anywhere."""
+    at = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    return [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+@st.composite
+def interleaved(draw: st.DrawFn, texts: dict[int, str]) -> list[Chunk]:
+    """Cut each rank's text, and mix the pieces; those of a rank stay in order."""
+    left = {rank: cut(draw, text) for rank, text in texts.items()}
+    order = draw(st.permutations([rank for rank, pieces in left.items() for _ in pieces]))
+    return [(rank, "stdout", left[rank].pop(0)) for rank in order]
+
+
+@st.composite
+def some_ranks(draw: st.DrawFn) -> tuple[dict[int, list[str]], list[Chunk]]:
+    lines = dict(enumerate(draw(st.lists(LINES, min_size=1, max_size=4))))
+    return lines, draw(interleaved({rank: "".join(f"{line}\n" for line in said) for rank, said in lines.items()}))
+
+
+@given(some_ranks())
+def test_each_rank_s_lines_are_there_in_their_order(said: tuple[dict[int, list[str]], list[Chunk]]) -> None:
+    lines, chunks = said
+    transcript = transcript_of(chunks)
+    assert {rank: lines_of(transcript, rank) for rank in lines} == lines
+
+
+@st.composite
+def ranks_that_agree(draw: st.DrawFn) -> tuple[list[str], list[Chunk]]:
+    lines = draw(LINES)
+    count = draw(st.integers(2, 5))
+    return lines, draw(interleaved(dict.fromkeys(range(count), "".join(f"{line}\n" for line in lines))))
+
+
+@given(ranks_that_agree())
+def test_ranks_that_say_the_same_are_shown_once_whoever_is_faster(said: tuple[list[str], list[Chunk]]) -> None:
+    lines, chunks = said
+    ranks = tuple(sorted({rank for rank, _, _ in chunks}))
+    assert shown(transcript_of(chunks)) == [(ranks, line) for line in lines]
+
+
+@st.composite
+def ranks_that_differ_between(draw: st.DrawFn) -> tuple[list[str], int, list[Chunk]]:
+    common = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=6, unique=True))
+    count = draw(st.integers(2, 4))
+    texts = {rank: "".join(f"{line}\nI am {rank} at {line}\n" for line in common) for rank in range(count)}
+    return common, count, draw(interleaved({rank: f"{text}end\n" for rank, text in texts.items()}))
+
+
+@given(ranks_that_differ_between())
+def test_what_differs_stands_in_the_order_of_the_ranks_between_what_is_common(
+    said: tuple[list[str], int, list[Chunk]],
+) -> None:
+    common, count, chunks = said
+    everyone = tuple(range(count))
+    expected: list[tuple[tuple[int, ...], str]] = []
+    for line in common:
+        expected += [(everyone, line), *(((rank,), f"I am {rank} at {line}") for rank in everyone)]
+    assert shown(transcript_of(chunks)) == [*expected, (everyone, "end")]
+
+
+MOVES = ["\r", "\x08", "\x1b[A", "\x1b[2A", "\x1b[B", "\x1b[K", "\x1b[2K", "\x1b[?25l", "\x1b[3J"]
+COLOURS = ["\x1b[31m", "\x1b[1;32m", "\x1b[39m", "\x1b[0m", "\x1b[38;5;9m"]
+TEXTS = ["\n", "\r\n", "\n\n", "x", "long text", "é🙂", "  ", "\x00"]
+CONTROLS = st.lists(st.sampled_from([*MOVES, *COLOURS, *TEXTS]), max_size=20)
+
+
+@st.composite
+def cut_twice(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    text = "".join(draw(CONTROLS))
+    return cut(draw, text), cut(draw, text)
+
+
+@given(cut_twice())
+@settings(max_examples=300)
+def test_where_the_text_is_cut_makes_no_difference(pieces: tuple[list[str], list[str]]) -> None:
+    first, second = (shown(transcript_of((0, "stdout", piece) for piece in cuts)) for cuts in pieces)
+    assert first == second
+
+
+@st.composite
+def control_mixes(draw: st.DrawFn) -> list[tuple[str, Chunk | int]]:
+    ranks = st.integers(0, 2)
+    say = st.tuples(st.just("say"), st.tuples(ranks, st.sampled_from(["stdout", "stderr"]), CONTROLS.map("".join)))
+    clear = st.tuples(st.sampled_from(["clear", "clear later", "show", "update"]), ranks)
+    return draw(st.lists(st.one_of(say, clear), max_size=25))
+
+
+@given(control_mixes(), st.integers(1, 8))
+@settings(max_examples=300)
+def test_no_mix_of_lines_displays_and_clears_breaks_it(mix: list[tuple[str, Chunk | int]], max_lines: int) -> None:
+    transcript = Transcript(max_lines, 1 << 30)
+    for what, argument in mix:
+        if isinstance(argument, tuple):
+            transcript.say(*argument)
+        elif what in ("show", "update"):
+            kind = "display_data" if what == "show" else "update_display_data"
+            transcript.show(argument, {"image/png": "same"}, {}, "id" if what == "update" else None, kind)
+        else:
+            transcript.clear(argument, wait=what == "clear later")
+    transcript.close()
+    rows = rows_of(transcript)
+    assert all(row.ranks and not row.open for row in rows)
+    assert not any(section.is_empty for section in transcript.sections)
+
+
+@given(some_ranks(), st.integers(1, 10))
+def test_what_is_beyond_the_bound_is_counted(said: tuple[dict[int, list[str]], list[Chunk]], max_lines: int) -> None:
+    lines, chunks = said
+    transcript = transcript_of(chunks, max_lines)
+    on_screen = sum(len(lines_of(transcript, rank)) for rank in lines)
+    assert on_screen + transcript.hidden.lines == sum(map(len, lines.values()))
+    assert len(rows_of(transcript)) <= max_lines
+
+
+def test_a_rank_that_clears_leaves_the_others_lines() -> None:
+    transcript = transcript_of([(0, "stdout", "both\n"), (1, "stdout", "both\nmine\n")])
+    transcript.clear(0, wait=False)
+    assert shown(transcript) == [((1,), "both"), ((1,), "mine")]
+
+
+def test_what_was_cleared_gives_its_room_back() -> None:
+    transcript = Transcript(10, 1000)
+    for turn in range(100):
+        transcript.clear(0, wait=True)
+        transcript.say(0, "stdout", f"turn {turn}\n" * 3)
+    assert shown(transcript) == [((0,), "turn 99")] * 3
+    assert transcript.hidden.lines == 0
+
+
+def test_colours_that_change_a_thousand_times_cost_no_more() -> None:
+    transcript = transcript_of([(0, "stdout", f"\x1b[31mred {line}\x1b[39m plain\n") for line in range(1000)])
+    assert max(len(row.text) for row in rows_of(transcript)) < 30
+
+
+def test_a_colour_goes_on_over_the_end_of_the_line() -> None:
+    transcript = transcript_of([(0, "stdout", "\x1b[1;31mred\nstill\x1b[0m not\nplain\n")])
+    assert [row.text for row in rows_of(transcript)] == [
+        "\x1b[1;31mred",
+        "\x1b[1m\x1b[31mstill\x1b[0m not",
+        "plain",
+    ]
+
+
+def test_a_bar_that_wiped_itself_leaves_nothing() -> None:
+    assert shown(transcript_of([(0, "stderr", "50%"), (0, "stderr", "\r   \r")])) == []
+
+
+def test_lines_above_can_be_rewritten_after_many_came_at_once() -> None:
+    transcript = transcript_of(
+        [(0, "stdout", "a\nb\nc\nd\n"), (0, "stdout", "\x1b[3Anew b\n\n\n"), (0, "stdout", "e\n")]
+    )
+    assert [row.text for row in rows_of(transcript)] == ["a", "new b", "c", "d", "e"]
