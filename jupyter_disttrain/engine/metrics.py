@@ -72,10 +72,5 @@ class MetricsLog:
         dropped, self._dropped = self._dropped, 0
         kernel = self._shell.kernel
         record = Metrics(samples=samples, dropped=dropped)
-        kernel.session.send(
-            kernel.iopub_socket,
-            record.msg_type,
-            record.to_content(),
-            metadata={"engine": kernel.ident},
-            ident=b"metrics",
-        )
+        message = kernel.session.msg(record.msg_type, record.to_content())
+        kernel.iopub_socket.send_aside(kernel.session.serialize(message, ident=b"metrics"))

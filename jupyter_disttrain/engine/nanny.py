@@ -29,7 +29,7 @@ from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
 from .connection import CONNECTION_FILE
 from .rank_log import RankLog
 from .voice import Voice
-from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, NannyEnd, Wire
+from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, PLACED, NannyEnd, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,11 +195,15 @@ class Nanny:
             if self._wire.socket.fileno() in self._poller:
                 self._poller.unregister(self._wire.socket.fileno())  # the rank has ended, which its pidfd tells too
             return
-        for kind, frames in groups:
-            if kind in (FORWARD, CELL_END):
+        for kind, token, frames in groups:
+            if kind in (PLACED, CELL_END):
                 # What was said before the message is in the pipes by now, so it goes first.
                 self._read_pipes()
                 self._voice.flush(end_of_cell=kind == CELL_END)
+                self._pub.send_multipart(frames)
+                if kind == PLACED:
+                    self._wire.give_back(token)
+            elif kind == FORWARD:
                 self._pub.send_multipart(frames)
             elif kind == CELL_BEGIN:
                 self._voice.begin_cell(self._session.unpack(frames[0]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .wire import CELL_BEGIN, CELL_END, FORWARD, RankEnd
+from .wire import CELL_BEGIN, CELL_END, FORWARD, PLACED, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +18,15 @@ class Publisher:
 
     def __init__(self, rank_end: RankEnd) -> None:
         self._rank_end = rank_end
-        self._kind = FORWARD
+        self._kind = PLACED
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         """Send a message; returns when the nanny's socket has taken it."""
         self._rank_end.send(self._kind, [getattr(frame, "buffer", frame) for frame in frames])
+
+    def send_aside(self, frames: Sequence[Any]) -> None:
+        """Send a message whose place among what is said does not matter; waits for nobody."""
+        self._rank_end.send(FORWARD, frames)
 
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: nothing is held back."""
@@ -50,4 +54,4 @@ class _Ending:
         self._publisher._kind = CELL_END  # noqa: SLF001
 
     def __exit__(self, *_exc: object) -> None:
-        self._publisher._kind = FORWARD  # noqa: SLF001
+        self._publisher._kind = PLACED  # noqa: SLF001

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PIPE_SIZE = 1 << 20  # bytes; Linux' default of 64 KiB wakes the nanny once per 64 KiB
-HEADER = struct.Struct("!cII")  # kind, number of frames, bytes of all frames with their lengths
+HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
+TOKEN_SIZE = 8
 LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # a counter on the shared page; at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
@@ -35,7 +36,8 @@ HANDLED = 24  # on the shared page: frame groups that the nanny has dealt with
 PATIENCE_SECONDS = 0.02  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
 # The kinds of frame groups a rank sends.
-FORWARD = b"F"  # a signed message for the client, to be published after what was said before it
+FORWARD = b"F"  # a signed message for the client; its place among what is said does not matter
+PLACED = b"P"  # the same, to be published after what was said before it and before what is said after it
 CELL_BEGIN = b"B"  # a cell's header: what is said from now on belongs to it
 CELL_END = b"E"  # a signed message that ends the cell
 IDENTITY = b"I"  # JSON: who this rank is, where its log goes
@@ -130,15 +132,26 @@ class RankEnd:
         for view in views:
             parts += (LENGTH.pack(view.nbytes), view)
         size = sum(view.nbytes + LENGTH.size for view in views)
-        parts.insert(0, HEADER.pack(kind, len(views), size))
+        token = os.urandom(TOKEN_SIZE)
+        parts.insert(0, HEADER.pack(kind, token, len(views), size))
         with self._lock:
             fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
             try:
                 number = _count(self._wire.page, SENT)
                 _send_all(self._wire.rank_socket, parts)
+                if kind == PLACED:
+                    # Until the nanny has read what was said before, nothing may be said after.
+                    self._wait_for(token)
             finally:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
-            self._sent += kind == FORWARD
+            self._sent += kind in (FORWARD, PLACED)
+
+    def _wait_for(self, token: bytes) -> None:
+        """Wait until the nanny returns the token; those of sends that were interrupted here are passed over."""
+        while True:
+            returned = self._wire.rank_socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
+            if returned in (token, b""):
+                return
         if kind == FORWARD:
             _wait_until(lambda: SEEN.unpack_from(self._wire.page, HANDLED)[0] >= number)
 
@@ -183,7 +196,7 @@ class NannyEnd:
         self._page = wire.page
         self._data = bytearray()
 
-    def receive(self) -> list[tuple[bytes, list[bytes]]] | None:
+    def receive(self) -> list[tuple[bytes, bytes, list[bytes]]] | None:
         """Return the frame groups that have arrived whole, or None when the rank is gone."""
         closed = False
         while True:
@@ -200,11 +213,18 @@ class NannyEnd:
         groups = self._take()
         return None if closed and not groups else groups
 
-    def _take(self) -> list[tuple[bytes, list[bytes]]]:
+    def give_back(self, token: bytes) -> None:
+        """Let the rank go on."""
+        try:
+            self.socket.send(token)
+        except (BlockingIOError, BrokenPipeError):
+            return  # it is dead, or stopped reading long ago
+
+    def _take(self) -> list[tuple[bytes, bytes, list[bytes]]]:
         groups = []
         start = 0
         while len(self._data) - start >= HEADER.size:
-            kind, count, size = HEADER.unpack_from(self._data, start)
+            kind, token, count, size = HEADER.unpack_from(self._data, start)
             end = start + HEADER.size + size
             if len(self._data) < end:
                 break
@@ -214,7 +234,7 @@ class NannyEnd:
                 at += LENGTH.size
                 frames.append(bytes(self._data[at : at + length]))
                 at += length
-            groups.append((kind, frames))
+            groups.append((kind, token, frames))
             start = end
         del self._data[:start]
         return groups
