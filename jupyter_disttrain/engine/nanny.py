@@ -211,7 +211,6 @@ class Nanny:
                     self._signal(signal.SIGINT)
             elif kind == IDENTITY:
                 self._on_identity(self._session.unpack(frames[0]))
-            self._wire.count_handled()
 
     def _on_identity(self, told: dict[str, Any]) -> None:
         self._engine = told["engine"]

@@ -29,10 +29,8 @@ PIPE_SIZE = 1 << 20  # bytes; Linux' default of 64 KiB wakes the nanny once per 
 HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
 TOKEN_SIZE = 8
 LENGTH = struct.Struct("!I")
-SEEN = struct.Struct("=Q")  # a counter on the shared page; at 0: bytes that the nanny has read
+SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
-SENT = 16  # on the shared page: frame groups that the rank and its forked children have sent
-HANDLED = 24  # on the shared page: frame groups that the nanny has dealt with
 PATIENCE_SECONDS = 0.02  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
 # The kinds of frame groups a rank sends.
@@ -137,7 +135,6 @@ class RankEnd:
         with self._lock:
             fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
             try:
-                number = _count(self._wire.page, SENT)
                 _send_all(self._wire.rank_socket, parts)
                 if kind == PLACED:
                     # Until the nanny has read what was said before, nothing may be said after.
@@ -152,8 +149,6 @@ class RankEnd:
             returned = self._wire.rank_socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
             if returned in (token, b""):
                 return
-        if kind == FORWARD:
-            _wait_until(lambda: SEEN.unpack_from(self._wire.page, HANDLED)[0] >= number)
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -245,15 +240,4 @@ class NannyEnd:
 
     def count(self, size: int) -> None:
         """Count what was read."""
-        _count(self._page, 0, size)
-
-    def count_handled(self) -> None:
-        """Count a frame group that was dealt with."""
-        _count(self._page, HANDLED)
-
-
-def _count(page: mmap.mmap, offset: int, step: int = 1) -> int:
-    """Add to a counter on the shared page; only one process at a time may."""
-    (before,) = SEEN.unpack_from(page, offset)
-    SEEN.pack_into(page, offset, before + step)
-    return int(before) + step
+        SEEN.pack_into(self._page, 0, SEEN.unpack_from(self._page)[0] + size)
