@@ -240,8 +240,9 @@ class Cluster:
         busy = [rank for rank in ranks if self._launch.table[rank].state == "running"]
         if busy:
             cells = sorted({self._launch.table[rank].cell or 0 for rank in busy})
+            verb = "runs" if len(busy) == 1 else "run"
             raise UsageError(
-                f"{label_ranks(busy)} still run cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
+                f"{label_ranks(busy)} still {verb} cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
                 "use other ranks with -r, or %dist_reset"
             )
         self._cells = {

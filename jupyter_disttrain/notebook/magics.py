@@ -110,13 +110,10 @@ class DistributedMagics(Magics):
     def dist_shutdown(self, line: str) -> None:
         """End the cluster and everything it started."""
         args = parse("dist_shutdown", line)
-        if args.all:
-            self.shutdown_all()
-            return
-        cluster = self._require(args)
-        self._forget(cluster)
-        cluster.shutdown()
-        print(f"{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
+        for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
+            self._forget(cluster)
+            cluster.shutdown()
+            print(f"{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_GLUED = re.compile(r"^%%(rank|distributed)(?=[\[(\d])")
+_GLUED = re.compile(r"^%%(rank|distributed)(?=[\[(\d])")  # a magic's name can't go on with these
 # Cells that stay in the notebook while %dist_mode is on: they steer it.
 _STAYS = re.compile(
     r"^\s*(%%(distributed|rank|local)\b|%%(rank|distributed)[\[(]|%(dist_\w+|sync|load_ext|reload_ext|unload_ext|config)\b)"

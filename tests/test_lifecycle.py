@@ -1,0 +1,245 @@
+"""What a cluster starts, leaves and ends, whichever way it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import ClusterClosedError, UsageError
+
+from .conftest import our_processes
+from .notebook_driver import Notebook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOST = socket.gethostname()
+FAST = "--backend none"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Wait for what no event tells: the end of processes that are not our children."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def of_cluster(cluster_id: str) -> list[psutil.Process]:
+    """The processes of one cluster: its name is in what each was started with."""
+    found = []
+    for process in our_processes():
+        try:
+            words = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
+        except psutil.Error:
+            continue
+        if any(cluster_id in word for word in words):
+            found.append(process)
+    return found
+
+
+def folders() -> set[str]:
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
+    return {path.name for path in runtime.iterdir()} if runtime.exists() else set()
+
+
+def shelves() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("disttrain-*")}
+
+
+def is_all_gone(cluster_id: str) -> bool:
+    return not of_cluster(cluster_id) and cluster_id not in folders() and f"disttrain-{cluster_id}" not in shelves()
+
+
+def start(notebook: Notebook, options: str = f"-n 2 {FAST}") -> str:
+    """Start ranks in a kernel; returns the cluster's id."""
+    before = folders()
+    notebook.run(f"%dist_init {options}").check()
+    (cluster_id,) = folders() - before
+    assert of_cluster(cluster_id)
+    return cluster_id
+
+
+@pytest.fixture(params=["mpi", "local"])
+def plain(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two ranks without torch, which a test may break."""
+    with Cluster(n=2, launcher=request.param, backend="none", name="plain") as cluster:
+        yield cluster
+
+
+def test_a_shutdown_leaves_nothing(plain: Cluster) -> None:
+    cluster_id = plain._launch.folders.cluster_id
+    assert len(of_cluster(cluster_id)) >= 5
+    plain.shutdown()
+    assert is_all_gone(cluster_id)
+    plain.shutdown()
+    with pytest.raises(ClusterClosedError, match="the cluster 'plain' was shut down; start one with %dist_init"):
+        plain.run("1")
+
+
+def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
+    folder, run = plain._launch.folders.profile, plain._launch.folders.run
+    for path in (folder, folder / "security", folder / "log", run):
+        assert path.stat().st_mode & 0o777 == 0o700, path
+    files = sorted((folder / "security").glob("ipcontroller-*.json"))
+    assert [path.name[-11:] for path in files] == ["client.json", "engine.json"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_it_listens_on_loopback_only(cluster: Cluster) -> None:
+    cluster.run("dist.barrier()")
+    seen = 0
+    for process in of_cluster(cluster._launch.folders.cluster_id):
+        if "prterun" in process.cmdline()[0]:
+            continue  # its own channel, which Open MPI 5 refuses to bind to loopback
+        for connection in process.net_connections():
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr.ip in ("127.0.0.1", "::1"), process.cmdline()
+                seen += 1
+    assert seen >= 3
+
+
+def test_a_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
+    plain.run("x = 1")
+    before = {entry.info.pid for entry in plain.table}
+    cluster_id = plain._launch.folders.cluster_id
+    plain.reset()
+    assert plain.run("'x' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
+    assert not before & {entry.info.pid for entry in plain.table}
+    assert is_all_gone(cluster_id)
+
+
+def test_more_ranks_than_cores() -> None:
+    n = len(psutil.Process().cpu_affinity()) + 3
+    with Cluster(n=n, backend="none", name="many") as cluster:
+        assert cluster.run("comm.allreduce(rank)").results == dict.fromkeys(range(n), n * (n - 1) // 2)
+
+
+ORPHANS = (
+    "import subprocess\n"
+    "children = [subprocess.Popen(['sleep', '1000'], start_new_session=new) for new in (False, True)]\n"
+    "grandchild = subprocess.check_output(['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!'])\n"
+    "[*(child.pid for child in children), int(grandchild)]"
+)
+
+
+def are_gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_what_a_rank_started_ends_with_it(plain: Cluster) -> None:
+    started = plain.run(ORPHANS).results
+    plain.signal(0, signal.SIGKILL)
+    assert wait_until(lambda: plain.table[0].state == "dead")
+    assert wait_until(lambda: are_gone(started[0]))
+    assert not are_gone(started[1][:1])
+    plain.shutdown()
+    assert wait_until(lambda: are_gone(started[1]))
+
+
+def test_a_dead_rank_leaves_the_others_and_a_reset_repairs(bare_notebook: Notebook) -> None:
+    start(bare_notebook)
+    bare_notebook.run("%%distributed -o pids\nimport os; kept = rank; os.getpid()").check()
+    pid = int(bare_notebook.run("print(pids[1])").text)
+    os.kill(pid, signal.SIGKILL)
+    state = "next(iter(get_ipython()._disttrain_magics._clusters.values())).table[1].state"
+    assert wait_until(lambda: bare_notebook.run(state).text == "'dead'")
+    status = bare_notebook.run("%dist_status").check().text.splitlines()
+    assert [line.split()[:2] for line in status[1:]] == [["rank", "state"], ["0", "idle"], ["1", "dead"]]
+    assert bare_notebook.run("%%distributed -r 0\nprint(kept)").check().text == "0"
+    assert bare_notebook.run("%%distributed\npass").error == (
+        "UsageError: rank 1 died; %dist_reset starts the ranks anew, or leave them out with -r"
+    )
+    bare_notebook.run("%dist_reset").check()
+    assert bare_notebook.run("%%distributed\nprint(comm.allreduce(1))").check().lines == ["ranks 0-1 │ 2"]
+
+
+def test_the_controller_s_death_ends_the_cell_with_the_remedy(plain: Cluster) -> None:
+    run = plain.run("import time; time.sleep(1000)", block=False)
+    controllers = [
+        p for p in of_cluster(plain._launch.folders.cluster_id) if "cluster.controller" in " ".join(p.cmdline())
+    ]
+    for process in controllers:
+        process.kill()
+    with pytest.raises(ClusterClosedError) as caught:
+        run.wait()
+    assert str(caught.value) == "the controller of cluster 'plain' ended; %dist_reset starts the ranks anew"
+    with pytest.raises(UsageError, match="ranks 0-1 died; %dist_reset starts the ranks anew"):
+        plain.run("1")
+    plain.reset()
+    assert plain.run("rank").results == {0: 0, 1: 1}
+
+
+def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
+    first = start(bare_notebook, f"-n 2 {FAST} --launcher local")
+    second = start(bare_notebook, f"-n 1 {FAST} --launcher local --name other")
+    assert bare_notebook.run("%%distributed --name other\nprint(world_size)").check().text == "1"
+    assert bare_notebook.run("%%distributed --name default\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
+    assert bare_notebook.run("%dist_shutdown --name other").check().text == "rank 0 ended"
+    assert is_all_gone(second)
+    assert bare_notebook.run("%%distributed\nprint('here')").check().lines == ["ranks 0-1 │ here"]
+    assert bare_notebook.run("%dist_shutdown").check().text == "ranks 0-1 ended"
+    assert is_all_gone(first)
+
+
+@pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
+def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        cluster_id = start(notebook)
+        notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
+        if how == "exit":
+            notebook._manager.shutdown_kernel(now=False)
+        elif how == "restart now":
+            notebook._manager.shutdown_kernel(now=True)  # SIGKILL to the kernel's process group
+        else:
+            os.kill(notebook.pid, getattr(signal, how))
+        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10)
+
+
+@pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
+def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        before = folders()
+        notebook.client.execute("%dist_init -n 2")
+        assert wait_until(lambda: bool(folders() - before))
+        (cluster_id,) = folders() - before
+        count = {"folder": 1, "controller": 2, "ranks": 4}[after]
+        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count, seconds=30)
+        os.kill(notebook.pid, signal.SIGKILL)
+        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10), of_cluster(cluster_id)
+
+
+def test_ranks_that_are_kept_outlive_the_kernel() -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        cluster_id = start(notebook, f"-n 2 {FAST} --keep")
+        pids = notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
+        pids = notebook.run("print(*pids.values())").text.split()
+        notebook._manager.shutdown_kernel(now=False)
+    left = of_cluster(cluster_id)
+    assert {int(pid) for pid in pids} <= {process.pid for process in left}
+    for process in left:
+        if "cluster.controller" in " ".join(process.cmdline()):
+            process.terminate()
+    assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
+
+
+def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> None:
+    cluster_id = start(bare_notebook)
+    bare_notebook.run("%unload_ext jupyter_disttrain").check()
+    assert is_all_gone(cluster_id)
+    assert "UsageError: Line magic function `%dist_init` not found." in bare_notebook.run("%dist_init").text
+    bare_notebook.run("%load_ext jupyter_disttrain").check()
+    start(bare_notebook, f"-n 1 {FAST} --launcher local")
