@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -52,8 +53,14 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     clusters = own_folders / "runtime" / "disttrain"
     files = list(clusters.rglob("*")) if clusters.exists() else []
     assert not files, f"files left: {files}"
-    shared = set(Path("/dev/shm").iterdir()) - shared_before
+    shared = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if not belongs_to_others(path.name)]
     assert not shared, f"shared memory left: {shared}"
+
+
+def belongs_to_others(name: str) -> bool:
+    """Whether a file in shared memory names a process that runs and isn't this one."""
+    numbers = re.findall(r"(?<=[-_])\d+(?=[-_])", name)
+    return any(int(number) != os.getpid() and psutil.pid_exists(int(number)) for number in numbers)
 
 
 def our_processes() -> list[psutil.Process]:
