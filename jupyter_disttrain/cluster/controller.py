@@ -53,8 +53,12 @@ class DisttrainController(IPController):
         else:
             select.select([owner], [], [])
         self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
+        # On the loop, because it turns only once every child has been started.
+        self.loop.add_callback(self._end)
+
+    def _end(self) -> None:
         self.terminate_children()
-        self.loop.add_callback(self.loop.stop)
+        self.loop.stop()
 
 
 def main() -> None:
