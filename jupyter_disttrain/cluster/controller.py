@@ -8,9 +8,11 @@ every message: cells, output and tensors pass through the controller without bei
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import shutil
+import signal
 import threading
 from typing import Any
 
@@ -61,8 +63,14 @@ class DisttrainController(IPController):
         self.loop.stop()
 
 
+def _die_with_parent() -> None:
+    """Have the kernel end a forked child with the controller, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def main() -> None:
     """Run the controller."""
+    os.register_at_fork(after_in_child=_die_with_parent)
     DisttrainController.launch_instance()
 
 

@@ -46,7 +46,8 @@ class Folders:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _probe(profile / "security" / "probe")
         except OSError as error:
-            shutil.rmtree(profile, ignore_errors=True)
+            for folder in (profile, run):
+                shutil.rmtree(folder, ignore_errors=True)
             raise LaunchError(
                 f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"

@@ -11,6 +11,7 @@ waits for the rank.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -292,20 +293,20 @@ class Nanny:
             stderr_tail=b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace"),
             expected=self._expected_end,
         )
-        self._wait_until_heard()
         self._publish_record(death)
         self._unregister()
         if not self._expected_end and not self._told_who:
-            # Nobody may be listening yet: what the launcher keeps of our stderr is then all there is.
-            sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
-            sys.stderr.flush()
+            self._repeat(death)
 
-    def _wait_until_heard(self) -> None:
-        """Wait for the client to listen, if the rank ended before that."""
+    def _repeat(self, death: RankDeath) -> None:
+        """Tell of a death while starting until the client, which may not listen yet, has heard it and ends us."""
+        # What the launcher keeps of our stderr is all there is if nobody ever listens.
+        sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
+        sys.stderr.flush()
         deadline = time.monotonic() + HEARD_SECONDS
-        while not self._is_heard and time.monotonic() < deadline and self._is_cluster_there():
-            if self._pub.poll(100):
-                self._on_subscription()
+        while not self._stop_requested and time.monotonic() < deadline and self._is_cluster_there():
+            self._publish_record(death)
+            select.select([self._wake_read], [], [], HELLO_SECONDS)
 
     def _unregister(self) -> None:
         """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""

@@ -57,6 +57,7 @@ def _cell(name: str) -> _Parser:
     add("--timeout", type=float, metavar="S", help="interrupt the ranks after this many seconds")
     add("-o", "--out", metavar="NAME", help="keep each rank's last value in the notebook, as a dict by rank")
     add("--noblock", action="store_true", help="don't wait; %%dist_wait shows what came of it")
+    add("--bare", action="store_true", help=argparse.SUPPRESS)  # %dist_mode added the magic's line to the cell
     _add_name(parser)
     return parser
 

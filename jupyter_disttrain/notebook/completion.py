@@ -5,6 +5,7 @@ Covers: ``-``, ``--`` and the choices of an option, on lines that begin with one
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
 from .arguments import PARSERS
@@ -25,7 +26,9 @@ def complete_options(_shell: Any, event: Any) -> list[str]:
     words = event.line.split()
     name = words[0].lstrip("%")
     previous = words[-1] if not event.symbol else (words[-2] if len(words) > 1 else "")
-    for action in PARSERS[name]._actions:  # noqa: SLF001  (argparse has no public list)
+    # argparse has no public list of its actions.
+    actions = [action for action in PARSERS[name]._actions if action.help != argparse.SUPPRESS]  # noqa: SLF001
+    for action in actions:
         if previous in action.option_strings and action.choices:
             return [str(choice) for choice in action.choices]
-    return sorted(option for action in PARSERS[name]._actions for option in action.option_strings)  # noqa: SLF001
+    return sorted(option for action in actions for option in action.option_strings)

@@ -165,7 +165,7 @@ class DistributedMagics(Magics):
         if args.out is not None:
             check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)
-        code, lines_before = _numbered(magic, line, cell)
+        code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         listener = None if args.noblock else self._screen(cluster, chosen)
         run = cluster.run(
             code,

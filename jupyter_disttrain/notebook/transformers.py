@@ -43,5 +43,5 @@ class Transformers:
             glued = _GLUED.sub(r"%%\1 ", lines[first])
             return [*lines[:first], glued, *lines[first + 1 :]]
         if self.everywhere and not _STAYS.match(lines[first]):
-            return ["%%distributed\n", *lines]
+            return ["%%distributed --bare\n", *lines]
         return lines
