@@ -98,7 +98,7 @@ class Bootstrap:
         names["comm"] = _mpi_world()
         shell = self._shell
         assert shell is not None
-        shell.push(names, interactive=False)
+        shell.push(names, interactive=False)  # type: ignore[no-untyped-call]
 
     # Values
 
@@ -106,7 +106,7 @@ class Bootstrap:
         """Set variables."""
         values = load_value(buffers[0], fetch(request.get("shelf"), buffers[1:]))
         assert self._shell is not None
-        self._shell.push(values)
+        self._shell.push(values)  # type: ignore[no-untyped-call]
         return {"status": "ok"}, []
 
     def _do_pull(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:

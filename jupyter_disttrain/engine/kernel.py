@@ -87,9 +87,9 @@ class RankKernel(IPythonParallelKernel):
             return
         try:
             await self._serve_cell(stream, ident, parent, options)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A fault of this package's own: without a reply the notebook would wait for ever.
-            reply = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
+            reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
             reply["traceback"] = traceback.format_exc().splitlines()
             metadata = {OPTIONS: {"quiet": True}}
             self.session.send(stream, "execute_reply", reply, parent, metadata=metadata, ident=ident)

@@ -13,10 +13,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..ranks import RankInfo
-
-if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..ranks import RankInfo
 
 
 class RendezvousError(RuntimeError):
@@ -69,14 +68,15 @@ class Group:
         """
         import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
+        from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: PLC0415
 
         info = self.info
         if self._store is None:
-            self._store = dist.TCPStore(address, port, info.world_size, is_master=False, timeout=self._timeout)
+            self._store = TCPStore(address, port, info.world_size, is_master=False, timeout=self._timeout)
         device = torch.device(info.device)
         self._init(
             info.backend,
-            store=dist.PrefixStore(f"disttrain/{generation}", self._store),
+            store=PrefixStore(f"disttrain/{generation}", self._store),
             rank=info.rank,
             world_size=info.world_size,
             timeout=self._timeout,
@@ -110,6 +110,7 @@ class Group:
         keys that no earlier cell has used; under torchrun it would find a fresh store.
         """
         import torch.distributed as dist  # noqa: PLC0415
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
 
         original: Callable[..., None] = dist.init_process_group
 
@@ -127,7 +128,7 @@ class Group:
             self._give_way()
             if init_method in (None, "env://") and store is None:
                 self._inits += 1
-                store = dist.PrefixStore(f"script/{self._cell}/{self._inits}", self._store)
+                store = PrefixStore(f"script/{self._cell}/{self._inits}", self._store)
                 rank = self.info.rank if rank < 0 else rank
                 world_size = self.info.world_size if world_size < 0 else world_size
                 init_method = None

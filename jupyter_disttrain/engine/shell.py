@@ -32,7 +32,7 @@ class RankDisplayHook(ZMQShellDisplayHook):
     def __call__(self, result: Any = None) -> None:
         """Show ``result``."""
         self.last_value = result
-        super().__call__(result)
+        super().__call__(result)  # type: ignore[no-untyped-call]
 
 
 class RankShell(ZMQInteractiveShell):
@@ -40,6 +40,7 @@ class RankShell(ZMQInteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
 
+    displayhook: RankDisplayHook
     last_error: BaseException | None = None  # that the cell ended with
     _shown: list[list[str]]
 

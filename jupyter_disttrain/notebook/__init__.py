@@ -21,7 +21,7 @@ def load(shell: InteractiveShell) -> None:
         return
     magics = DistributedMagics(shell=shell, parent=shell)
     shell.register_magics(magics)
-    shell.configurables.append(magics)
+    shell.configurables.append(magics)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
     setattr(shell, _ATTRIBUTE, magics)
     magics.transformers.install()
     from .completion import install  # noqa: PLC0415

@@ -20,7 +20,6 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from ...errors import LaunchError
 from .local import RANK_COMMAND, is_alive
 
-
 VERSION_SECONDS = 20.0  # for mpiexec to tell its version
 
 
