@@ -9,10 +9,12 @@ client whether to wait for an idle message, which then comes after all output.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ipykernel.jsonutil import json_clean
@@ -28,6 +30,8 @@ from .shell import NO_VALUE, RankShell
 from .streams import flush_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .bootstrap import Bootstrap
     from .publisher import Publisher
 
@@ -131,6 +135,22 @@ class RankKernel(IPythonParallelKernel):
             return {"status": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
         finally:
             signal.signal(signal.SIGINT, ignore_signal)
+
+    @contextmanager
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
+        """Interrupt a cell that awaits: at once, where ipykernel's own way waits until the loop has something to do."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt(_number: int, _frame: Any) -> None:
+            if asyncio.current_task(loop) is future:
+                raise KeyboardInterrupt  # the cell's own code is running, and IPython catches this
+            loop.call_soon_threadsafe(future.cancel)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
         self._interrupted = True

@@ -1,0 +1,265 @@
+"""A cell on the ranks is an IPython cell: magics, await, rich display, sources, errors."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .notebook_driver import Notebook, Outcome
+
+# A red pixel.
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+
+
+def run(notebook: Notebook, *lines: str) -> Outcome:
+    return notebook.run("%%distributed\n" + "\n".join(lines))
+
+
+def test_line_magics_and_shell_commands(notebook: Notebook) -> None:
+    outcome = run(
+        notebook, "%env SEEN=set", "word = 'a magic'", "!echo by {word}", "got = !printf 'one\\ntwo'", "print(got)"
+    )
+    assert outcome.check().lines == [
+        "ranks 0-1 │ env: SEEN=set",
+        "ranks 0-1 │ by a magic",
+        "ranks 0-1 │ ['one', 'two']",
+    ]
+
+
+def test_a_cell_magic_may_come_first(notebook: Notebook) -> None:
+    outcome = run(notebook, "%%time", "print('timed')").check()
+    assert outcome.lines[0] == "ranks 0-1 │ timed"
+    assert [rank for rank in (0, 1) if any(line.startswith(f"rank {rank} │ Wall time") for line in outcome.lines)] == [
+        0,
+        1,
+    ]
+    assert run(notebook, "%%bash", "echo I am $RANK of $WORLD_SIZE").check().lines == [
+        "rank 0 │ I am 0 of 2",
+        "rank 1 │ I am 1 of 2",
+    ]
+
+
+def test_await_at_the_top(notebook: Notebook) -> None:
+    code = "async def double(x):\n    await asyncio.sleep(0.01)\n    return 2 * x"
+    outcome = run(notebook, "import asyncio", code, "await asyncio.gather(double(1), double(rank))")
+    assert outcome.check().lines == ["rank 0 │ [2, 0]", "rank 1 │ [2, 2]"]
+
+
+def test_an_await_can_be_interrupted(notebook: Notebook) -> None:
+    interrupts: list[str] = []
+
+    def stop_when_it_waits(_message: dict[str, Any], outcome: Outcome) -> None:
+        if "waiting" in outcome.text and not interrupts:
+            interrupts.append("sent")
+            notebook.interrupt()
+
+    cell = "%%distributed\nimport asyncio\nprint('waiting', flush=True)\nawait asyncio.sleep(60)"
+    outcome = notebook.run(cell, timeout=30, on_message=stop_when_it_waits)
+    assert outcome.status == "error"
+    assert run(notebook, "'back'").check().lines == ["ranks 0-1 │ 'back'"]
+
+
+def test_the_last_expression_is_shown_unless_a_semicolon_ends_it(notebook: Notebook) -> None:
+    assert run(notebook, "x = 5", "x + 1").check().lines == ["ranks 0-1 │ 6"]
+    assert run(notebook, "x + 1;").check().outputs == []
+    assert run(notebook, "None").check().outputs == []
+
+
+def test_a_result_of_several_lines_stays_aligned(notebook: Notebook) -> None:
+    outcome = run(notebook, "torch.arange(4).reshape(2, 2) + rank").check()
+    assert outcome.text.splitlines() == [
+        "rank 0    │ tensor([[0, 1],",
+        "          │         [2, 3]])",
+        "rank 1    │ tensor([[1, 2],",
+        "          │         [3, 4]])",
+    ]
+
+
+def test_an_image_that_all_show_is_there_once(notebook: Notebook) -> None:
+    code = f"import base64; from IPython.display import Image; Image(base64.b64decode('{PNG}'))"
+    outcome = run(notebook, code).check()
+    pictures = [output["data"]["image/png"] for output in outcome.outputs if "image/png" in output["data"]]
+    assert [base64.b64decode(picture) for picture in pictures] == [base64.b64decode(PNG)]
+    assert outcome.lines[0] == "ranks 0-1 │"
+
+
+def test_a_table_of_each_rank(notebook: Notebook) -> None:
+    outcome = run(notebook, "import pandas as pd", "pd.DataFrame({'rank': [rank]})").check()
+    tables = [output["data"]["text/html"] for output in outcome.outputs if "text/html" in output["data"]]
+    labels = [line for line in outcome.lines if "│" in line]
+    assert sorted(labels) == ["rank 0 │", "rank 1 │"]
+    for label, table in zip(labels, tables, strict=True):
+        assert f"<td>{label[5]}</td>" in table
+
+
+def test_figures_are_shown_inline_with_and_without_show(notebook: Notebook) -> None:
+    outcome = run(notebook, "import matplotlib.pyplot as plt", "plt.plot([1, 2]);").check()
+    assert [mime for mime in outcome.mimes() if mime.startswith("image")] == ["image/png"]
+    outcome = run(notebook, "print('before')", "plt.plot([1, 2]); plt.show()", "print('after')").check()
+    kinds = ["picture" if "image/png" in output["data"] else output["data"]["text/plain"] for output in outcome.outputs]
+    assert [kind if kind == "picture" else kind.count("│") for kind in kinds] == [2, "picture", 1]
+    assert outcome.lines[0] == "ranks 0-1 │ before"
+    assert outcome.lines[-1] == "ranks 0-1 │ after"
+
+
+def test_a_display_is_updated_in_place(notebook: Notebook) -> None:
+    outcome = run(notebook, "handle = display('first', display_id=True)", "handle.update(f'second of {rank}')").check()
+    texts = [output["data"]["text/plain"] for output in outcome.outputs]
+    assert sorted(texts[1::2]) == ["'second of 0'", "'second of 1'"]
+    assert "first" not in outcome.text
+
+
+def test_cleared_output_leaves_nothing_behind(notebook: Notebook) -> None:
+    clear = "from IPython.display import clear_output"
+    assert run(notebook, clear, "print('gone')", "clear_output()").check().outputs == []
+    outcome = run(notebook, "for i in range(5):", "    clear_output(wait=True)", "    print('turn', i)").check()
+    assert outcome.lines == ["ranks 0-1 │ turn 4"]
+    outcome = run(notebook, "print('stays until more comes')", "clear_output(wait=True)").check()
+    assert outcome.lines == ["ranks 0-1 │ stays until more comes"]
+
+
+def test_one_rank_clears_only_what_it_said(notebook: Notebook) -> None:
+    outcome = run(notebook, "print('both')", "if rank == 0:", "    clear_output()", "print('end', rank)").check()
+    assert outcome.lines == ["rank 1 │ both", "rank 0 │ end 0", "rank 1 │ end 1"]
+
+
+def test_a_figure_that_is_drawn_again_and_again_leaves_one(notebook: Notebook) -> None:
+    loop = "for i in range(4):\n    clear_output(wait=True)\n    plt.plot([i]); plt.show()\n    print('epoch', i)"
+    outcome = run(notebook, loop).check()
+    assert [list(output["data"]) for output in outcome.outputs] == [
+        ["text/plain"],
+        ["text/plain", "image/png"],
+        ["text/plain"],
+    ]
+    assert outcome.lines[-1] == "ranks 0-1 │ epoch 3"
+
+
+def test_bars_of_tqdm_end_as_one_line_each(notebook: Notebook) -> None:
+    outcome = run(notebook, "from tqdm import tqdm", "for _ in tqdm(range(50), desc='train'): pass").check()
+    assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ train: 100%", "rank 1 ┃ train: 100%"]
+
+
+def test_nested_bars_of_tqdm(notebook: Notebook) -> None:
+    inner = "    for _ in tqdm(range(3), desc='inner', position=1, leave={}): pass"
+    outcome = run(notebook, "for _ in tqdm(range(2), desc='outer', position=0):", inner.format("False")).check()
+    assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ outer: 100%", "rank 1 ┃ outer: 100%"]
+    bars = "a, b = tqdm(total=2, desc='a', position=0), tqdm(total=2, desc='b', position=1)"
+    outcome = run(notebook, bars, "for _ in range(2): a.update(); b.update()", "a.close(); b.close()").check()
+    ends = [line.split("|")[0] for line in outcome.lines if line.startswith("rank 0")]
+    assert ends == ["rank 0 ┃ a: 100%", "rank 0 ┃ b: 100%"]
+
+
+def test_bars_of_tqdm_notebook_arrive_as_widgets(notebook: Notebook) -> None:
+    comms: dict[str, dict[str, Any]] = {}
+
+    def note(message: dict[str, Any], _outcome: Outcome) -> None:
+        content = message["content"]
+        if message["msg_type"] == "comm_open":
+            assert content["target_name"] == "jupyter.widget"
+            comms[content["comm_id"]] = dict(content["data"]["state"])
+        elif message["msg_type"] == "comm_msg" and content["data"]["method"] == "update":
+            comms[content["comm_id"]].update(content["data"]["state"])
+
+    cell = "%%distributed\nfrom tqdm.notebook import tqdm as bar\nfor _ in bar(range(7), mininterval=0): pass"
+    outcome = notebook.run(cell, on_message=note).check()
+    views = [output["data"].get("application/vnd.jupyter.widget-view+json") for output in outcome.outputs]
+    shown = [view["model_id"] for view in views if view]
+    assert len(shown) == 2
+    assert set(shown) <= set(comms)
+    bars = [state for state in comms.values() if state.get("_model_name") == "FloatProgressModel"]
+    assert [(bar["value"], bar["max"], bar["bar_style"]) for bar in bars] == [(7, 7, "success")] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "question"),
+    [
+        ("input('name? ')", "input('name? ')"),
+        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')"),
+        ("breakpoint()", "breakpoint()"),
+    ],
+)
+def test_nobody_can_be_asked_on_a_rank(notebook: Notebook, code: str, question: str) -> None:
+    outcome = run(notebook, code, "x = 1")
+    assert outcome.error.endswith(
+        f"InputOnRankError: {question} can't be answered on a rank; "
+        "ask in a notebook cell of its own, then %dist_push the answer"
+    )
+    assert "jupyter_disttrain" not in outcome.text  # no frames of ours
+
+
+def test_reading_stdin_ends_at_once(notebook: Notebook) -> None:
+    assert run(
+        notebook, "import sys, subprocess", "print(repr(sys.stdin.read()), subprocess.run('cat').returncode)"
+    ).check().lines == ["ranks 0-1 │ '' 0"]
+
+
+def test_a_traceback_has_the_lines_of_the_notebook_s_cell(notebook: Notebook) -> None:
+    outcome = run(notebook, "def fail(x):", "    return 1 / x", "", "fail(0)")
+    assert "ranks 0-1 (" in outcome.lines[0]
+    assert outcome.lines[0].endswith("line 3")
+    assert "----> 5 fail(0)" in outcome.text
+    assert "----> 3     return 1 / x" in outcome.text
+    outcome = run(notebook, "print('called from another cell')", "fail(0)")
+    assert outcome.lines[-1] == "ZeroDivisionError: division by zero"
+    assert "----> 3 fail(0)" in outcome.text
+    assert "----> 3     return 1 / x" in outcome.text
+
+
+def test_the_line_of_a_syntax_error(notebook: Notebook) -> None:
+    outcome = run(notebook, "x = 1", "y = = 2")
+    assert (
+        outcome.error.split(", ", 1)[1] == "line 3: SyntaxError: invalid syntax (line 3)" or "line 3" in outcome.error
+    )
+    assert "Cell In[" in outcome.text
+    assert "y = = 2" in outcome.text
+    assert run(notebook, "rank + world_size").check().lines == ["rank 0 │ 2", "rank 1 │ 3"]
+
+
+def test_the_source_of_functions_and_classes_is_found(notebook: Notebook) -> None:
+    source = [
+        "class Plain:",
+        "    size = 3",
+        "",
+        "class Net(torch.nn.Module):",
+        "    def forward(self, x):",
+        "        return x",
+    ]
+    run(notebook, "import inspect", "def f(x):", "    return x  # here", "", *source).check()
+    outcome = run(notebook, "print(inspect.getsource(f), inspect.getsource(Plain), inspect.getsource(Net), sep='')")
+    text = [line.removeprefix("ranks 0-1 │ ") for line in outcome.check().lines]
+    assert text[:-1] == ["def f(x):", "    return x  # here", "class Plain:", "    size = 3", *source[3:]]
+
+
+@pytest.mark.parametrize("code", ["sys.exit(3)", "exit()", "quit()", "raise SystemExit('enough')"])
+def test_exit_costs_no_rank_its_life(notebook: Notebook, code: str) -> None:
+    pids = run(notebook, "import os, sys; os.getpid()").check().lines
+    outcome = run(notebook, "print('said')", code)
+    assert outcome.status == "error"
+    assert "SystemExit" in outcome.error
+    assert outcome.lines[0] == "ranks 0-1 │ said"
+    assert "To exit" not in outcome.text
+    assert run(notebook, "os.getpid()").check().lines == pids
+
+
+def test_workers_of_a_dataloader_print_whole_lines(notebook: Notebook) -> None:
+    data = [
+        "from torch.utils.data import DataLoader, Dataset, get_worker_info",
+        "class Loud(Dataset):",
+        "    def __len__(self): return 200",
+        "    def __getitem__(self, i):",
+        "        print('rank', rank, 'loads', i, 'x' * 50)",
+        "        return i",
+        "total = sum(int(batch.sum()) for batch in DataLoader(Loud(), batch_size=10, num_workers=2))",
+        "total",
+    ]
+    outcome = run(notebook, *data).check()
+    expected = [f"rank {rank} │ rank {rank} loads {i} {'x' * 50}" for rank in (0, 1) for i in range(200)]
+    assert sorted(outcome.lines) == sorted([*expected, "ranks 0-1 │ 19900"])
+
+
+def test_libraries_see_a_notebook(notebook: Notebook) -> None:
+    outcome = run(notebook, "type(get_ipython()).__name__, 'IPKernelApp' in get_ipython().config").check()
+    assert outcome.lines == ["ranks 0-1 │ ('ZMQInteractiveShell', True)"]
