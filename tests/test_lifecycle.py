@@ -48,6 +48,11 @@ def of_cluster(cluster_id: str) -> list[psutil.Process]:
     return found
 
 
+def controllers_of(cluster_id: str) -> list[psutil.Process]:
+    """The controller and what it forked; each is named before any is ended."""
+    return [process for process in of_cluster(cluster_id) if "cluster.controller" in " ".join(process.cmdline())]
+
+
 def folders() -> set[str]:
     runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
     return {path.name for path in runtime.iterdir()} if runtime.exists() else set()
@@ -166,10 +171,7 @@ def test_a_dead_rank_leaves_the_others_and_a_reset_repairs(bare_notebook: Notebo
 
 def test_the_controller_s_death_ends_the_cell_with_the_remedy(plain: Cluster) -> None:
     run = plain.run("import time; time.sleep(1000)", block=False)
-    controllers = [
-        p for p in of_cluster(plain._launch.folders.cluster_id) if "cluster.controller" in " ".join(p.cmdline())
-    ]
-    for process in controllers:
+    for process in controllers_of(plain._launch.folders.cluster_id):
         process.kill()
     with pytest.raises(ClusterClosedError) as caught:
         run.wait()
@@ -230,9 +232,8 @@ def test_ranks_that_are_kept_outlive_the_kernel() -> None:
         notebook._manager.shutdown_kernel(now=False)
     left = of_cluster(cluster_id)
     assert {int(pid) for pid in pids} <= {process.pid for process in left}
-    for process in left:
-        if "cluster.controller" in " ".join(process.cmdline()):
-            process.terminate()
+    for process in controllers_of(cluster_id):
+        process.terminate()
     assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
 
 

@@ -110,6 +110,20 @@ def test_a_group_that_only_some_ended_is_named_with_the_remedy(three: Cluster) -
     assert three.run("y = torch.ones(1); dist.all_reduce(y); float(y)").results == dict.fromkeys(range(3), 3.0)
 
 
+def test_ranks_may_speak_while_they_make_a_new_group(three: Cluster) -> None:
+    three.run(
+        "import threading, time\n"
+        "def talk():\n"
+        "    for number in range(200):\n"
+        "        print(number, flush=True)\n"
+        "        time.sleep(0.005)\n"
+        "talker = threading.Thread(target=talk)\n"
+        "talker.start()\n"
+        "dist.destroy_process_group()"
+    )
+    three.run("talker.join(); dist.barrier()")
+
+
 def test_a_cell_that_fails_after_ending_the_group_is_repaired_too(three: Cluster) -> None:
     with pytest.raises(RankFailure):
         three.run("dist.destroy_process_group(); 1 / 0")

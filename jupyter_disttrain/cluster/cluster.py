@@ -22,6 +22,7 @@ from .cell_run import CellRun, Listener
 from .events import Died, Replied, Silent
 from .group import restore_group
 from .inbox import event_from
+from .rank_table import check_idle
 from .start import Launch
 from .telemetry import MetricsTable
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .events import Event
-    from .link import Link, Message
+    from .link import Message
     from .rank_table import RankEntry
 
 LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
@@ -168,6 +169,7 @@ class Cluster:
             If the ranks are not there, or still run an earlier cell.
         """
         chosen = parse_ranks(ranks, self.world_size)
+        restore_group(self._launch, chosen)  # without the lock: what ranks say meanwhile has to be taken
         run = self._send_cell(code, chosen, values, listener, execution_count, lines_before)
         return run.wait(timeout_s) if block else run
 
@@ -182,7 +184,6 @@ class Cluster:
     ) -> CellRun:
         with self._lock:
             self._check_free(ranks)
-            restore_group(self._launch, ranks)
             self._count += 1
             hosts = {entry.info.rank: entry.info.host for entry in self.table}
             run = CellRun(self._count, ranks, hosts, self.interrupt, listener)
@@ -225,7 +226,7 @@ class Cluster:
                 entry.state = "idle"
             run.put(event)
 
-        msg_id = self._link.post(
+        msg_id = self._launch.open_link.post(
             entry.engine, "execute_request", content, metadata={OPTIONS: options}, on_reply=on_reply
         )
         entry.request = msg_id
@@ -234,36 +235,22 @@ class Cluster:
     def _check_free(self, ranks: Sequence[int]) -> None:
         """Refuse to queue a cell behind one that may never end."""
         self._launch.check_open()
-        dead = [rank for rank in ranks if self._launch.table[rank].state == "dead"]
-        if dead:
-            raise UsageError(f"{label_ranks(dead)} died; %dist_reset starts the ranks anew, or leave them out with -r")
-        busy = [rank for rank in ranks if self._launch.table[rank].state == "running"]
-        if busy:
-            cells = sorted({self._launch.table[rank].cell or 0 for rank in busy})
-            verb = "runs" if len(busy) == 1 else "run"
-            raise UsageError(
-                f"{label_ranks(busy)} still {verb} cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
-                "use other ranks with -r, or %dist_reset"
-            )
+        check_idle(self._launch.table, ranks)
         self._cells = {
             msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
         }
-
-    @property
-    def _link(self) -> Link:
-        return self._launch.open_link
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early."""
         chosen = None if ranks is None else set(ranks)
         for entry in self.table:
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
-                self._link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": entry.request})
+                self._launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": entry.request})
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""
         nanny = self._launch.table[rank].nanny
-        return self._link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
+        return self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
 
     def sync(self, timeout_s: float | None = None) -> float:
         """Wait at a barrier of all ranks; returns the seconds that it took.
@@ -319,7 +306,8 @@ class Cluster:
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Pass a front end's widget message on to a rank."""
-        self._link.post(self._launch.table[rank].engine, "comm_msg", content, buffers=buffers, on_reply=_ignore)
+        engine = self._launch.table[rank].engine
+        self._launch.open_link.post(engine, "comm_msg", content, buffers=buffers, on_reply=lambda _: None)
 
     # What arrives, on the link's thread
 
@@ -400,10 +388,6 @@ class Cluster:
         _open.discard(self)
         self._launch.stop()
         self._abandon_cells("the cluster was shut down while the cell ran; start one with %dist_init")
-
-
-def _ignore(_message: Message) -> None:
-    """Take a reply that nobody waits for."""
 
 
 def _shutdown_all() -> None:

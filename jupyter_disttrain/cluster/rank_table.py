@@ -1,6 +1,6 @@
 """Who is which rank.
 
-Covers: deciding ranks, local ranks and node ranks from what the processes say of themselves.
+Covers: deciding ranks, local ranks and node ranks from what the processes say of themselves; which are free for a cell.
 Does not cover: telling them (``cluster.start``).
 
 The launcher's own rank is used where every process has one and all differ, because MPI counts that way. Otherwise the
@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import LaunchError
-from ..ranks import RankInfo
+from ..errors import LaunchError, UsageError
+from ..ranks import RankInfo, label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,27 @@ class RankEntry:
     sees_shelf: bool = False  # it shares memory with the client
     request: str = ""  # the id of that cell's message
     cell: int | None = None  # the number of the cell that runs, or ran last
+
+
+def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:
+    """Refuse ranks that died, or that run a cell which may never end.
+
+    Raises
+    ------
+    UsageError
+        If there are such ranks; the message names them and the remedy.
+    """
+    dead = [rank for rank in ranks if table[rank].state == "dead"]
+    if dead:
+        raise UsageError(f"{label_ranks(dead)} died; %dist_reset starts the ranks anew, or leave them out with -r")
+    busy = [rank for rank in ranks if table[rank].state == "running"]
+    if busy:
+        cells = sorted({table[rank].cell or 0 for rank in busy})
+        verb = "runs" if len(busy) == 1 else "run"
+        raise UsageError(
+            f"{label_ranks(busy)} still {verb} cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
+            "use other ranks with -r, or %dist_reset"
+        )
 
 
 def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[RankInfo, RankHello]]:
