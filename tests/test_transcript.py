@@ -154,6 +154,43 @@ def test_what_is_beyond_the_bound_is_counted(said: tuple[dict[int, list[str]], l
     assert len(rows_of(transcript)) <= max_lines
 
 
+@st.composite
+def ranks_that_draw(draw: st.DrawFn) -> list[Chunk]:
+    left = {
+        rank: ["say before\n", f"show {rank}", "show same", "say below\n", f"show last {rank}"] for rank in range(3)
+    }
+    order = draw(st.permutations([rank for rank, pieces in left.items() for _ in pieces]))
+    return [(rank, *left[rank].pop(0).split(" ", 1)) for rank in order]
+
+
+@given(ranks_that_draw())
+def test_pictures_stand_in_the_order_of_the_ranks_whoever_is_faster(said: list[Chunk]) -> None:
+    transcript = Transcript(1000, 1 << 30)
+    for rank, what, text in said:
+        if what == "say":
+            transcript.say(rank, "stdout", text)
+        else:
+            transcript.show(rank, {"image/png": text}, {}, None, "display_data")
+    transcript.close()
+    texts = [[(sorted(row.ranks), row.text) for row in section.rows] or section.data for section in transcript.sections]
+    assert texts == [
+        [([0, 1, 2], "before"), ([0], "")],
+        {"image/png": "0"},
+        [([1], "")],
+        {"image/png": "1"},
+        [([2], "")],
+        {"image/png": "2"},
+        [([0, 1, 2], "")],
+        {"image/png": "same"},
+        [([0, 1, 2], "below"), ([0], "")],
+        {"image/png": "last 0"},
+        [([1], "")],
+        {"image/png": "last 1"},
+        [([2], "")],
+        {"image/png": "last 2"},
+    ]
+
+
 def test_a_rank_that_clears_leaves_the_others_lines() -> None:
     transcript = transcript_of([(0, "stdout", "both\n"), (1, "stdout", "both\nmine\n")])
     transcript.clear(0, wait=False)

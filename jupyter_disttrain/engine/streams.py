@@ -33,7 +33,8 @@ class Turns:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self.lock = threading.RLock()
-        self._speaker: RankStream | None = None
+        self._speaker: RankStream | None = None  # that sent last
+        self._writer: RankStream | None = None  # that was written to last
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -44,6 +45,13 @@ class Turns:
         before, self._speaker = self._speaker, stream
         if before is not None and before is not stream:
             self._wire.wait_read(before.fileno())
+
+    def finish_other(self, stream: RankStream) -> None:
+        """Have the other stream send what was printed on it before ``stream`` was written to."""
+        if self._writer is not stream:
+            before, self._writer = self._writer, stream
+            if before is not None:
+                before.send_rest()
 
 
 class RankStream(io.TextIOBase):
@@ -101,6 +109,7 @@ class RankStream(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         with self._turns.lock:
+            self._turns.finish_other(self)
             thread = threading.get_ident()
             parts = self._open.setdefault(thread, [])
             parts.append(text)
@@ -127,6 +136,11 @@ class RankStream(io.TextIOBase):
             parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
             self._rest.clear()
             self._send(parts)
+
+    def send_rest(self) -> None:
+        """Send what was printed without an end of line."""
+        rest, self._rest = self._rest, []
+        self._send(rest)
 
     def _send(self, parts: list[str]) -> None:
         if data := "".join(parts).encode("utf-8", "backslashreplace"):
@@ -166,8 +180,7 @@ class RankStream(io.TextIOBase):
                 seen = {thread: len(parts) for thread, parts in self._open.items()}
                 if not self._open:
                     waker.clear()
-                rest, self._rest = self._rest, []
-                self._send(rest)
+                self.send_rest()
 
 
 class _Bytes(io.RawIOBase):

@@ -5,9 +5,11 @@ Covers: lines, and the parts of the screen that hold them.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+TAIL_ROWS = 20  # of what is beyond the bound
 SECTION_ROWS = 500  # lines that are drawn together
 SLOW_SECTION_ROWS = 100  # the same once they were drawn many times
 SLOW_SECTION_DRAWS = 50
@@ -47,3 +49,23 @@ class Section:
     def is_full(self) -> bool:
         """Whether lines belong elsewhere: it holds enough, or grows so slowly that drawing it again costs more."""
         return len(self.rows) >= (SLOW_SECTION_ROWS if self.draws >= SLOW_SECTION_DRAWS else SECTION_ROWS)
+
+
+@dataclass(slots=True)
+class Hidden:
+    """What is beyond the bound."""
+
+    lines: int = 0
+    size_bytes: int = 0
+    tails: dict[int, deque[tuple[str, str]]] = field(default_factory=dict)  # by rank: stream, text of the last lines
+
+    def add(self, rank: int, stream: str, texts: list[str]) -> None:
+        """Count lines."""
+        self.lines += len(texts)
+        self.size_bytes += sum(map(len, texts)) + len(texts)
+        self.keep(rank, stream, texts)
+
+    def keep(self, rank: int, stream: str, texts: list[str]) -> None:
+        """Remember the last lines."""
+        tail = self.tails.setdefault(rank, deque(maxlen=TAIL_ROWS))
+        tail.extend((stream, text) for text in texts[-TAIL_ROWS:])

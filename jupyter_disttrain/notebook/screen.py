@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster.events import Cleared, CommSent, Displayed, Elided, LogFailed, Replied, Said
 from ..ranks import format_ranks, label_ranks
+from .rows import TAIL_ROWS
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..cluster.cell_run import CellRun
     from ..cluster.events import Event
-    from .rows import Row, Section
+    from .rows import Hidden, Row, Section
     from .sinks import Sink
 
 # Grey, not "faint": JupyterLab shows that as plain text.
@@ -105,7 +106,7 @@ class Screen:
             self._sink.clear(wait=self._filled > 0)
             self._names.clear()
             for section in self._transcript.sections:
-                section.dirty = True
+                section.place = -1
             self._draw()
         self._sink.close(self._transcript.sections)
 
@@ -183,10 +184,13 @@ class Screen:
         return bool(section.data) or any(self._labelled or row.stream != "label" for row in section.rows)
 
     def _draw_section(self, section: Section, place: int, below: list[str]) -> None:
+        before = section.place, section.drawn
         section.dirty, section.place = False, place
-        section.draws += 1
         if section.data is None:
             section.drawn = "\n".join([*self._lines(section.rows), *below])
+            if before == (place, section.drawn):
+                return  # e.g. a progress line that says the same
+        section.draws += 1
         data = {"text/plain": section.drawn} if section.data is None else section.data
         if place < len(self._names):
             self._sink.show(self._names[place], data, section.metadata)
@@ -212,10 +216,20 @@ class Screen:
         """Return what stands below everything for good: what is not shown, notes."""
         lines = []
         hidden = self._transcript.hidden
-        if hidden.size_bytes:
+        if hidden.tails:
             ranks = format_ranks(hidden.tails)
             logs = f"rank{ranks}.log" if len(hidden.tails) == 1 else f"rank{{{ranks}}}.log"
             size = f"{hidden.lines:,} more lines ({hidden.size_bytes / 1e6:.1f} MB)"
             lines.append(f"{DIM}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
-            lines += self._lines(hidden.last_rows())
+            lines += self._lines(_merge_tails(hidden))
         return lines + [f"{RED}{note}{RESET}" for note in self._notes]
+
+
+def _merge_tails(hidden: Hidden) -> list[Row]:
+    """Return the last lines of all ranks, merged."""
+    merged = Transcript(len(hidden.tails) * TAIL_ROWS, 1 << 40)
+    each = max(1, TAIL_ROWS // len(hidden.tails))
+    for rank, tail in sorted(hidden.tails.items()):
+        for stream, text in list(tail)[-each:]:
+            merged.add(rank, stream, text)
+    return [row for section in merged.sections for row in section.rows]

@@ -13,47 +13,18 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
-from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Row, Section
+from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Hidden, Row, Section
 from .terminal import Writer
 
-MOVABLE_ROWS = 50  # of one rank's own lines that may still move in front of a common one
-TAIL_ROWS = 20  # of what is beyond the bound
+MOVABLE_ROWS = 1000  # of one rank's own lines that may still move in front of a common one
+GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks
+SEARCHED_ROWS = 100  # that are alike
 
 _key = attrgetter("key")
-
-
-@dataclass(slots=True)
-class Hidden:
-    """What is beyond the bound."""
-
-    lines: int = 0
-    size_bytes: int = 0
-    tails: dict[int, deque[tuple[str, str]]] = field(default_factory=dict)  # by rank: stream, text of the last lines
-
-    def add(self, rank: int, stream: str, texts: list[str]) -> None:
-        """Count lines."""
-        self.lines += len(texts)
-        self.size_bytes += sum(map(len, texts)) + len(texts)
-        self.keep(rank, stream, texts)
-
-    def keep(self, rank: int, stream: str, texts: list[str]) -> None:
-        """Remember the last lines."""
-        tail = self.tails.setdefault(rank, deque(maxlen=TAIL_ROWS))
-        tail.extend((stream, text) for text in texts[-TAIL_ROWS:])
-
-    def last_rows(self) -> list[Row]:
-        """Return the last lines of all ranks, merged."""
-        merged = Transcript(len(self.tails) * TAIL_ROWS, 1 << 40)
-        each = max(1, TAIL_ROWS // max(1, len(self.tails)))
-        for rank in sorted(self.tails):
-            for stream, text in list(self.tails[rank])[-each:]:
-                merged.add(rank, stream, text)
-        return [row for section in merged.sections for row in section.rows]
 
 
 class Transcript:
@@ -105,8 +76,7 @@ class Transcript:
             section = self._new_section()
             section.data, section.metadata = data, metadata
             self._offer(row, like)
-            self._private.pop(rank, None)
-            self._common[rank] = row.key
+            self._settle(rank, row)
         else:
             self._join(rank, row)
         if display_id:
@@ -148,18 +118,32 @@ class Transcript:
         """Finish unfinished lines: the cell has ended."""
         for writer in self._writers.values():
             writer.close()
-        self._sort_last_rows()
-        self.sections = [section for section in self.sections if not section.is_empty]
+        self._order_last_rows()
+        self._join_sections()
 
-    def _sort_last_rows(self) -> None:
-        """Put each rank's last line or result in the order of the ranks: they came as each rank ended."""
-        rows = self.sections[-1].rows if self.sections else []
-        start = len(rows)
-        ranks: set[int] = set()
-        while start and not rows[start - 1].ranks & ranks:
-            start -= 1
-            ranks |= rows[start].ranks
-        rows[start:] = sorted(rows[start:], key=lambda row: min(row.ranks))
+    def _join_sections(self) -> None:
+        """Leave no empty section, and none apart from the lines above that has no reason to be."""
+        sections: list[Section] = []
+        for section in self.sections:
+            above = sections[-1] if sections else None
+            if above is not None and above.data is None and section.data is None and not above.is_full:
+                above.rows += section.rows
+                above.dirty = above.dirty or bool(section.rows)
+            elif not section.is_empty:
+                sections.append(section)
+        self.sections = sections
+
+    def _order_last_rows(self) -> None:
+        """Put what each rank said last in the order of the ranks, as if all said one more line."""
+        blocks = [own for _, own in sorted(self._private.items()) if own]
+        if all(before[-1].key < after[0].key for before, after in pairwise(blocks)):
+            return
+        last = self.sections[-1] if self.sections and self.sections[-1].data is None else self._new_section()
+        end = Row((self._number(),), "", "end", set(), last)
+        last.rows.append(end)
+        for rank in sorted(self._private):
+            self._gather(rank, end)
+        last.rows.remove(end)
 
     # Rows
 
@@ -199,8 +183,8 @@ class Transcript:
         if not rows:
             return None
         private = self._private.get(rank)
-        for index in range(bisect_right(rows, self._common.get(rank, ()), key=_key), len(rows)):
-            row = rows[index]
+        start = bisect_right(rows, self._common.get(rank, ()), key=_key)
+        for row in rows[start : start + SEARCHED_ROWS]:
             if rank in row.ranks:
                 continue
             if not private or row.key > private[-1].key or len(row.section.rows) < 2 * SECTION_ROWS:
@@ -219,23 +203,57 @@ class Transcript:
         """Put what this rank alone said in front of the row that is now common, and forget that it could move."""
         if row.key <= self._common.get(rank, ()):
             return
-        self._common[rank] = row.key
+        after, self._common[rank] = self._common.get(rank, ()), row.key
         private = self._private.pop(rank, [])
         if rank in row.ranks:
             self._private[rank] = [own for own in private if own.key > row.key]
             private = [own for own in private if own.key < row.key]
+        if len(private) > GROUPED_ROWS:
+            private = [own for own in private if own.key > row.key]
         for own in private:
-            self._move_before(row, rank, own)
+            self._move(own, row, rank, after)
 
-    def _move_before(self, row: Row, rank: int, own: Row) -> None:
+    def _move(self, own: Row, row: Row, rank: int, after: tuple[float, ...]) -> None:
+        """Put one of a rank's own rows between ``after`` and ``row``; of several ranks in the order of the ranks."""
+        display = self._display_of(own) if own.stream == "label" else None
         self._take_out(own)
-        # Between the row and the one before it; several ranks' lines in the order of the ranks.
-        own.key = (*row.key[:-1], row.key[-1] - 0.5, rank, self._number())
-        own.section = row.section
-        insort(row.section.rows, own, key=_key)
-        row.section.dirty = True
+        gap = (*row.key[:-1], row.key[-1] - 0.5)  # between the row and the one before it
+        own.key = (*gap, rank, self._number())
+        if own.key < after:  # which is in this gap too
+            own.key = (*gap, float("inf"), self._number())
+        section = self._section_of(own.key, row.section)
+        if display is not None:
+            self.sections.remove(display)
+            section = self._split(section, own.key, display)
+        own.section = section
+        insort(section.rows, own, key=_key)
+        section.dirty = True
         if not own.open:
             self._offer(own, own.like)
+
+    def _section_of(self, key: tuple[float, ...], section: Section) -> Section:
+        """Return the lines among which this key belongs, looking upwards from ``section``."""
+        for above in reversed(self.sections[: self.sections.index(section)]):
+            if above.rows and above.rows[-1].key < key:
+                break
+            if above.rows:
+                section = above
+        return section
+
+    def _split(self, section: Section, key: tuple[float, ...], display: Section) -> Section:
+        """Place a display among lines; returns the lines above it."""
+        at = bisect_left(section.rows, key, key=_key)
+        where = self.sections.index(section)
+        if at == 0 and where > 0 and self.sections[where - 1].data is None:
+            self.sections.insert(where, display)
+            return self.sections[where - 1]
+        above = Section(section.rows[:at])
+        for row in above.rows:
+            row.section = above
+        del section.rows[:at]
+        section.dirty = True
+        self.sections[where:where] = [above, display]
+        return above
 
     def _settle(self, rank: int, row: Row) -> None:
         """Take note of a new row that only this rank has said."""

@@ -1,0 +1,229 @@
+"""What ranks print, as a person sees it: live, labelled, whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbconvert import HTMLExporter
+
+from .notebook_driver import Outcome, execute_notebook
+
+if TYPE_CHECKING:
+    from .notebook_driver import Notebook
+
+IMPORTS = "import ctypes, logging, os, subprocess, sys, threading, time, warnings\nfrom pathlib import Path"
+
+
+def run(notebook: Notebook, *lines: str, **options: Any) -> Outcome:
+    return notebook.run("\n".join(["%%distributed", IMPORTS, *lines]), **options)
+
+
+def test_what_all_say_is_shown_once_whichever_rank_is_slower(notebook: Notebook) -> None:
+    for slow in (0, 1):
+        outcome = run(notebook, f"if rank == {slow}: time.sleep(0.3)", "print('a'); print('I am', rank); print('b')")
+        assert outcome.check().lines == ["ranks 0-1 │ a", "rank 0 │ I am 0", "rank 1 │ I am 1", "ranks 0-1 │ b"]
+
+
+def test_stdout_and_stderr_are_kept_apart_and_in_order(notebook: Notebook) -> None:
+    outcome = run(
+        notebook,
+        "for i in range(3): print('out', i); print('err', i, file=sys.stderr)",
+        "print('begun', end=''); print('trouble', file=sys.stderr, end='')",
+    )
+    each = [f"ranks 0-1 {bar} {word} {i}" for i in range(3) for bar, word in (("│", "out"), ("┃", "err"))]
+    assert outcome.check().lines == [*each, "ranks 0-1 │ begun", "ranks 0-1 ┃ trouble"]
+
+
+def test_every_way_to_speak_keeps_the_order(notebook: Notebook) -> None:
+    outcome = run(
+        notebook,
+        "libc = ctypes.CDLL(None)",
+        "print('python')",
+        "os.system('echo shell');",
+        "_ = subprocess.run(['echo', 'child'])",
+        "_ = libc.printf(b'C, flushed\\n'), libc.fflush(None)",
+        "_ = os.write(1, b'descriptor\\n')",
+        "sys.stdout.buffer.write(b'buffer\\n')",
+        "logging.getLogger('train').warning('logged')",
+        "print('between')",
+        "warnings.warn_explicit('careful', UserWarning, 'cell', 7)",
+        "print('between'); _ = libc.printf(b'C, not flushed\\n')",
+        "display('a display')",
+        "print('last'); _ = libc.printf(b'C, no end of line')",
+    )
+    assert [line.removeprefix("ranks 0-1 ") for line in outcome.check().lines] == [
+        "│ python",
+        "│ shell",
+        "│ child",
+        "│ C, flushed",
+        "│ descriptor",
+        "│ buffer",
+        "┃ logged",
+        "│ between",
+        "┃ cell:7: UserWarning: careful",
+        "│ between",
+        "│ C, not flushed",
+        "│ 'a display'",
+        "│ last",
+        "│ C, no end of line",
+    ]
+
+
+def test_faulthandler_writes_to_the_cell(notebook: Notebook) -> None:
+    outcome = run(notebook, "import faulthandler", "print('before')", "faulthandler.dump_traceback(all_threads=False)")
+    assert outcome.check().lines[0] == "ranks 0-1 │ before"
+    for rank in (0, 1):
+        assert any(re.match(rf"ranks? (0-1|{rank}) ┃ (Stack|Current thread|Thread)", line) for line in outcome.lines)
+
+
+def test_text_arrives_as_it_was_written(notebook: Notebook) -> None:
+    texts = ["    indented", "\ttab", "", "trailing   ", "🙂 e\u0301 ﷽", "zero\x00byte", "<b>&amp;</b>", "│ ┃ $x$ `y`"]
+    outcome = run(notebook, *(f"print({text!r})" for text in texts)).check()
+    assert outcome.text.split("\n") == [f"ranks 0-1 │ {text}" for text in texts]
+
+
+def test_what_is_no_text_is_shown_escaped(notebook: Notebook) -> None:
+    outcome = run(
+        notebook, "print('\\udcff surrogate')", "os.write(1, b'\\xff\\xfe bytes\\n');", "os.write(1, b'\\xe2\\x82');"
+    )
+    assert outcome.check().lines == ["ranks 0-1 │ \\udcff surrogate", "ranks 0-1 │ �� bytes", "ranks 0-1 │ �"]
+    assert run(notebook, "print('ok')").check().lines == ["ranks 0-1 │ ok"]
+
+
+def test_carriage_returns_and_backspaces(notebook: Notebook) -> None:
+    outcome = run(notebook, "print('12345\\rab'); print('10%\\r20%\\r100%'); print('cat\\b\\bow'); print('dos\\r')")
+    assert outcome.check().lines == [f"ranks 0-1 │ {text}" for text in ("ab345", "100%", "cow", "dos")]
+
+
+def test_colour_ends_with_its_line_and_goes_on_in_the_next(notebook: Notebook) -> None:
+    outcome = run(notebook, "print('\\x1b[32mgreen'); print('still\\x1b[0m plain')").check()
+    green, still = outcome.coloured.split("\n")
+    assert green.endswith("\x1b[32mgreen\x1b[0m")
+    assert still.endswith("\x1b[32mstill\x1b[0m plain\x1b[0m")
+    assert outcome.lines == ["ranks 0-1 │ green", "ranks 0-1 │ still plain"]
+
+
+def test_an_unfinished_line_is_seen_while_the_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    wait = f"while not Path({str(seen)!r}).exists(): time.sleep(0.01)"
+
+    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+        if "..." in outcome.text:
+            seen.touch()
+
+    outcome = run(
+        notebook, "for _ in range(3): print('.', end='')", wait, "print('done', end='')", on_message=look, timeout=30
+    )
+    assert outcome.check().lines == ["ranks 0-1 │ ...done"]
+
+
+def test_a_line_of_two_megabytes(notebook: Notebook) -> None:
+    outcome = run(notebook, "print('x' * 2_000_000); print('after')").check()
+    assert outcome.lines == ["ranks 0-1 │ " + "x" * 2_000_000, "ranks 0-1 │ after"]
+
+
+def test_lines_of_threads_are_never_torn(notebook: Notebook) -> None:
+    outcome = run(
+        notebook,
+        "sys.setswitchinterval(1e-6)",
+        "def speak(who):",
+        "    for i in range(100): print('thread', who, 'of rank', rank, 'says', i)",
+        "threads = [threading.Thread(target=speak, args=(who,)) for who in range(6)]",
+        "for thread in threads: thread.start()",
+        "for thread in threads: thread.join()",
+        "sys.setswitchinterval(0.005)",
+    )
+    said = [line.split(" │ ")[1] for line in outcome.check().lines]
+    expected = [f"thread {who} of rank {rank} says {i}" for who in range(6) for rank in (0, 1) for i in range(100)]
+    assert sorted(said) == sorted(expected)
+    first = [line for line in said if line.startswith("thread 0 of rank 0")]
+    assert first == [f"thread 0 of rank 0 says {i}" for i in range(100)]
+
+
+def test_what_a_thread_says_after_its_cell_comes_with_the_next(notebook: Notebook) -> None:
+    run(
+        notebook,
+        "go = threading.Event()",
+        "late = threading.Thread(target=lambda: (go.wait(10), print('late word')))",
+        "late.start()",
+    ).check()
+    outcome = run(notebook, "go.set(); late.join(); print('next')").check()
+    assert outcome.lines == ["ranks 0-1 │ late word", "ranks 0-1 │ next"]
+    said = "threading.Timer(0.05, lambda: (print('between cells'), marker.touch())).start()"
+    run(notebook, "import tempfile; marker = Path(tempfile.mkdtemp()) / 'said'", said).check()
+    outcome = run(notebook, "while not marker.exists(): time.sleep(0.01)").check()
+    assert outcome.lines == ["ranks 0-1 │ between cells"]
+
+
+def test_the_progress_line_goes_away(notebook: Notebook) -> None:
+    drawn: list[str] = []
+
+    def look(message: dict[str, Any], outcome: Outcome) -> None:
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            drawn.append(outcome.text)
+
+    outcome = run(notebook, "time.sleep(2.6)", on_message=look).check()
+    assert outcome.outputs == []
+    assert "2 s · ranks 0-1 running" in drawn
+    assert len(drawn) <= 2
+    drawn.clear()
+    outcome = run(notebook, "print('first')", "time.sleep(2.6 * rank)", "print('last')", on_message=look).check()
+    assert "ranks 0-1 │ first\nrank 0    │ last\n2 s · rank 1 running · rank 0 done" in drawn
+    assert [output["data"] for output in outcome.outputs if "running" in str(output)] == []
+    assert outcome.lines == ["ranks 0-1 │ first", "ranks 0-1 │ last"]
+
+
+def test_an_error_is_seen_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+
+    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+        if "rank 1 (" in outcome.text and "ValueError: too hot" in outcome.text and outcome.reply == {}:
+            seen.touch()
+
+    wait = f"while not Path({str(seen)!r}).exists(): time.sleep(0.01)"
+    outcome = run(
+        notebook,
+        "if rank == 1: raise ValueError('too hot')",
+        wait,
+        "print('rank 0 ended')",
+        on_message=look,
+        timeout=30,
+    )
+    assert "ValueError: too hot" in outcome.error
+    assert outcome.text.count("ValueError: too hot") == 1
+    assert outcome.lines[0] == "rank 0 │ rank 0 ended"
+
+
+NOTEBOOK = [
+    "%load_ext jupyter_disttrain",
+    "%dist_init -n 2",
+    "%%distributed\nprint('alike')\nprint('rank', rank, '<&>')\nimport sys; print('trouble', file=sys.stderr)",
+    "%%distributed\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]); plt.show()\nprint('below')",
+    "%%distributed\nfrom IPython.display import clear_output\nprint('gone'); clear_output(); print('there')",
+    "%%distributed\nimport time; time.sleep(2.2)",
+]
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_nbclient_and_nbconvert_show_what_the_kernel_showed(notebook: Notebook) -> None:
+    executed = execute_notebook(NOTEBOOK)
+    for source, cell in list(zip(NOTEBOOK, executed.cells, strict=True))[2:]:
+        driven = notebook.run(source).check()
+        assert [plain(output["data"].get("text/plain", "")) for output in cell.outputs] == [
+            plain(output["data"].get("text/plain", "")) for output in driven.outputs
+        ]
+        assert [sorted(output["data"]) for output in cell.outputs] == [
+            sorted(output["data"]) for output in driven.outputs
+        ]
+    page, _ = HTMLExporter().from_notebook_node(executed)
+    shown = re.sub(r"<[^>]+>", "", page)
+    assert "ranks 0-1 │ alike" in shown
+    assert "rank 1    │ rank 1 &lt;&amp;&gt;" in shown
+    assert "ranks 0-1 ┃ trouble" in shown
+    assert page.count('src="data:image/png;base64,') == 2
+    assert "ranks 0-1 running" not in shown
