@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
 from ..messages import CellFailure
 from ..ranks import label_ranks
+from .last_words import last_words
 from .events import Died, Elided, Event, Replied, Said, Silent
 from .variables import load_from
 
@@ -85,15 +86,14 @@ class CellState:
         )
 
     def _death(self, rank: int, event: Died) -> CellFailure:
-        last = event.record.stderr_tail.strip()
-        traceback = ("Its last lines on stderr:", *last.splitlines()[-12:]) if last else ()
+        traceback, line = last_words(event.record.stderr_tail)
         return CellFailure(
             ranks=(rank,),
             hosts=(self._hosts[rank],),
             ename="RankDied",
             evalue=f"process {event.record.pid} {event.record.cause}",
             traceback=traceback,
-            line=None,
+            line=line,
             time_s=event.time_s,
         )
 

@@ -6,6 +6,7 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -118,6 +119,7 @@ def run_rank(wire: Wire) -> None:
     stdout, stderr = open_streams(wire)
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
+    faulthandler.enable(file=2, all_threads=False)  # a crash in C code names the cell's line
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     # IPython's advice after sys.exit(), which would be wrong here.
@@ -127,9 +129,8 @@ def run_rank(wire: Wire) -> None:
     hello = _prepare()
     connection = Connection.wait(os.environ[CONNECTION_FILE])
     engine = RankEngine.instance(config=_config(), log_level=logging.ERROR)
-    engine.log.setLevel(
-        logging.ERROR
-    )  # its handler has a level too, but records would be made only to be dropped there
+    # Its handler has a level too, but there records are made only to be dropped.
+    engine.log.setLevel(logging.ERROR)
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     engine.config.Session.key = connection.key

@@ -41,7 +41,7 @@ HELLO_SECONDS = 0.05
 HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
 CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-TAIL_BYTES = 4096
+TAIL_BYTES = 16384
 
 
 class Nanny:

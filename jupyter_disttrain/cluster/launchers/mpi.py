@@ -126,6 +126,8 @@ class MPIRanks(MPIEngineSetLauncher):
                 # rank listens on all interfaces.
                 "OMPI_MCA_pml": "ob1",
                 "OMPI_MCA_btl": "self,sm",
+                # Python's report of a crash names the cell's line; Open MPI's would bury it under addresses.
+                "OMPI_MCA_opal_signal": "",
             }
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment
