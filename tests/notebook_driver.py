@@ -123,20 +123,9 @@ class Notebook:
                 raise TimeoutError(f"the cell did not end within {timeout} s; so far:\n{outcome.text}") from None
             if message["parent_header"].get("msg_id") != msg_id:
                 continue
-            kind, content = message["msg_type"], message["content"]
-            if kind == "status" and content["execution_state"] == "idle":
+            if _is_idle(message):
                 break
-            if kind == "clear_output":
-                clear_next = True
-                if not content["wait"]:
-                    outcome.outputs.clear()
-                    clear_next = False
-            elif kind in ("stream", "display_data", "execute_result", "error", "update_display_data"):
-                outcome.updates += 1
-                if clear_next and kind != "update_display_data":
-                    outcome.outputs.clear()
-                    clear_next = False
-                _apply(outcome, displays, kind, content)
+            clear_next = _take(outcome, displays, message, clear_next)
             if on_message is not None:
                 on_message(message, outcome)
         reply = self.client.get_shell_msg(timeout=30)
@@ -145,6 +134,28 @@ class Notebook:
         outcome.reply = reply["content"]
         outcome.seconds = time.monotonic() - start
         return outcome
+
+
+def _is_idle(message: dict[str, Any]) -> bool:
+    return message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+
+
+def _take(
+    outcome: Outcome, displays: dict[str, list[dict[str, Any]]], message: dict[str, Any], clear_next: bool
+) -> bool:
+    """Apply a message as a front end does; returns whether the next output clears those before it."""
+    kind, content = message["msg_type"], message["content"]
+    if kind == "clear_output":
+        if not content["wait"]:
+            outcome.outputs.clear()
+        return bool(content["wait"])
+    if kind in ("stream", "display_data", "execute_result", "error", "update_display_data"):
+        outcome.updates += 1
+        if clear_next and kind != "update_display_data":
+            outcome.outputs.clear()
+            clear_next = False
+        _apply(outcome, displays, kind, content)
+    return clear_next
 
 
 def _apply(outcome: Outcome, displays: dict[str, list[dict[str, Any]]], kind: str, content: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
 from ..messages import CellFailure
 from ..ranks import label_ranks
-from .last_words import last_words
 from .events import Died, Elided, Event, Replied, Said, Silent
+from .last_words import last_words
 from .variables import load_from
 
 if TYPE_CHECKING:
