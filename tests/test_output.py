@@ -157,6 +157,17 @@ def test_what_a_thread_says_after_its_cell_comes_with_the_next(notebook: Noteboo
     assert outcome.lines == ["ranks 0-1 │ between cells"]
 
 
+def test_a_thread_that_talks_over_many_cells_loses_no_line(notebook: Notebook) -> None:
+    talk = "talker = threading.Thread(target=lambda: [print('word', i) or time.sleep(0.0005) for i in range(1500)])"
+    said = run(notebook, talk, "talker.start()").check().lines
+    for _ in range(20):
+        said += run(notebook, "print('cell')").check().lines
+    said += run(notebook, "talker.join()").check().lines
+    for rank in (0, 1):
+        words = [line.split(" │ ")[1] for line in said if line.startswith(("ranks 0-1", f"rank {rank}"))]
+        assert [word for word in words if word != "cell"] == [f"word {i}" for i in range(1500)]
+
+
 def test_the_progress_line_goes_away(notebook: Notebook) -> None:
     drawn: list[str] = []
 

@@ -164,6 +164,15 @@ class CellRun:
         """Say that the cluster is gone, from any thread."""
         self._events.put(ClusterClosedError(reason))
 
+    def take_rest(self) -> list[Event]:
+        """Return what was said after the last look at an ended cell: it belongs to the next."""
+        rest = []
+        while self.ended_s and not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, Event) and not isinstance(event, (Replied, Silent, Died)):
+                rest.append(event)
+        return rest
+
     def listen(self, listener: Listener) -> None:
         """Have a listener see what happens from now on, and what has not been looked at yet."""
         self._listener = listener

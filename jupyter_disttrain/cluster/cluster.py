@@ -187,7 +187,8 @@ class Cluster:
             self._count += 1
             hosts = {entry.info.rank: entry.info.host for entry in self.table}
             run = CellRun(self._count, ranks, hosts, self.interrupt, listener)
-            for event in self._late:
+            rest = [] if self._current is None else self._current.take_rest()
+            for event in (*rest, *self._late):
                 run.put(event)
             self._late.clear()
             self._current = run

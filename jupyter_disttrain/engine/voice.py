@@ -36,16 +36,23 @@ class _Stream:
     def begin_cell(self) -> None:
         self.sent_bytes = self.elided_lines = self.elided_bytes = 0
         self.tail = ""
+        self.in_line = False  # what was sent last is no whole line
 
     def admit(self, data: bytes) -> str:
         """Return what of ``data`` is still within the cell's limit, and count the rest."""
-        room = CELL_LIMIT - self.sent_bytes
-        if len(data) <= room:
-            self.sent_bytes += len(data)
-            return self.decoder.decode(data)
-        end = data.rfind(b"\n", 0, room) + 1  # no line is cut
+        room = max(0, CELL_LIMIT - self.sent_bytes)
+        end = len(data)
+        if end > room:
+            end = data.rfind(b"\n", 0, room) + 1  # no line is cut, unless it is endless
+            if end == 0 and self.in_line and self.sent_bytes < 2 * CELL_LIMIT:
+                end = data.find(b"\n") + 1 or len(data)
         sent, rest = self.decoder.decode(data[:end]), data[end:]
-        self.sent_bytes = CELL_LIMIT
+        self.sent_bytes += end
+        if end:
+            self.in_line = data[end - 1] != ord("\n")
+        if not rest:
+            return sent
+        self.sent_bytes = max(self.sent_bytes, CELL_LIMIT)
         self.elided_bytes += len(rest)
         self.elided_lines += rest.count(b"\n")
         self.tail = (self.tail + self.decoder.decode(rest))[-TAIL_CHARACTERS:]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..messages import OutputElided
 
 TAIL_ROWS = 20  # of what is beyond the bound
 SECTION_ROWS = 500  # lines that are drawn together
@@ -69,3 +72,9 @@ class Hidden:
         """Remember the last lines."""
         tail = self.tails.setdefault(rank, deque(maxlen=TAIL_ROWS))
         tail.extend((stream, text) for text in texts[-TAIL_ROWS:])
+
+    def add_unsent(self, rank: int, record: OutputElided) -> None:
+        """Count what a rank did not even send."""
+        self.lines += record.lines
+        self.size_bytes += record.size_bytes
+        self.keep(rank, record.stream, record.tail.removesuffix("\n").split("\n"))

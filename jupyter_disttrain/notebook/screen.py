@@ -120,8 +120,7 @@ class Screen:
         elif isinstance(event, Cleared):
             transcript.clear(event.rank, wait=event.wait)
         elif isinstance(event, Elided):
-            record = event.record
-            transcript.hide_unsent(event.rank, record.stream, record.lines, record.size_bytes, record.tail)
+            transcript.hidden.add_unsent(event.rank, event.record)
         elif isinstance(event, LogFailed):
             self._note_log(event)
         elif isinstance(event, CommSent):

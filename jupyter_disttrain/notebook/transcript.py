@@ -40,6 +40,7 @@ class Transcript:
         self.sections: list[Section] = []
         self.hidden = Hidden()
         self._left_lines, self._left_bytes = max_lines, max_bytes
+        self._is_full = False
         self._count = 0
         self._common: dict[int, tuple[float, ...]] = {}  # by rank: where the last row stands that it can't move past
         self._private: dict[int, list[Row]] = {}  # by rank: the rows after it, said by no other rank
@@ -109,6 +110,7 @@ class Transcript:
         self._common.pop(rank, None)
         self._private.pop(rank, None)
         self.hidden.tails.pop(rank, None)
+        self._is_full = bool(self.hidden.tails)
 
     def _clear_if_due(self, rank: int) -> None:
         if rank in self._clear_first:
@@ -154,7 +156,8 @@ class Transcript:
         if row is not None:
             self._join(rank, row)
             return row
-        if self._left_lines <= 0 or (len(text) > self._left_bytes and self.sections):
+        if self._is_full or self._left_lines <= 0 or (len(text) > self._left_bytes and self.sections):
+            self._is_full = True  # so that no later, shorter line is shown above
             self.hidden.add(rank, stream, [text])
             return None
         row = self._new_row(rank, stream, text)
@@ -166,7 +169,7 @@ class Transcript:
         """Place complete lines."""
         rows: list[Row | None] = []
         for index, text in enumerate(texts):
-            if self._left_lines <= 0 and self._is_last(rank):
+            if self._is_full and self._is_last(rank):
                 self.hidden.add(rank, stream, texts[index:])  # nothing of it is on the screen
                 return [*rows, None]
             rows.append(self.add(rank, stream, text))
@@ -295,7 +298,7 @@ class Transcript:
         """Close an open row: it joins its like, or stays, or is beyond the bound."""
         like = (row.stream, row.text)
         alike = self._find(rank, like)
-        if alike is not None or self._left_lines < 0:
+        if alike is not None or self._is_full or self._left_lines < 0:
             self._remove(row)
             if alike is None:
                 self.hidden.add(rank, row.stream, [row.text])
@@ -358,12 +361,6 @@ class Transcript:
         if section.is_empty:
             self.sections.remove(section)
         self._withdraw(row)
-
-    def hide_unsent(self, rank: int, stream: str, lines: int, size_bytes: int, tail: str) -> None:
-        """Count what a rank did not even send."""
-        self.hidden.lines += lines
-        self.hidden.size_bytes += size_bytes
-        self.hidden.keep(rank, stream, tail.split("\n")[:-1] if tail.endswith("\n") else tail.split("\n"))
 
 
 class _Paper:
