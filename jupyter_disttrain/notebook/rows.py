@@ -5,8 +5,10 @@ Covers: lines, and the parts of the screen that hold them.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ TAIL_ROWS = 20  # of what is beyond the bound
 SECTION_ROWS = 500  # lines that are drawn together
 SLOW_SECTION_ROWS = 100  # the same once they were drawn many times
 SLOW_SECTION_DRAWS = 50
+
+row_key = attrgetter("key")
 
 
 @dataclass(eq=False, slots=True)
@@ -78,3 +82,11 @@ class Hidden:
         self.lines += record.lines
         self.size_bytes += record.size_bytes
         self.keep(rank, record.stream, record.tail.removesuffix("\n").split("\n"))
+
+
+def insert_row(rows: list[Row], row: Row) -> None:
+    """Keep rows in their order; nearly always the new one is the last."""
+    if not rows or rows[-1].key < row.key:
+        rows.append(row)
+    else:
+        insort(rows, row, key=row_key)

@@ -12,19 +12,16 @@ limited to a few lines: the cost of n lines is n.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
-from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Hidden, Row, Section
+from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Hidden, Row, Section, insert_row, row_key
 from .terminal import Writer
 
 MOVABLE_ROWS = 1000  # of one rank's own lines that may still move in front of a common one
 GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks
 SEARCHED_ROWS = 100  # that are alike
-
-_key = attrgetter("key")
 
 
 class Transcript:
@@ -186,7 +183,7 @@ class Transcript:
         if not rows:
             return None
         private = self._private.get(rank)
-        start = bisect_right(rows, self._common.get(rank, ()), key=_key)
+        start = bisect_right(rows, self._common.get(rank, ()), key=row_key)
         for row in rows[start : start + SEARCHED_ROWS]:
             if rank in row.ranks:
                 continue
@@ -229,7 +226,7 @@ class Transcript:
             self.sections.remove(display)
             section = self._split(section, own.key, display)
         own.section = section
-        insort(section.rows, own, key=_key)
+        insert_row(section.rows, own)
         section.dirty = True
         if not own.open:
             self._offer(own, own.like)
@@ -245,7 +242,7 @@ class Transcript:
 
     def _split(self, section: Section, key: tuple[float, ...], display: Section) -> Section:
         """Place a display among lines; returns the lines above it."""
-        at = bisect_left(section.rows, key, key=_key)
+        at = bisect_left(section.rows, key, key=row_key)
         where = self.sections.index(section)
         if at == 0 and where > 0 and self.sections[where - 1].data is None:
             self.sections.insert(where, display)
@@ -263,7 +260,7 @@ class Transcript:
         if row.key < self._common.get(rank, ()):
             return
         private = self._private.setdefault(rank, [])
-        insort(private, row, key=_key)
+        insert_row(private, row)
         if len(private) > MOVABLE_ROWS:
             self._common[rank] = private.pop(0).key
 
@@ -322,7 +319,7 @@ class Transcript:
             return row
         row.ranks.discard(rank)
         own = Row((*row.key, self._number()), "", row.stream, {rank}, row.section, open=True)
-        insort(row.section.rows, own, key=_key)
+        insert_row(row.section.rows, own)
         self._left_lines -= 1
         self.retype(own, text)
         return own
@@ -337,12 +334,12 @@ class Transcript:
         """Let other ranks join a row."""
         row.like = like
         if like is not None:
-            insort(self._alike.setdefault(like, []), row, key=_key)
+            insert_row(self._alike.setdefault(like, []), row)
 
     def _withdraw(self, row: Row) -> None:
         """Let nobody join a row any more."""
         rows = self._alike.get(row.like, [])
-        at = bisect_left(rows, row.key, key=_key)
+        at = bisect_left(rows, row.key, key=row_key)
         if at < len(rows) and rows[at] is row:
             del rows[at]
 
