@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+
+def channel_url(info: dict[str, Any], channel: str) -> str:
+    """Return the address of one of the controller's channels from ipyparallel's connection file."""
+    separator = "-" if info["interface"].startswith("ipc:") else ":"
+    return f"{info['interface']}{separator}{info[channel]}"
+
+
 # Requests from the client to a rank, on its shell channel; the reply is "rank_reply".
 RANK_REQUEST = "rank_request"
 # Requests from the client to a rank's nanny, on the control channel; the reply is "nanny_reply".
@@ -77,6 +85,7 @@ class RankDeath(Record):
     host: str
     exit_code: int | None
     signal_number: int | None
+    crash: str  # Python's report of a crash in C code; empty without one
     stderr_tail: str
     expected: bool  # it was asked to end
 

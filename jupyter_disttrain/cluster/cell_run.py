@@ -86,7 +86,7 @@ class CellState:
         )
 
     def _death(self, rank: int, event: Died) -> CellFailure:
-        traceback, line = last_words(event.record.stderr_tail)
+        traceback, line = last_words(event.record.stderr_tail, event.record.crash)
         return CellFailure(
             ranks=(rank,),
             hosts=(self._hosts[rank],),

@@ -19,14 +19,18 @@ class ControllerProcess(LocalControllerLauncher):
 
     owner_pid = Integer(0)
     remove_dirs = Unicode("")
+    sockets = Unicode("")
 
     def find_args(self) -> list[Any]:
-        """Return the command: loopback only, and no more threads and processes than are used."""
+        """Return the command: no more threads and processes than are used."""
         return [
             sys.executable,
             "-m",
             "jupyter_disttrain.cluster.controller",
-            "--ip=127.0.0.1",
+            # Unix sockets in a folder of the user's own: no port that others could take first, or listen to.
+            "--transport=ipc",
+            f"--ip={self.sockets}",
+            "--ports=1-40",  # the ends of their names
             "--log-level=ERROR",
             "--nodb",
             f"--HeartMonitor.period={HEARTBEAT_MS}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ class Folders:
 
     profile: Path  # ipyparallel's profile: connection files, the launchers' logs; removed with the cluster
     run: Path  # one log per rank; kept
-    shelf: Path | None  # in shared memory, for large values; None where there is no such memory
+    local: Path  # of this host alone: the sockets, and in shared memory the shelf for large values; removed
     cluster_id: str
 
     @classmethod
@@ -53,7 +54,7 @@ class Folders:
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
             ) from error
         _prune(runs, keep=KEPT_RUNS)
-        return cls(profile=profile, run=run, shelf=_make_shelf(cluster_id), cluster_id=cluster_id)
+        return cls(profile=profile, run=run, local=_make_local(cluster_id), cluster_id=cluster_id)
 
     @property
     def engine_file(self) -> Path:
@@ -70,9 +71,19 @@ class Folders:
         return self.run / f"rank{rank}.log"
 
     @property
+    def shelf(self) -> Path | None:
+        """The folder for large values; None where there is no shared memory."""
+        return self.local if self.local.parent == ROOT else None
+
+    @property
+    def sockets(self) -> str:
+        """What the names of the controller's sockets begin with."""
+        return str(self.local / "s")
+
+    @property
     def removable(self) -> list[Path]:
         """What must not outlive the cluster."""
-        return [self.profile] if self.shelf is None else [self.profile, self.shelf]
+        return [self.profile, self.local]
 
     def remove(self) -> None:
         """Remove what must not outlive the cluster, and a folder of logs in which there is none."""
@@ -94,12 +105,13 @@ def _probe(path: Path) -> None:
     path.unlink()
 
 
-def _make_shelf(cluster_id: str) -> Path | None:
+def _make_local(cluster_id: str) -> Path:
+    """Make the host's own folder: home folders may be remote, where no socket can be."""
     folder = ROOT / f"disttrain-{cluster_id}"
     try:
         folder.mkdir(mode=0o700)
     except OSError:
-        return None  # no shared memory here: large values travel as messages
+        return Path(tempfile.mkdtemp(prefix="disttrain-"))  # no shared memory here, so large values travel as messages
     return folder
 
 

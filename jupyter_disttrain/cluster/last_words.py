@@ -9,26 +9,22 @@ from __future__ import annotations
 import re
 
 LINES = 12
-_CRASH = "Fatal Python error"
 _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
 
 
-def last_words(stderr_tail: str) -> tuple[tuple[str, ...], int | None]:
-    """Return the lines to show, and the line of the cell that ran if they tell it.
+def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], int | None]:
+    """Return the lines to show, and the line of the cell that ran if a crash's report tells it."""
+    said = stderr_tail.strip().splitlines()[-LINES:]
+    reported, line = _up_to_cell(crash)
+    shown = (["Its last lines on stderr:", *said] if said else []) + reported
+    return tuple(shown), line
 
-    Python's report of a crash lists the frames from the innermost on; those that called the cell are left out.
-    """
-    lines = stderr_tail.strip().splitlines()
-    start = next((index for index, line in enumerate(lines) if _CRASH in line), None)
-    if start is None:
-        return _shown(lines[-LINES:]), None
-    for index in range(start, len(lines)):
-        match = _CELL.search(lines[index])
+
+def _up_to_cell(crash: str) -> tuple[list[str], int | None]:
+    """Return the report's frames from the innermost on; those that called the cell are left out."""
+    lines = [line for line in crash.splitlines() if line]
+    for index, line in enumerate(lines):
+        match = _CELL.search(line)
         if match:
-            frames = [_CELL.sub(r"Cell, line \1", line) for line in lines[start : index + 1] if line]
-            return _shown([*lines[max(0, start - LINES) : start], *frames]), int(match[1])
-    return _shown(lines[start : start + LINES]), None
-
-
-def _shown(lines: list[str]) -> tuple[str, ...]:
-    return ("Its last lines on stderr:", *lines) if lines else ()
+            return [*lines[:index], _CELL.sub(r"Cell, line \1", line)], int(match[1])
+    return lines[:LINES], None

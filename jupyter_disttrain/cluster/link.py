@@ -22,7 +22,7 @@ from ipyparallel.util import _disable_session_extract_dates
 from jupyter_client.session import Session
 
 from ..errors import ClusterClosedError
-from ..messages import NANNY_REQUEST
+from ..messages import NANNY_REQUEST, channel_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ class Link:
         sock = self._context.socket(kind)
         for name, value in ({"SNDHWM": 0, "RCVHWM": 0, "LINGER": 500} | options).items():
             setattr(sock, name, value)
-        sock.connect(f"{self._info['interface']}:{self._info[channel]}")
+        sock.connect(channel_url(self._info, channel))
         return sock
 
     # Requests

@@ -98,7 +98,7 @@ class Launch:
         self._processes = cluster
         owner = 0 if self.config.keep else os.getpid()
         removable = os.pathsep.join(map(str, self.folders.removable))
-        cluster.start_controller_sync(owner_pid=owner, remove_dirs=removable)
+        cluster.start_controller_sync(owner_pid=owner, remove_dirs=removable, sockets=self.folders.sockets)
         environment = rank_environment(self.config, self.folders, self.n, self.gpus)
         cluster.start_engines_sync(self.n, environment=environment)
 

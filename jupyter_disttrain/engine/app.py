@@ -59,8 +59,7 @@ class RankEngine(IPEngine):
         self.kernel = self._make_kernel()
         self.init_signal()
         self.kernel.start()
-        info = self.connection_info
-        hearts = [f"{info['interface']}:{info[name]}" for name in ("hb_ping", "hb_pong")]
+        hearts = [self._connection.url(name) for name in ("hb_ping", "hb_pong")]
         self.start_heartbeat(*hearts, content["hb_period"], self.bident)
         self._hello_timer = PeriodicCallback(self._say_hello, HELLO_MS)
         self._hello_timer.start()
@@ -119,7 +118,7 @@ def run_rank(wire: Wire) -> None:
     stdout, stderr = open_streams(wire)
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
-    faulthandler.enable(file=2, all_threads=False)  # a crash in C code names the cell's line
+    faulthandler.enable(file=wire.crash_file, all_threads=False)  # a crash in C code names the cell's line
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     # IPython's advice after sys.exit(), which would be wrong here.

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..messages import channel_url
+
 if TYPE_CHECKING:
     import zmq
 
@@ -59,8 +61,7 @@ class Connection:
 
     def url(self, channel: str) -> str:
         """Return the address of a channel."""
-        separator = "-" if self.info["interface"].startswith("ipc") else ":"
-        return f"{self.info['interface']}{separator}{self.info[channel]}"
+        return channel_url(self.info, channel)
 
     def connect(self, sock: zmq.Socket[bytes], channel: str, **options: Any) -> zmq.Socket[bytes]:
         """Set the options on a socket and connect it to a channel."""

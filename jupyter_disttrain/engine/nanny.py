@@ -49,10 +49,10 @@ class Nanny:
 
     def __init__(self, pid: int, wire: Wire, connect: Callable[[], Connection]) -> None:
         self._pid = pid
+        self._crash_file = wire.crash_file
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
         self._connect = connect
-        self._pidfd = os.pidfd_open(pid)
         self._stderr_tail: deque[bytes] = deque()
         self._engine = ""
         self._hub_id: int | None = None
@@ -94,10 +94,11 @@ class Nanny:
             self._context.destroy(linger=2000)
 
     def _become_reaper(self) -> None:
-        """Adopt what the rank's children leave, ignore what is meant for the rank."""
+        """Adopt what the rank's children leave, ignore what is meant for the rank, wake up when a child ends."""
         _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake_write.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno())
 
@@ -118,7 +119,7 @@ class Nanny:
             self._control: self._on_control,
         }
         self._poller = zmq.Poller()
-        for source in (*handlers, self._pidfd):
+        for source in handlers:
             self._poller.register(source, zmq.POLLIN)
         while True:
             self._say_hello()
@@ -127,8 +128,9 @@ class Nanny:
                 if source in events:
                     handle()
             self._voice.publish_due()
-            if self._pidfd in events:
-                self._on_rank_end()
+            status = self._reap()
+            if status is not None:
+                self._on_rank_end(status)
                 return
             self._check_deadlines()
 
@@ -144,6 +146,18 @@ class Nanny:
         if self._stop_requested:
             self._stop_requested = False
             self._begin_end()
+
+    def _reap(self) -> int | None:
+        """Reap what has ended of our children; returns the rank's status once it is among them.
+
+        The others are what the rank's children left: as zombies they would fill the table of processes over the days.
+        """
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == self._pid:
+                return status
+            if pid == 0:
+                return None
 
     def _on_subscription(self) -> None:
         self._is_heard = self._pub.recv()[:1] == b"\x01" or self._is_heard
@@ -194,7 +208,7 @@ class Nanny:
         groups = self._wire.receive()
         if groups is None:
             if self._wire.socket.fileno() in self._poller:
-                self._poller.unregister(self._wire.socket.fileno())  # the rank has ended, which its pidfd tells too
+                self._poller.unregister(self._wire.socket.fileno())  # the rank has ended, or will in a moment
             return
         for kind, token, frames in groups:
             if kind in (PLACED, CELL_END):
@@ -240,19 +254,28 @@ class Nanny:
     # Signals and the end
 
     def _on_control(self) -> None:
-        idents, frames = self._session.feed_identities(self._control.recv_multipart())
-        message = self._session.deserialize(frames)
+        frames = self._control.recv_multipart()
+        try:
+            idents, frames = self._session.feed_identities(frames)
+            message = self._session.deserialize(frames)
+        except (ValueError, TypeError):
+            return  # not signed by us: everybody on this host can reach the controller's ports
         content = {"status": "ok"}
-        request = message["content"]
-        if message["header"]["msg_type"] != NANNY_REQUEST:
-            content = {"status": "error", "reason": f"a nanny knows no {message['header']['msg_type']}"}
-        elif request["do"] == "signal":
+        try:
+            self._obey(message["header"]["msg_type"], message["content"])
+        except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
+            content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
+        self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents)
+
+    def _obey(self, msg_type: str, request: dict[str, Any]) -> None:
+        if msg_type != NANNY_REQUEST:
+            raise ValueError(f"a nanny knows no {msg_type}")
+        if request["do"] == "signal":
             self._signal(request["signal"])
         elif request["do"] == "interrupt":
             self._interrupt(request["cell"])
         elif request["do"] == "end":
             self._begin_end()
-        self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents)
 
     def _interrupt(self, cell: str) -> None:
         """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
@@ -262,7 +285,7 @@ class Nanny:
             self._interrupt_at = cell
 
     def _signal(self, number: int) -> None:
-        signal.pidfd_send_signal(self._pidfd, number)
+        os.kill(self._pid, number)  # nobody else has this number: only _reap gives it back
 
     def _begin_end(self) -> None:
         """Ask the rank to end; it is killed if it does not."""
@@ -279,8 +302,8 @@ class Nanny:
         else:
             self._orphan_at = None
 
-    def _on_rank_end(self) -> None:
-        _, status = os.waitpid(self._pid, 0)
+    def _on_rank_end(self, status: int) -> None:
+        self._on_wire()
         self._read_pipes()
         self._voice.flush(end_of_cell=True)
         code = os.waitstatus_to_exitcode(status)
@@ -290,6 +313,7 @@ class Nanny:
             host=socket.gethostname(),
             exit_code=code if code >= 0 else None,
             signal_number=-code if code < 0 else None,
+            crash=self._read_crash(),
             stderr_tail=b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace"),
             expected=self._expected_end,
         )
@@ -307,6 +331,12 @@ class Nanny:
         while not self._stop_requested and time.monotonic() < deadline and self._is_cluster_there():
             self._publish_record(death)
             select.select([self._wake_read], [], [], HELLO_SECONDS)
+
+    def _read_crash(self) -> str:
+        """Return Python's report of a crash; it goes to the log too."""
+        report = os.pread(self._crash_file, TAIL_BYTES, 0)
+        self._log.write(report)
+        return report.decode(errors="replace")
 
     def _unregister(self) -> None:
         """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""

@@ -1,7 +1,7 @@
 """What connects a rank to its nanny: two pipes, a socket and a shared page.
 
 Covers: making them before the fork, each side's end, the framing on the socket.
-Does not cover: what is said (``output``, ``nanny``).
+Does not cover: what is said (``voice``, ``publisher``, ``nanny``).
 
 The rank's file descriptors 1 and 2 are the pipes, so that Python, C code and child processes all speak on the same way,
 in order, as they would under a shell. The nanny reads them in a process of its own: neither a rank that holds the GIL
@@ -16,6 +16,7 @@ import mmap
 import os
 import socket
 import struct
+import tempfile
 import termios
 import threading
 import time
@@ -31,6 +32,7 @@ TOKEN_SIZE = 8
 LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
+ATOMIC_BYTES = 16384  # Linux puts so much on a socket at once: all or, when a signal comes, nothing
 PATIENCE_SECONDS = 0.02  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
 # The kinds of frame groups a rank sends.
@@ -52,6 +54,7 @@ class Wire:
     rank_socket: socket.socket
     nanny_socket: socket.socket
     page: mmap.mmap
+    crash_file: int  # an anonymous file: Python's report of a crash in C code, which the nanny reads afterwards
     lock_file: int  # an anonymous file: its lock keeps a rank's child processes from tearing a message
 
     @classmethod
@@ -70,7 +73,8 @@ class Wire:
             rank_socket=rank_socket,
             nanny_socket=nanny_socket,
             page=mmap.mmap(-1, mmap.PAGESIZE),
-            lock_file=os.memfd_create("disttrain-wire"),
+            crash_file=_anonymous_file(),
+            lock_file=_anonymous_file(),
         )
 
     def become_nanny(self) -> None:
@@ -108,6 +112,14 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.00002)
 
 
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("disttrain-wire")
+    # Pythons that are built for old systems, such as conda's and uv's, have no memfd_create.
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 def _enlarge(pipe_end: int) -> None:
     try:
         fcntl.fcntl(pipe_end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
@@ -122,9 +134,16 @@ class RankEnd:
         self._wire = wire
         self._lock = threading.Lock()
         self._sent = 0
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # a thread that the child does not have may have held it
 
     def send(self, kind: bytes, frames: Sequence[Any]) -> None:
-        """Send one frame group, whole, from any thread or forked child; what is said afterwards comes after it."""
+        """Send one frame group, whole, from any thread or forked child; what is said afterwards comes after it.
+
+        An interrupt may end the call, but never leaves half a group on the socket: nobody could read what follows.
+        """
         views = [memoryview(frame).cast("B") for frame in frames]
         parts: list[Any] = []
         for view in views:
@@ -132,9 +151,18 @@ class RankEnd:
         size = sum(view.nbytes + LENGTH.size for view in views)
         token = os.urandom(TOKEN_SIZE)
         parts.insert(0, HEADER.pack(kind, token, len(views), size))
+        if HEADER.size + size <= ATOMIC_BYTES:
+            self._exchange(kind, token, parts)
+        else:
+            # Signals' handlers, which may raise, run on the main thread alone.
+            sender = threading.Thread(target=self._exchange, args=(kind, token, parts), name="disttrain send")
+            sender.start()
+            sender.join()
+
+    def _exchange(self, kind: bytes, token: bytes, parts: list[Any]) -> None:
         with self._lock:
-            fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
             try:
+                fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
                 _send_all(self._wire.rank_socket, parts)
                 if kind == PLACED:
                     # Until the nanny has read what was said before, nothing may be said after.
