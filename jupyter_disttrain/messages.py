@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-
 def channel_url(info: dict[str, Any], channel: str) -> str:
     """Return the address of one of the controller's channels from ipyparallel's connection file."""
     separator = "-" if info["interface"].startswith("ipc:") else ":"

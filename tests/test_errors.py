@@ -211,7 +211,7 @@ def test_a_second_interrupt_gives_up_ranks_that_are_stuck(stuck_notebook: Notebo
     )
     assert "cell_run.py" not in outcome.text
     assert notebook.run("%%distributed\npass").error == (
-        "UsageError: rank 1 still runs cell 1; wait for it, interrupt it, use other ranks with -r, or %dist_reset"
+        "UsageError: rank 1 still runs cell 2; wait for it, interrupt it, use other ranks with -r, or %dist_reset"
     )
     assert notebook.run("%%rank 0\nprint('free')").check().text == "free"
     notebook.run("%dist_reset").check()

@@ -211,7 +211,7 @@ class Cluster:
 
     def _send_to_rank(self, run: CellRun, rank: int, content: Message, options: Message) -> None:
         entry = self._launch.table[rank]
-        entry.state, entry.cell = "running", run.number
+        entry.state, entry.cell = "running", options["execution_count"]
 
         def on_reply(message: Message) -> None:
             told = message["metadata"].get(OPTIONS, {})

@@ -18,6 +18,7 @@ def main() -> None:
     from .nanny import Nanny, die_with_parent  # noqa: PLC0415
     from .wire import Wire  # noqa: PLC0415
 
+    os.environ.pop("PYTHONSAFEPATH", None)  # it was for this process; what the user starts is the user's
     wire = Wire.make()
     gc.freeze()
     pid = os.fork()

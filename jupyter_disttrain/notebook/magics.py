@@ -173,7 +173,7 @@ class DistributedMagics(Magics):
             values=args.out is not None,
             block=False,
             listener=listener,
-            execution_count=self.shell.execution_count,
+            execution_count=_prompt(self.shell),
             lines_before=lines_before,
         )
         if args.noblock:
@@ -276,6 +276,12 @@ class DistributedMagics(Magics):
         for name in args.names:
             by_rank = {rank: named[name] for rank, named in values.items()}
             self.shell.user_ns[name] = by_rank[ranks[0]] if len(ranks) == 1 else by_rank
+
+
+def _prompt(shell: InteractiveShell) -> int:
+    """Return the number of the cell that runs; IPython's own counter is ahead of it since 9.0."""
+    history = shell.history_manager
+    return shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)
 
 
 def _numbered(magic: str, line: str, cell: str) -> tuple[str, int]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .sinks import Sink
 
 # Grey, not "faint": JupyterLab shows that as plain text.
-DIM, RED, RESET = "\x1b[90m", "\x1b[31m", "\x1b[0m"
+# Blue is what can be read in a light and in a dark theme, and is yet quieter than the text.
+QUIET, RED, RESET = "\x1b[34m", "\x1b[31m", "\x1b[0m"
 SHORTEST_PAUSE = 0.05  # seconds between two drawings
 PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
 
@@ -143,12 +144,12 @@ class Screen:
         content = event.content
         where = f" at line {content['line']}" if content.get("line") else ""
         failed = f"{RED}rank {event.rank} failed{where}: {content['ename']}: {content['evalue']}{RESET}"
-        self._progress = [f"{failed}{DIM} · {label_ranks(running)} still running{RESET}"]
+        self._progress = [f"{failed}{QUIET} · {label_ranks(running)} still running{RESET}"]
         self._progress_at = time.monotonic() + 1.0
 
     def _set_progress(self, run: CellRun) -> None:
         """Say who still runs; a failure that was reported stays in front of it."""
-        seconds = f"{DIM}{time.time() - run.started_s:.0f} s"
+        seconds = f"{QUIET}{time.time() - run.started_s:.0f} s"
         running = run.state.running
         if len(running) == len(run.ranks):
             text = f"{seconds} · {label_ranks(running)} running{RESET}"
@@ -205,9 +206,9 @@ class Screen:
         if not self._labelled:
             return f"{RED}{text}{RESET}" if stream == "stderr" and "\x1b" not in text else text
         bar = f"{RESET}{RED}┃{RESET}" if stream == "stderr" else f"│{RESET}"
-        label = f"{DIM}{label_ranks(ranks):<{self._width}} {bar} "
+        label = f"{QUIET}{label_ranks(ranks):<{self._width}} {bar} "
         if "\n" in text:
-            rest = f"\n{DIM}{'':<{self._width}} {bar} "
+            rest = f"\n{QUIET}{'':<{self._width}} {bar} "
             text = text.replace("\n", rest)
         return label + text
 
@@ -219,7 +220,7 @@ class Screen:
             ranks = format_ranks(hidden.tails)
             logs = f"rank{ranks}.log" if len(hidden.tails) == 1 else f"rank{{{ranks}}}.log"
             size = f"{hidden.lines:,} more lines ({hidden.size_bytes / 1e6:.1f} MB)"
-            lines.append(f"{DIM}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
+            lines.append(f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
             lines += self._lines(_merge_tails(hidden))
         return lines + [f"{RED}{note}{RESET}" for note in self._notes]
 

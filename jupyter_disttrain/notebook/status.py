@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 
 
 def started_text(cluster: Cluster) -> str:
-    """Say what was started, a line per host and device kind."""
+    """Say what was started: in one line on one host, else with a line per host."""
     first = cluster.table[0].info
-    lines = [
-        f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s · backend {first.backend}"
-    ]
-    for host in dict.fromkeys(entry.info.host for entry in cluster.table):
-        members = [entry.info for entry in cluster.table if entry.info.host == host]
-        devices = list(dict.fromkeys(info.device for info in members))
-        lines.append(f"  {host}: {label_ranks(info.rank for info in members)} on {', '.join(devices)}")
-    return "\n".join(lines)
+    what = f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s"
+    hosts = list(dict.fromkeys(entry.info.host for entry in cluster.table))
+    places = [_place(cluster, host) for host in hosts]
+    if len(hosts) == 1:
+        return f"{what} · {hosts[0]} · {places[0]} · {first.backend}"
+    lines = (f"  {host}: {place}" for host, place in zip(hosts, places, strict=True))
+    return "\n".join([f"{what} · {first.backend}", *lines])
+
+
+def _place(cluster: Cluster, host: str) -> str:
+    """Return which devices the ranks of a host use."""
+    members = [entry.info for entry in cluster.table if entry.info.host == host]
+    devices = ", ".join(dict.fromkeys(info.device for info in members))
+    return (
+        devices if len(members) == cluster.world_size else f"{label_ranks(info.rank for info in members)} on {devices}"
+    )
 
 
 def status_text(cluster: Cluster) -> str:
