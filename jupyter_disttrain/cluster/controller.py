@@ -14,11 +14,15 @@ import select
 import shutil
 import signal
 import threading
+import time
 from typing import Any
 
+import psutil
 import zmq
 from ipyparallel.controller.app import IPController
 from traitlets import Integer, Unicode
+
+OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
 
 
 class DisttrainController(IPController):
@@ -48,12 +52,7 @@ class DisttrainController(IPController):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _follow_owner(self) -> None:
-        try:
-            owner = os.pidfd_open(self.owner_pid)
-        except ProcessLookupError:
-            pass  # it ended before we came up
-        else:
-            select.select([owner], [], [])
+        _wait_for_end(self.owner_pid)
         self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
         # On the loop, because it turns only once every child has been started.
         self.loop.add_callback(self._end)
@@ -61,6 +60,19 @@ class DisttrainController(IPController):
     def _end(self) -> None:
         self.terminate_children()
         self.loop.stop()
+
+
+def _wait_for_end(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # it ended before we came up
+    except (AttributeError, OSError):
+        # An old kernel, or a Python built for one, such as conda's.
+        while psutil.pid_exists(pid):
+            time.sleep(OWNER_SECONDS)
+    else:
+        select.select([process], [], [])
 
 
 def _die_with_parent() -> None:
