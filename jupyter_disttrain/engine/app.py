@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -106,11 +107,31 @@ class RankEngine(IPEngine):
         signal.signal(signal.SIGTERM, _end)
 
 
-def _end(_number: int, _frame: Any) -> None:
+def _end(number: int, _frame: Any) -> None:
     # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck.
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)
+    # The signal's own effect: a rank that somebody else ends is told of as what it is.
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _free_children_of_end() -> None:
+    """Let SIGTERM end a forked child as it ends a script's, e.g. by ``Process.terminate()``, however early it comes."""
+    mask = threading.local()
+
+    def hold() -> None:
+        mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask.before)
+
+    def release_child() -> None:
+        if signal.getsignal(signal.SIGTERM) is _end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
 
 
 def run_rank(wire: Wire) -> None:
@@ -121,6 +142,7 @@ def run_rank(wire: Wire) -> None:
     faulthandler.enable(file=wire.crash_file, all_threads=False)  # a crash in C code names the cell's line
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
+    _free_children_of_end()
     # IPython's advice after sys.exit(), which would be wrong here.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]
@@ -166,18 +188,24 @@ def _prepare() -> RankHello:
             torch_version, cuda_devices = torch.__version__, torch.cuda.device_count()
     except Exception as error:  # noqa: BLE001  (a broken installation raises OSError and others as well)
         failure = f"{module} can't be imported: {type(error).__name__}: {error}"
-    launch_rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ.get("PMIX_RANK")
     return RankHello(
         engine="",
         host=socket.gethostname(),
         pid=os.getpid(),
         nanny_pid=os.getppid(),
-        launch_rank=int(launch_rank) if launch_rank else None,
+        launch_rank=_launch_rank(),
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,
         failure=failure,
     )
+
+
+def _launch_rank() -> int | None:
+    if os.environ[LAUNCHER] != "mpi":
+        return None  # such variables are of the job that Jupyter itself runs in, and say the same to every rank
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
 
 
 def _init_mpi() -> str:
