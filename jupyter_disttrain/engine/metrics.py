@@ -40,13 +40,16 @@ class MetricsLog:
             The training step; None where there is none.
         **values
             Floats, or tensors with one element.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a value is not a number.
         """
+        held = {name: _hold(name, value) for name, value in values.items()}
         if len(self._samples) >= LIMIT:
             self._samples.popleft()
             self._dropped += 1
-        held = {
-            name: value.detach().clone() if hasattr(value, "detach") else float(value) for name, value in values.items()
-        }
         self._samples.append((time.time(), step, held))
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_forever, name="disttrain metrics", daemon=True)
@@ -66,11 +69,23 @@ class MetricsLog:
         samples = []
         while self._samples:
             time_s, step, held = self._samples.popleft()
-            samples.append((time_s, step, {name: float(value) for name, value in held.items()}))
-        if not samples:
+            try:
+                samples.append((time_s, step, {name: float(value) for name, value in held.items()}))
+            except (RuntimeError, TypeError, ValueError):
+                self._dropped += 1  # e.g. its device has failed, which the cell's own code reports
+        if not samples and not self._dropped:
             return
         dropped, self._dropped = self._dropped, 0
         kernel = self._shell.kernel
         record = Metrics(samples=samples, dropped=dropped)
         message = kernel.session.msg(record.msg_type, record.to_content())
         kernel.iopub_socket.send_aside(kernel.session.serialize(message, ident=b"metrics"))
+
+
+def _hold(name: str, value: Any) -> Any:
+    """Return a value as it is now; of a tensor a copy, because to read its number is to wait for its device."""
+    if not hasattr(value, "detach"):
+        return float(value)
+    if value.numel() != 1:
+        raise ValueError(f"log_metrics takes single numbers, and {name} has {value.numel()}; log e.g. {name}.mean()")
+    return value.detach().clone()
