@@ -4,13 +4,18 @@ Covers: who still runs, what came back, which failures are one; waiting.
 Does not cover: sending (``cluster``), drawing (``notebook.screen``), releasing stuck ranks.
 
 :class:`CellState` is a state machine without I/O: events in, state out. :class:`CellRun` feeds it from a queue.
+Interrupts go through the queue's loop as well: raised in the midst of an event, KeyboardInterrupt would lose it, and
+with a lost reply the cell never ends.
 """
 
 from __future__ import annotations
 
 import queue
 import re
+import signal
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
@@ -21,11 +26,12 @@ from .last_words import last_words
 from .variables import load_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
 INTERRUPT_GRACE_SECONDS = 5.0
+PATIENT_INTERRUPTS = 2  # that wait for their turn; the next one is raised at once
 
 
 class Listener(Protocol):
@@ -146,23 +152,26 @@ class CellRun:
         self.started_s = time.time()
         self.ended_s: float | None = None
         self.state = CellState(ranks, hosts)
-        self._events: queue.SimpleQueue[Event | ClusterClosedError] = queue.SimpleQueue()
+        self._arrived = CellState(ranks, hosts)  # ahead of `state`, which is as far as the listener has seen
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes who waits
+        self._abandoned: ClusterClosedError | None = None
         self._interrupt = interrupt
         self._listener = listener
         self._said: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
-        self._interrupts = 0
+        self._interrupts = self._interrupts_obeyed = 0
         self._deadline: float | None = None
         self._timed_out = False
-        self._closed = False
 
     def put(self, event: Event) -> None:
-        """Hand in an event, from any thread."""
+        """Hand in an event, from any one thread at a time."""
+        self._arrived.apply(event)
         self._events.put(event)
 
     def abandon(self, reason: str) -> None:
         """Say that the cluster is gone, from any thread."""
-        self._events.put(ClusterClosedError(reason))
+        self._abandoned = ClusterClosedError(reason)
+        self._events.put(None)
 
     def take_rest(self) -> list[Event]:
         """Return what was said after the last look at an ended cell: it belongs to the next."""
@@ -181,8 +190,8 @@ class CellRun:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended on every rank."""
-        return self.state.done
+        """Whether it has ended on every rank; true also before :meth:`wait` has looked."""
+        return self._arrived.done
 
     @property
     def failures(self) -> tuple[CellFailure, ...]:
@@ -259,28 +268,53 @@ class CellRun:
             If the cluster was shut down meanwhile.
         """
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.done:
-            try:
-                self._step()
-            except KeyboardInterrupt:
-                self._on_interrupt()
-            except ClusterClosedError as error:
-                self._give_up(error)
-        if self.ended_s is None:
-            self.ended_s = time.time()
-            if self._listener is not None:
-                self._listener.on_end(self)
+        with self._collect_interrupts():
+            while not self.state.done:
+                try:
+                    self._step()
+                except KeyboardInterrupt:  # another handler's, or an impatient person's
+                    self._interrupts += 1
+                    self._obey_interrupts()
+            if self.ended_s is None:
+                self._end()
+        if self._interrupts > self._interrupts_obeyed:
+            raise KeyboardInterrupt  # it came when there was nothing left to interrupt
         self._raise(timeout_s)
         return self
 
+    @contextmanager
+    def _collect_interrupts(self) -> Iterator[None]:
+        """Have an interrupt wait until the event at hand is dealt with, where this thread is the one it would hit."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._on_sigint)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _on_sigint(self, _number: int, _frame: Any) -> None:
+        if self._interrupts - self._interrupts_obeyed >= PATIENT_INTERRUPTS:
+            raise KeyboardInterrupt
+        self._interrupts += 1
+        self._events.put(None)
+
     def _step(self) -> None:
+        abandoned = self._abandoned  # what ranks said before it has been put by now
         events = self._take_events()
         for event in events:
             self._note(event)
             self.state.apply(event)
         if self._listener is not None:
             self._listener.on_events(events, self)
-        if self._deadline is not None and time.monotonic() >= self._deadline and not self.done:
+        if self.state.done:
+            return
+        if abandoned is not None:
+            self._give_up(abandoned)
+        self._obey_interrupts()
+        if self._deadline is not None and time.monotonic() >= self._deadline:
             self._on_deadline()
 
     def _take_events(self) -> list[Event]:
@@ -292,9 +326,8 @@ class CellRun:
         try:
             event = self._events.get(timeout=pause)
             while True:
-                if isinstance(event, ClusterClosedError):
-                    raise event
-                events.append(event)
+                if event is not None:
+                    events.append(event)
                 event = self._events.get_nowait()
         except queue.Empty:
             return events
@@ -305,11 +338,12 @@ class CellRun:
         elif isinstance(event, Elided):
             self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
-    def _on_interrupt(self) -> None:
-        self._interrupts += 1
-        if self._interrupts > 1:
-            self._give_up(GivenUpError(self._still_running("interrupted twice")))
-        self._interrupt(sorted(self.state.running))
+    def _obey_interrupts(self) -> None:
+        while self._interrupts_obeyed < self._interrupts:
+            self._interrupts_obeyed += 1
+            if self._interrupts_obeyed > 1:
+                self._give_up(GivenUpError(self._still_running("interrupted twice")))
+            self._interrupt(sorted(self.state.running))
 
     def _on_deadline(self) -> None:
         if self._timed_out:
@@ -327,10 +361,13 @@ class CellRun:
         )
 
     def _give_up(self, error: BaseException) -> None:
+        self._end()
+        raise error
+
+    def _end(self) -> None:
         self.ended_s = time.time()
         if self._listener is not None:
             self._listener.on_end(self)
-        raise error
 
     def _raise(self, timeout_s: float | None) -> None:
         failures = self.failures

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .link import Message
     from .rank_table import RankEntry
 
+NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
 LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -75,6 +77,7 @@ class Cluster:
         self._cells: dict[str, tuple[CellRun, int]] = {}  # by the id of the request, with its rank
         self._current: CellRun | None = None
         self._late: list[Event] = []
+        self._interrupts: list[Future[Message]] = []  # that nannies may not have passed on yet
         self._count = 0
         self._closed = False
         self._pid = os.getpid()
@@ -169,7 +172,10 @@ class Cluster:
             If the ranks are not there, or still run an earlier cell.
         """
         chosen = parse_ranks(ranks, self.world_size)
-        restore_group(self._launch, chosen)  # without the lock: what ranks say meanwhile has to be taken
+        # Without the lock, because what ranks say meanwhile has to be taken.
+        wait(self._interrupts, NANNY_SECONDS)  # one that comes late would hit this cell
+        self._interrupts.clear()
+        restore_group(self._launch, chosen)
         run = self._send_cell(code, chosen, values, listener, execution_count, lines_before)
         return run.wait(timeout_s) if block else run
 
@@ -215,13 +221,9 @@ class Cluster:
 
         def on_reply(message: Message) -> None:
             told = message["metadata"].get(OPTIONS, {})
-            event = Replied(
-                rank=rank,
-                time_s=time.time(),
-                content=message["content"],
-                buffers=variables.off_the_shelf(message["content"].get("value", {}).get("shelf"), message["buffers"]),
-                quiet=told.get("quiet", True),
-            )
+            content, buffers = variables.with_value(message["content"], message["buffers"])
+            quiet = told.get("quiet", True)
+            event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
             entry.has_group = told.get("has_group", True)
             if entry.state == "running":
                 entry.state = "idle"
@@ -246,7 +248,8 @@ class Cluster:
         chosen = None if ranks is None else set(ranks)
         for entry in self.table:
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
-                self._launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": entry.request})
+                request = {"do": "interrupt", "cell": entry.request}
+                self._interrupts.append(self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request))
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""
@@ -308,7 +311,7 @@ class Cluster:
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Pass a front end's widget message on to a rank."""
         engine = self._launch.table[rank].engine
-        self._launch.open_link.post(engine, "comm_msg", content, buffers=buffers, on_reply=lambda _: None)
+        self._launch.open_link.post(engine, "comm_msg", content, buffers=buffers)
 
     # What arrives, on the link's thread
 
@@ -383,7 +386,7 @@ class Cluster:
 
     def shutdown(self) -> None:
         """End every process of this cluster; does nothing the second time."""
-        if self._closed:
+        if self._closed or self._pid != os.getpid():  # a forked child has no right to its parent's ranks
             return
         self._closed = True
         _open.discard(self)

@@ -10,7 +10,6 @@ order of their arrival.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 from collections import deque
@@ -71,7 +70,6 @@ class Link:
         self._pending: dict[str, Callable[[Message], None]] = {}
         self._waiting: dict[str, Future[Message]] = {}
         self._closed = False
-        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="disttrain link", daemon=True)
         self._thread.start()
 
@@ -92,11 +90,12 @@ class Link:
         *,
         metadata: Message | None = None,
         buffers: Sequence[Any] = (),
-        on_reply: Callable[[Message], None],
+        on_reply: Callable[[Message], None] | None = None,
     ) -> str:
-        """Send a request to an engine; ``on_reply`` is called on the link's thread. Returns the message's id."""
+        """Send a request to an engine; ``on_reply`` is called once on the link's thread. Returns the message's id."""
         message = self.session.msg(msg_type, content, metadata=metadata)
-        self._pending[message["header"]["msg_id"]] = on_reply
+        if on_reply is not None:
+            self._pending[message["header"]["msg_id"]] = on_reply
         self._send(self._shell, target, message, buffers)
         return str(message["header"]["msg_id"])
 
@@ -114,10 +113,6 @@ class Link:
     def _forget(self, msg_id: str) -> None:
         self._waiting.pop(msg_id, None)
         self._pending.pop(msg_id, None)
-
-    def forget(self, msg_id: str) -> None:
-        """No longer wait for a reply."""
-        self._forget(msg_id)
 
     def _send(self, sock: zmq.Socket[bytes], target: str, message: Message, buffers: Sequence[Any]) -> None:
         if self._closed:
@@ -174,7 +169,7 @@ class Link:
 
     def _dispatch(self, channel: str, message: Message) -> None:
         if channel != "iopub":
-            handler = self._pending.get(message["parent_header"].get("msg_id", ""))
+            handler = self._pending.pop(message["parent_header"].get("msg_id", ""), None)
             if handler is not None:
                 handler(message)
                 return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from .link import Message
+    from .rank_table import RankEntry
     from .start import Launch
 
 
@@ -89,9 +90,19 @@ def off_the_shelf(note: Message | None, buffers: Sequence[Any]) -> list[Any]:
     if note is None:
         return list(buffers)
     first, *rest = buffers
-    mapped = fetch(note, rest)
-    drop(note)
-    return [first, *mapped]
+    try:
+        return [first, *fetch(note, rest)]
+    finally:
+        drop(note)
+
+
+def with_value(content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
+    """Return a cell's reply and its buffers; a value that can't be mapped must not cost the reply."""
+    try:
+        return content, off_the_shelf(content.get("value", {}).get("shelf"), buffers)
+    except OSError as error:
+        reason = f"the notebook can't map its memory ({error.strerror})"
+        return content | {"value": {"kind": "unserializable", "reason": reason}}, []
 
 
 def _ask(
@@ -100,13 +111,12 @@ def _ask(
     """Send one request to each rank and wait for all replies."""
     table, link = launch.table, launch.open_link
     futures = {rank: link.request(table[rank].engine, RANK_REQUEST, request, buffers=buffers) for rank in ranks}
-    replies: dict[int, Message] = {}
-    for rank, future in futures.items():
-        while not future.done():
-            if table[rank].state == "dead":
-                raise UsageError(f"rank {rank} died; %dist_reset starts the ranks anew")
-            _wait_for(future, 0.2)
-        replies[rank] = future.result()
+    try:
+        replies = {rank: _wait_for(future, table[rank]) for rank, future in futures.items()}
+    except BaseException:
+        for future in futures.values():
+            future.add_done_callback(_discard)
+        raise
     for rank, reply in replies.items():
         content = reply["content"]
         if content["status"] == "error":
@@ -114,7 +124,16 @@ def _ask(
     return replies
 
 
-def _wait_for(future: Future[Message], seconds: float) -> None:
+def _discard(future: Future[Message]) -> None:
+    """Take off the shelf what nobody waits for any more."""
+    if future.exception() is None:
+        drop(future.result()["content"].get("shelf"))
+
+
+def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
-    done.wait(seconds)
+    while not done.wait(0.2):
+        if entry.state == "dead":
+            raise UsageError(f"rank {entry.info.rank} died; %dist_reset starts the ranks anew")
+    return future.result()
