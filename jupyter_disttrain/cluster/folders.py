@@ -53,7 +53,7 @@ class Folders:
                 f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
             ) from error
-        _prune(runs, keep=KEPT_RUNS)
+        _prune(runs, profile.parent, keep=KEPT_RUNS)
         return cls(profile=profile, run=run, local=_make_local(cluster_id), cluster_id=cluster_id)
 
     @property
@@ -115,7 +115,11 @@ def _make_local(cluster_id: str) -> Path:
     return folder
 
 
-def _prune(runs: Path, keep: int) -> None:
+def _prune(runs: Path, profiles: Path, keep: int) -> None:
+    """Remove old logs; those of a cluster that runs stay, however old it is."""
+    running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
     folders = sorted((folder for folder in runs.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
     for folder in folders[:-keep]:
+        if folder.name.endswith(running):
+            continue
         shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too

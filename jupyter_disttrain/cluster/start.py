@@ -51,6 +51,7 @@ class Launch:
         self._generations = 0
         self._arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started = False
+        self._processes: Any = None
         self.table: list[RankEntry] = []
         self.link: Link | None = None
         self.gpus = choose_gpus(config)
@@ -82,7 +83,8 @@ class Launch:
     def _start_processes(self) -> None:
         log = logging.getLogger("jupyter_disttrain.ipyparallel")
         log.propagate = False
-        log.addHandler(logging.NullHandler())
+        if not log.handlers:
+            log.addHandler(logging.NullHandler())
         cluster = ipyparallel.Cluster(
             config=Config(),
             log=log,
@@ -273,14 +275,16 @@ class Launch:
     def stop(self) -> None:
         """End every process and remove what must not stay; does nothing the second time."""
         link, self.link = self.link, None
-        processes, self._processes = getattr(self, "_processes", None), None
-        if link is not None:
-            self._end_ranks(link)
-        if processes is not None:
-            self._end_processes(processes, politely=link is not None)
-        if link is not None:
-            link.close()
-        self.folders.remove()
+        processes, self._processes = self._processes, None
+        try:
+            if link is not None:
+                self._end_ranks(link)
+            if processes is not None:
+                self._end_processes(processes, politely=link is not None)
+        finally:  # an interrupt here, too
+            if link is not None:
+                link.close()
+            self.folders.remove()
 
     def _end_ranks(self, link: Link) -> None:
         for entry in self.table:
@@ -289,9 +293,11 @@ class Launch:
 
     def _end_processes(self, processes: Any, *, politely: bool) -> None:
         deadline = time.monotonic() + (END_SECONDS if politely and self.table else 0.0)
-        while time.monotonic() < deadline and any(engines.alive() for engines in processes.engines.values()):
-            time.sleep(POLL_SECONDS)
-        processes.stop_cluster_sync()
+        try:
+            while time.monotonic() < deadline and any(engines.alive() for engines in processes.engines.values()):
+                time.sleep(POLL_SECONDS)
+        finally:  # who interrupts it only doesn't want to wait
+            processes.stop_cluster_sync()
 
 
 def _said(text: str) -> str:
