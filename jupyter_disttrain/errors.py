@@ -1,7 +1,7 @@
 """Every error a person can meet.
 
 Covers: what went wrong with the request, with the start of a cluster, on a rank.
-Does not cover: how an error is drawn in a notebook (``notebook.failures``).
+Does not cover: telling failures of several ranks apart (``cluster.cell_run``).
 
 Each message says what happened, with which value or on which rank and host, and what to do next.
 """

@@ -1,7 +1,7 @@
 """The records that cross a process border, and their message types.
 
 Covers: what a rank, its nanny and the client say to each other beyond the Jupyter protocol.
-Does not cover: sending (``cluster.link``, ``engine.channel``), values of the user's own (``values``).
+Does not cover: sending (``cluster.link``, ``engine.publisher``), values of the user's own (``values``).
 
 Every record is plain JSON: a reader needs no pickle to understand a rank.
 """

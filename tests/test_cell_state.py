@@ -29,7 +29,15 @@ def silent(rank: int) -> Silent:
 
 def died(rank: int, stderr: str = "", **how: int | None) -> Died:
     told = {"exit_code": None, "signal_number": None} | how
-    record = RankDeath(engine=f"e{rank}", pid=7, host=HOSTS[rank], stderr_tail=stderr, expected=False, **told)  # type: ignore[arg-type]
+    common = {
+        "engine": f"e{rank}",
+        "pid": 7,
+        "host": HOSTS[rank],
+        "stderr_tail": stderr,
+        "crash": "",
+        "expected": False,
+    }
+    record = RankDeath.from_content(common | told)
     return Died(rank=rank, time_s=1.0, record=record)
 
 

@@ -1,7 +1,7 @@
 """The GPUs of this machine, seen without torch.
 
 Covers: counting, CUDA_VISIBLE_DEVICES, which GPU each local rank gets.
-Does not cover: their figures (``engine.sampler``).
+Does not cover: their figures over time.
 """
 
 from __future__ import annotations
