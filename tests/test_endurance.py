@@ -76,6 +76,17 @@ def test_a_request_that_a_nanny_can_t_obey_costs_nothing(ranks: Cluster) -> None
     assert ranks.run("rank", 0).results == {0: 0}
 
 
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_a_nanny_s_death_is_told_as_its_rank_s(launcher: str) -> None:
+    with Cluster(n=2, launcher=launcher, backend="none", name="nanny") as cluster:
+        run = cluster.run("import time; time.sleep(1000 * rank)", block=False)
+        nanny_of(cluster, 1).kill()
+        with pytest.raises(RankFailure, match=r"rank 1 .*: RankDied: process [0-9]+ was killed by SIGKILL"):
+            run.wait(20)
+        assert cluster.table[1].state == "dead"
+        assert cluster.run("rank", 0).results == {0: 0}
+
+
 def test_cells_that_ended_are_forgotten(ranks: Cluster) -> None:
     ended = [weakref.ref(ranks.run(f"print({number}); {number}")) for number in range(5)]
     ranks.run("pass")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from ..messages import NANNY_REQUEST, channel_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+TICK_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class Link:
         Called on the link's thread with every message that no request waits for.
     on_lost
         Called on the link's thread when the controller is gone.
+    on_tick
+        Called on the link's thread every ``TICK_SECONDS``.
     """
 
     def __init__(
@@ -52,11 +57,13 @@ class Link:
         identity: str,
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
+        on_tick: Callable[[], None],
     ) -> None:
         _disable_session_extract_dates()
         self._info = info
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_tick = on_tick
         self.session = Session(key=info["key"].encode(), signature_scheme=info["signature_scheme"])
         self._context = zmq.Context()
         self._shell = self._open(zmq.DEALER, "mux", IDENTITY=identity.encode())
@@ -134,8 +141,9 @@ class Link:
         channels = {self._shell: "shell", self._control: "control", self._iopub: "iopub"}
         for sock in (*channels, self._monitor, self._wake_read):
             poller.register(sock, zmq.POLLIN)
+        next_tick = time.monotonic() + TICK_SECONDS
         while not self._closed:
-            events = dict(poller.poll())
+            events = dict(poller.poll(max(0, round((next_tick - time.monotonic()) * 1000))))
             if self._wake_read.fileno() in events:
                 self._wake_read.recv(4096)
             while self._outbox:
@@ -147,6 +155,9 @@ class Link:
             if self._monitor in events:
                 self._monitor.recv_multipart()
                 self._on_lost()
+            if time.monotonic() >= next_tick:
+                self._on_tick()
+                next_tick = time.monotonic() + TICK_SECONDS
         self._shell.disable_monitor()
         for sock in (*channels, self._monitor):
             sock.close()

@@ -29,10 +29,12 @@ class RankEntry:
     info: RankInfo
     engine: str
     nanny: str
+    nanny_pid: int
     state: str = "idle"  # "starting", "idle", "running", "dead"
     has_group: bool = True  # False once a cell has ended its process group
     sees_shelf: bool = False  # it shares memory with the client
     request: str = ""  # the id of that cell's message
+    nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
 
 

@@ -12,10 +12,13 @@ import json
 import logging
 import os
 import queue
+import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
+import psutil
 from traitlets.config import Config
 
 from ..errors import ClusterClosedError, LaunchError
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from ..config import ClusterConfig
 
 POLL_SECONDS = 0.005
+MISSED_LOOKS = 3  # for a nanny that is gone: what it said last may be on its way
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
@@ -72,7 +76,9 @@ class Launch:
         try:
             self._start_processes()
             info = self._wait_for_connection()
-            self.link = Link(info, self.folders.cluster_id, self._on_early_message, self._on_controller_lost)
+            self.link = Link(
+                info, self.folders.cluster_id, self._on_early_message, self._on_controller_lost, self._look_for_nannies
+            )
             entries = self._hear_from_ranks()
             self._introduce(entries)
         except BaseException:
@@ -153,7 +159,10 @@ class Launch:
 
     def _introduce(self, entries: list[tuple[RankInfo, RankHello, str]]) -> None:
         """Tell each rank who it is; rank 0 first, because it chooses the port."""
-        self.table = [RankEntry(info=info, engine=hello.engine, nanny=nanny) for info, hello, nanny in entries]
+        self.table = [
+            RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
+            for info, hello, nanny in entries
+        ]
         self.address = self.config.address or "127.0.0.1"
         first = self._identify(self.table[0])
         others = [self._identify(entry) for entry in self.table[1:]]
@@ -244,6 +253,31 @@ class Launch:
                 if message["header"]["msg_type"] == record.msg_type:
                     self._arrivals.put(record.from_content(message["content"]))
         self._on_message(channel, message)
+
+    def _look_for_nannies(self) -> None:
+        """Tell of ranks whose nanny was killed with them, and so could not tell; called on the link's thread."""
+        for entry in self.table:
+            info = entry.info
+            if entry.state == "dead" or info.host != socket.gethostname() or psutil.pid_exists(entry.nanny_pid):
+                entry.nanny_missed = 0
+                continue
+            entry.nanny_missed += 1
+            if entry.nanny_missed < MISSED_LOOKS:
+                continue
+            death = RankDeath(
+                engine=entry.engine,
+                pid=info.pid,
+                host=info.host,
+                exit_code=None,
+                signal_number=signal.SIGKILL,
+                crash="",
+                stderr_tail="",
+                expected=False,
+            )
+            header = {"msg_type": death.msg_type}
+            metadata = {"engine": entry.engine}
+            told = {"header": header, "parent_header": {}, "metadata": metadata, "content": death.to_content()}
+            self._on_early_message("iopub", told)
 
     def _check_processes(self, heard: int = 0) -> None:
         controller = self._processes.controller
