@@ -35,6 +35,10 @@ class LaunchError(DisttrainError, RuntimeError):
     """The ranks could not be started."""
 
 
+class StartInterruptedError(DisttrainError, KeyboardInterrupt):
+    """The start of a cluster was interrupted."""
+
+
 class ClusterClosedError(DisttrainError, RuntimeError):
     """The cluster was shut down, or its controller is gone."""
 
@@ -45,10 +49,6 @@ class UnserializableValueError(DisttrainError, TypeError):
 
 class CellTimeoutError(DisttrainError, TimeoutError):
     """A cell ran longer than its ``--timeout``."""
-
-
-class GivenUpError(DisttrainError, KeyboardInterrupt):
-    """A second interrupt gave up waiting for ranks that the first could not reach."""
 
 
 class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
@@ -69,10 +69,30 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
 
     def _render_traceback_(self) -> list[str]:
         """Return each distinct failure once: who, where, and the rank's own traceback."""
-        lines = []
+        lines: list[str] = []
         for failure in self.failures:
-            lines.append(f"{BOLD_RED}{failure.where}{RESET}")
-            lines += failure.traceback or (f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}",)
+            lines += (f"{BOLD_RED}{failure.where}{RESET}", *failure.traceback)
             if failure.ename == "RankDied":
+                lines.append(f"{BOLD_RED}RankDied{RESET}: {failure.evalue}; the other ranks keep their variables")
+                lines.append(f"{BOLD}Go on without it (-r), or start all anew with %dist_reset.{RESET}")
+            elif not failure.traceback:
                 lines.append(f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}")
         return lines
+
+
+class GivenUpError(DisttrainError, KeyboardInterrupt):
+    """The wait for ranks that no interrupt reached was given up.
+
+    Attributes
+    ----------
+    failures : tuple of CellFailure
+        What had failed by then: often the reason why the others wait.
+    """
+
+    def __init__(self, what: str, failures: Sequence[CellFailure] = ()) -> None:
+        self.failures = tuple(failures)
+        super().__init__(what)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the failures, the root cause first, and then what was given up."""
+        return [*RankFailure(self.failures, {})._render_traceback_(), *super()._render_traceback_()]

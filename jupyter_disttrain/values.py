@@ -86,6 +86,10 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.nn.parallel.DistributedDataParallel):
+            raise UnserializableValueError(
+                "a DistributedDataParallel belongs to its process group; send model.module or model.state_dict()"
+            )
         if torch is not None and isinstance(obj, torch.Tensor):
             reduced = _reduce_tensor(obj, torch)
             if reduced is not None:

@@ -218,6 +218,26 @@ def test_a_second_interrupt_gives_up_ranks_that_are_stuck(stuck_notebook: Notebo
     assert notebook.run("%%distributed\nprint('back')").check().lines == ["ranks 0-1 │ back"]
 
 
+def test_the_cause_is_told_when_the_wait_for_others_is_given_up() -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain\n%dist_init -n 2").check()
+        pressed: list[str] = []
+
+        def on_message(_message: dict[str, object], outcome: Outcome) -> None:
+            if "rank 1 failed" in outcome.text and not pressed:
+                pressed.append("first")
+                notebook.interrupt()
+            elif "interrupt sent" in outcome.text and len(pressed) == 1:
+                pressed.append("second")
+                notebook.interrupt()
+
+        code = "%%distributed\nif rank == 1:\n    raise ValueError('boom')\ndist.barrier()"
+        outcome = notebook.run(code, on_message=on_message, timeout=40)
+        assert outcome.error.startswith("GivenUpError: interrupted twice; rank 0 has not come back")
+        assert "ValueError: boom" in outcome.text
+        assert outcome.text.index("rank 1") < outcome.text.index("GivenUpError")
+
+
 DEATHS = [
     ("import os; os._exit(3)", "exited with code 3"),
     (

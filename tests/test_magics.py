@@ -5,8 +5,10 @@ from __future__ import annotations
 import queue
 import re
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -153,3 +155,25 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
         "UsageError: these ranks have no process group to meet in; start them without --backend none"
     )
     assert bare_notebook.run("%dist_shutdown --all").check().text == "ranks 0-2 ended"
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_an_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: str) -> None:
+    folders = (
+        "import os; from jupyter_core.paths import jupyter_runtime_dir as d; sorted(os.listdir(d() + '/disttrain'))"
+    )
+    before = bare_notebook.run(f"os = __import__('os'); {folders}").text
+    watcher = threading.Thread(target=_interrupt_when_a_rank_starts, args=[bare_notebook])
+    watcher.start()
+    outcome = bare_notebook.run(f"%dist_init -n 3 --launcher {launcher}")
+    watcher.join()
+    assert outcome.text == "StartInterruptedError: the start was interrupted; nothing of it is left running"
+    assert bare_notebook.run("%dist_status").error.startswith("UsageError: no cluster is running")
+    assert bare_notebook.run(folders).check().text == before or "FileNotFoundError" in before
+
+
+def _interrupt_when_a_rank_starts(notebook: Notebook) -> None:
+    kernel = psutil.Process(notebook.pid)
+    while not any("jupyter_disttrain.engine" in child.cmdline() for child in kernel.children(recursive=True)):
+        pass  # it takes a second longer until it is up
+    notebook.interrupt()

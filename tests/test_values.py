@@ -208,3 +208,9 @@ def test_an_out_that_cannot_travel_says_so_in_one_line(notebook: Notebook) -> No
         "UnserializableValueError: the cell's value stays on its rank: "
         "ranks 0-1: a generator can't be sent: TypeError: cannot pickle 'generator' object"
     )
+
+
+def test_a_ddp_model_is_refused_with_the_way_out(cluster: Cluster) -> None:
+    cluster.run("ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))")
+    with pytest.raises(UnserializableValueError, match=r"rank 0: ddp: .* send model\.module or model\.state_dict\(\)"):
+        cluster.pull("ddp")

@@ -160,6 +160,7 @@ class CellRun:
         self._said: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
         self._interrupts = self._interrupts_obeyed = 0
+        self.interrupted = False
         self._deadline: float | None = None
         self._timed_out = False
 
@@ -342,7 +343,8 @@ class CellRun:
         while self._interrupts_obeyed < self._interrupts:
             self._interrupts_obeyed += 1
             if self._interrupts_obeyed > 1:
-                self._give_up(GivenUpError(self._still_running("interrupted twice")))
+                self._give_up(GivenUpError(self._still_running("interrupted twice"), self.failures))
+            self.interrupted = True
             self._interrupt(sorted(self.state.running))
 
     def _on_deadline(self) -> None:

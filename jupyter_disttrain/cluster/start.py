@@ -21,7 +21,7 @@ import ipyparallel
 import psutil
 from traitlets.config import Config
 
-from ..errors import ClusterClosedError, LaunchError
+from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
 from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
 from ..ranks import RankInfo, label_ranks
 from .controller_launcher import ControllerProcess
@@ -81,6 +81,9 @@ class Launch:
             )
             entries = self._hear_from_ranks()
             self._introduce(entries)
+        except KeyboardInterrupt:
+            self.stop()
+            raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
         except BaseException:
             self.stop()
             raise

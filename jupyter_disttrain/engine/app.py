@@ -7,15 +7,18 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import logging
 import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import warnings
 from typing import Any
 
+import ipykernel.compiler
 import zmq
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
@@ -152,6 +155,8 @@ def run_rank(wire: Wire) -> None:
     engine = RankEngine.instance(config=_config(), log_level=logging.ERROR)
     # Its handler has a level too, but there records are made only to be dropped.
     engine.log.setLevel(logging.ERROR)
+    # The files that cells are compiled from get one name on all ranks, so that warnings which name them are alike.
+    ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     engine.config.Session.key = connection.key
@@ -160,6 +165,11 @@ def run_rank(wire: Wire) -> None:
     engine.attach(wire, hello, connection)
     engine.start()
     os._exit(0)
+
+
+def _number(connection: Connection) -> int:
+    """Return a number that the ranks of one cluster share, in place of the process's."""
+    return int(hashlib.sha256(connection.key).hexdigest()[:8], 16)
 
 
 def _config() -> Config:

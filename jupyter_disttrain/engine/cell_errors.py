@@ -22,9 +22,13 @@ class InputOnRankError(RuntimeError):
     """Something on a rank asked a person."""
 
     def __init__(self, question: str) -> None:
-        super().__init__(
-            f"{question} can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
+        debugger = question.startswith("breakpoint")
+        remedy = (
+            "print what you need, or call the function in the notebook after %dist_pull of its arguments"
+            if debugger
+            else "ask in a notebook cell of its own, then %dist_push the answer"
         )
+        super().__init__(f"{question} can't be answered on a rank; {remedy}")
 
 
 def complete(reply: dict[str, Any], shell: RankShell, lines_before: int) -> None:

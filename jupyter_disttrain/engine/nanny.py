@@ -97,7 +97,6 @@ class Nanny:
         """Adopt what the rank's children leave, ignore what is meant for the rank, wake up when a child ends."""
         _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake_write.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno())
@@ -109,6 +108,8 @@ class Nanny:
 
     def _loop(self) -> None:
         """Serve whoever speaks, until the rank has ended."""
+        # Until here SIGTERM ended this process, and with it the rank: nothing had been said that could be lost.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         # What the rank's socket says comes first: a cell's beginning is sent before the cell's output.
         handlers: dict[Any, Callable[[], None]] = {
             self._wake_read.fileno(): self._on_wake,
@@ -254,9 +255,9 @@ class Nanny:
     # Signals and the end
 
     def _on_control(self) -> None:
-        frames = self._control.recv_multipart()
+        received = self._control.recv_multipart()
         try:
-            idents, frames = self._session.feed_identities(frames)
+            idents, frames = self._session.feed_identities(received)
             message = self._session.deserialize(frames)
         except (ValueError, TypeError):
             return  # not signed by us: everybody on this host can reach the controller's ports

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core import page
 from traitlets import Type
 
 from . import cell_errors
@@ -48,6 +49,7 @@ class RankShell(ZMQInteractiveShell):
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         sys.breakpointhook = _refuse_breakpoint
+        self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         find_classes_in_cells()
 
     def ask_exit(self) -> None:
@@ -103,6 +105,11 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
         frame.tb_next = following  # the first frame is IPython's own
         frame = following
     return trace
+
+
+def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Print what IPython would page, as for ``name?``: a rank has no pager."""
+    sys.stdout.write((text["text/plain"] if isinstance(text, dict) else text).rstrip() + "\n")
 
 
 def _refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:

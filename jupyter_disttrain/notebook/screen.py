@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..cluster.events import Cleared, CommSent, Displayed, Elided, LogFailed, Replied, Said
-from ..ranks import format_ranks, label_ranks
+from ..ranks import label_ranks
 from .rows import TAIL_ROWS
 from .transcript import Transcript
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Blue is what can be read in a light and in a dark theme, and is yet quieter than the text.
 QUIET, RED, RESET = "\x1b[34m", "\x1b[31m", "\x1b[0m"
 SHORTEST_PAUSE = 0.05  # seconds between two drawings
+ADVICE_SECONDS = 10.0  # until ranks that others have left alone are taken for stuck
 PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
 
 
@@ -74,6 +75,7 @@ class Screen:
         self._notes: list[str] = []
         self._progress: list[str] = []
         self._progress_at = time.monotonic() + progress_after_s
+        self._advise_at = time.monotonic() + ADVICE_SECONDS
         self._names: list[str] = []  # the sink's, of the places on the screen from above
         self._filled = 0  # places that hold something
         self._carrier: Section | None = None  # what stands below everything was last drawn with it
@@ -160,7 +162,20 @@ class Screen:
             text = f"{seconds} · {label_ranks(running)} running{ended}{failed}{RESET}"
         first = next(iter(run.failures), None)
         self._progress = [f"{RED}{first.headline}{RESET}", text] if first else [text]
+        advice = self._advice(run)
+        if advice:
+            self._progress.append(f"{QUIET}{advice}{RESET}")
         self._changed = True
+
+    def _advice(self, run: CellRun) -> str:
+        """Say what can be done about ranks that don't come."""
+        running = label_ranks(run.state.running)
+        if run.interrupted:
+            return f"interrupt sent; {running} may be in a collective, which it does not reach: stop again to give up"
+        others_ended = len(run.state.running) < len(run.ranks)
+        if others_ended and time.monotonic() >= self._advise_at:
+            return f"{running} may wait in a collective for the others: stop twice, then %dist_reset starts all anew"
+        return ""
 
     # Drawing
 
@@ -217,12 +232,16 @@ class Screen:
         lines = []
         hidden = self._transcript.hidden
         if hidden.tails:
-            ranks = format_ranks(hidden.tails)
-            logs = f"rank{ranks}.log" if len(hidden.tails) == 1 else f"rank{{{ranks}}}.log"
-            size = f"{hidden.lines:,} more lines ({hidden.size_bytes / 1e6:.1f} MB)"
+            logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
+            size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
             lines.append(f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
             lines += self._lines(_merge_tails(hidden))
         return lines + [f"{RED}{note}{RESET}" for note in self._notes]
+
+
+def _size(size_bytes: int) -> str:
+    """Write a size with a unit that suits it."""
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004
 
 
 def _merge_tails(hidden: Hidden) -> list[Row]:
