@@ -85,7 +85,8 @@ def test_every_cell_on_the_ranks_and_back(notebook: Notebook) -> None:
     assert notebook.run("%dist_mode").check().text == "cells run in the notebook"
     try:
         said = notebook.run("%dist_mode -e").check().text
-        assert said == "every cell now runs on ranks 0-1; %dist_mode -d ends it"
+        assert said == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
+        assert notebook.run("%%local\nprint('rank' in globals())").check().text == "False"
         assert notebook.run("here = rank\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
         assert notebook.run("%%rank 1\nprint(here)").check().text == "1"
         assert notebook.run("%sync").check().text.startswith("ranks 0-1 met after ")

@@ -90,8 +90,6 @@ class Cluster:
         self._launch.start()
         self.start_seconds = time.monotonic() - started
 
-    # What it is
-
     @property
     def name(self) -> str:
         """The name by which several clusters are told apart."""
@@ -394,10 +392,8 @@ class Cluster:
         self._abandon_cells("the cluster was shut down while the cell ran; start one with %dist_init")
 
 
+@atexit.register
 def _shutdown_all() -> None:
     for cluster in list(_open):
-        if cluster._pid == os.getpid() and not cluster.config.keep:  # noqa: SLF001
+        if not cluster.config.keep:
             cluster.shutdown()
-
-
-atexit.register(_shutdown_all)

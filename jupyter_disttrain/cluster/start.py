@@ -14,7 +14,9 @@ import os
 import queue
 import signal
 import socket
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
@@ -33,7 +35,7 @@ from .rank_environment import rank_environment, session_environment
 from .rank_table import RankEntry, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
     from ..config import ClusterConfig
@@ -74,7 +76,8 @@ class Launch:
             If a rank can't be started; what was started has ended by then.
         """
         try:
-            self._start_processes()
+            with _interrupts_deferred():  # ipyparallel's event loop would lose one
+                self._start_processes()
             info = self._wait_for_connection()
             self.link = Link(
                 info, self.folders.cluster_id, self._on_early_message, self._on_controller_lost, self._look_for_nannies
@@ -335,6 +338,22 @@ class Launch:
                 time.sleep(POLL_SECONDS)
         finally:  # who interrupts it only doesn't want to wait
             processes.stop_cluster_sync()
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Raise an interrupt that comes meanwhile only at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _said(text: str) -> str:

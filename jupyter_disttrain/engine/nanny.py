@@ -79,8 +79,6 @@ class Nanny:
             self._context.socket(zmq.ROUTER),
             "control",
             IDENTITY=self._identity.encode(),
-            HEARTBEAT_IVL=5000,
-            HEARTBEAT_TIMEOUT=30000,
             LINGER=1000,
         )
         self._monitor = self._control.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)

@@ -124,4 +124,5 @@ class Voice:
             log_path=self._log.path,
         )
         self._publish(record.msg_type, record.to_content(), self.cell)
-        stream.begin_cell()
+        stream.elided_lines = stream.elided_bytes = 0
+        stream.tail = ""

@@ -58,6 +58,7 @@ class DistributedMagics(Magics):
         self.transformers = Transformers(shell)
         self._clusters: dict[str, Cluster] = {}
         self._last = ""
+        self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
         self._waiting: dict[str, list[tuple[CellRun, str | None]]] = {}  # by cluster: with the name for the values
 
     # Clusters
@@ -103,6 +104,7 @@ class DistributedMagics(Magics):
             if cluster.closed:
                 self._forget(cluster)
         self._waiting.pop(cluster.name, None)
+        self._close_relay(cluster)
         print(started_text(cluster))  # noqa: T201
 
     @_documented
@@ -118,9 +120,15 @@ class DistributedMagics(Magics):
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)
         self._waiting.pop(cluster.name, None)
+        self._close_relay(cluster)
         self._last = next(reversed(self._clusters), "")
         if not self._clusters:
             self.transformers.everywhere = False
+
+    def _close_relay(self, cluster: Cluster) -> None:
+        relay = self._relays.pop(cluster.name, None)
+        if relay is not None:
+            relay.close()
 
     def shutdown_all(self) -> None:
         """End every cluster of this notebook."""
@@ -189,7 +197,7 @@ class DistributedMagics(Magics):
             self.shell.user_ns[out] = run.results
 
     def _screen(self, cluster: Cluster, ranks: tuple[int, ...]) -> Screen:
-        relay = CommRelay(cluster.send_comm)
+        relay = self._relays.setdefault(cluster.name, CommRelay(cluster.send_comm))
         return Screen(
             sink_for(self.shell),
             ranks,
@@ -210,9 +218,13 @@ class DistributedMagics(Magics):
         if not waiting:
             raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
         while waiting:
-            run, out = waiting.pop(0)
+            run, out = waiting[0]
             run.listen(self._screen(cluster, run.ranks))
-            self._finish(run, out, None)
+            try:
+                self._finish(run, out, None)
+            finally:
+                if run.done:  # else the wait was given up, and can be taken up again
+                    waiting.pop(0)
 
     @_documented
     @line_magic
@@ -223,7 +235,7 @@ class DistributedMagics(Magics):
             cluster = self._require_any()
             self.transformers.everywhere = True
             ranks = label_ranks(range(cluster.world_size))
-            print(f"every cell now runs on {ranks}; %dist_mode -d ends it")  # noqa: T201
+            print(f"every cell now runs on {ranks}, but those that begin with %%local; %dist_mode -d ends it")  # noqa: T201
         elif args.disable:
             self.transformers.everywhere = False
             print("cells run in the notebook again")  # noqa: T201

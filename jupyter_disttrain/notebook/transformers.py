@@ -1,6 +1,6 @@
 """What happens to a cell's text before IPython reads it.
 
-Covers: ``%%rank[0,1]`` without a space, every cell on the ranks after ``%dist_mode -e``.
+Covers: ``%%rank[0,1]`` without a space, every cell on the ranks after ``%dist_mode -e`` but those under ``%%local``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _GLUED = re.compile(r"^%%(rank|distributed)(?=[\[(\d])")  # a magic's name can't go on with these
+_LOCAL = re.compile(r"^%%local\s*$")  # this cell runs in the notebook, whatever the mode
 # Cells that stay in the notebook while %dist_mode is on: they steer it.
 _STAYS = re.compile(
-    r"^\s*(%%(distributed|rank|local)\b|%%(rank|distributed)[\[(]|%(dist_\w+|sync|load_ext|reload_ext|unload_ext|config)\b)"
+    r"^\s*(%%(distributed|rank)\b|%%(rank|distributed)[\[(]|%(dist_\w+|sync|load_ext|reload_ext|unload_ext|config)\b)"
 )
 
 
@@ -42,6 +43,8 @@ class Transformers:
         if _GLUED.match(lines[first]):
             glued = _GLUED.sub(r"%%\1 ", lines[first])
             return [*lines[:first], glued, *lines[first + 1 :]]
+        if _LOCAL.match(lines[first]):
+            return ["\n", *lines[first + 1 :]]
         if self.everywhere and not _STAYS.match(lines[first]):
             return ["%%distributed --bare\n", *lines]
         return lines
