@@ -48,9 +48,9 @@ def main() -> int:
     arms = [*([] if arguments.no_ours else [Ours(name=table.OURS)]), *peers]
     figures = runner.run(plan, arms, arguments.only)
     everything = set(arguments.only) == set(measures.ALL) and plan == Plan()
-    # Only a whole run may replace the table that the README quotes.
-    whole = everything and not arguments.no_ours and not arguments.no_peers
-    path = RESULTS / ("table.md" if whole else "partial.md")
+    # Only whole runs may replace the tables that the README quotes.
+    name = "partial.md" if not everything else "peers.md" if arguments.no_ours else "table.md"
+    path = RESULTS / name
     print("\n" + table.write(path, plan, facts, figures, missing))
     print(f"written to {path.relative_to(environment.ROOT)} and {path.with_suffix('.json').name}")
     return 0
