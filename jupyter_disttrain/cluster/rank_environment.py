@@ -22,7 +22,6 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
         "DISTTRAIN_PROFILE_DIR": str(folders.profile),
         "DISTTRAIN_LAUNCHER": config.launcher,
         "PYTHONSAFEPATH": "1",  # a folder of this package's name in the working directory is not the package
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # a warning of the debugger's, about Python's own frozen modules
     }
     if folders.shelf is not None:
         # Open MPI's shared memory goes with the cluster, however its ranks end.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 HELLO_SECONDS = 0.05
+NAP_SECONDS = 0.0005  # while a rank talks: without it every line would wake this process, at the rank's cost
 HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
 CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
@@ -127,6 +128,8 @@ class Nanny:
                 if source in events:
                     handle()
             self._voice.publish_due()
+            if self._voice.due is not None:
+                time.sleep(NAP_SECONDS)
             status = self._reap()
             if status is not None:
                 self._on_rank_end(status)
