@@ -33,7 +33,7 @@ LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
 ATOMIC_BYTES = 16384  # Linux puts so much on a socket at once: all or, when a signal comes, nothing
-PATIENCE_SECONDS = 0.02  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
+PATIENCE_SECONDS = 0.2  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
 # The kinds of frame groups a rank sends.
 FORWARD = b"F"  # a signed message for the client; its place among what is said does not matter
