@@ -229,3 +229,16 @@ def test_lines_above_can_be_rewritten_after_many_came_at_once() -> None:
         [(0, "stdout", "a\nb\nc\nd\n"), (0, "stdout", "\x1b[3Anew b\n\n\n"), (0, "stdout", "e\n")]
     )
     assert [row.text for row in rows_of(transcript)] == ["a", "new b", "c", "d", "e"]
+
+
+@given(order=st.lists(st.integers(0, 1), min_size=12, max_size=12))
+def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> None:
+    said = [("stdout", "out\n"), ("stderr", "err\n"), ("stdout", "begun"), ("stderr", "trouble")]
+    left = [list(said), list(said)]
+    transcript = Transcript(1000, 1_000_000)
+    for rank in [*order, *[0] * len(said), *[1] * len(said)]:
+        if left[rank]:
+            transcript.say(rank, *left[rank].pop(0))
+    transcript.close()
+    rows = [(sorted(row.ranks), row.text) for section in transcript.sections for row in section.rows]
+    assert rows == [([0, 1], text.strip()) for _, text in said]

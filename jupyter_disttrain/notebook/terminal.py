@@ -161,6 +161,11 @@ class Writer:
         self._go(self._at + 1)
         self._column = 0
 
+    @property
+    def first_open_key(self) -> tuple[float, ...]:
+        """Where the first unfinished line stands."""
+        return min((row.key for row in self._rows if row is not None and row.open), default=())
+
     def close(self) -> None:
         """Finish the unfinished line: the cell has ended. A progress bar that wiped itself leaves nothing."""
         if self._held:

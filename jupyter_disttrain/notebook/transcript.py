@@ -115,7 +115,8 @@ class Transcript:
 
     def close(self) -> None:
         """Finish unfinished lines: the cell has ended."""
-        for writer in self._writers.values():
+        # In the order in which they were begun: a rank's later line must not be passed by its earlier one.
+        for writer in sorted(self._writers.values(), key=lambda writer: writer.first_open_key):
             writer.close()
         self._order_last_rows()
         self._join_sections()
