@@ -372,7 +372,7 @@ class Cluster:
         self._late.clear()
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
             self._closed = True
             _open.discard(self)
             raise

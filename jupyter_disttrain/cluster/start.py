@@ -87,7 +87,7 @@ class Launch:
         except KeyboardInterrupt:
             self.stop()
             raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
-        except BaseException:
+        except BaseException:  # whatever it was, nothing that was started may stay; it is raised again
             self.stop()
             raise
         self._started = True

@@ -113,7 +113,7 @@ def _ask(
     futures = {rank: link.request(table[rank].engine, RANK_REQUEST, request, buffers=buffers) for rank in ranks}
     try:
         replies = {rank: _wait_for(future, table[rank]) for rank, future in futures.items()}
-    except BaseException:
+    except BaseException:  # mostly an interrupt: what still comes must not stay on the shelf
         for future in futures.values():
             future.add_done_callback(_discard)
         raise
