@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from . import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+UNREAD = 141  # what a shell reports for a command that nobody read to its end
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
@@ -27,8 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Who read it has seen enough, say `head`; what is still buffered must not fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     return status
 
 

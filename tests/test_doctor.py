@@ -134,3 +134,14 @@ def test_a_check_that_fails_itself_is_an_error_and_hides_nothing() -> None:
     assert second.status == "error"
     assert "KeyError: 'lost'" in second.text
     assert second.remedy is not None
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {' '.join(DOCTOR)} | head -n 1; exit $?"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 141)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -245,3 +248,35 @@ def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> Non
     assert "UsageError: Line magic function `%dist_init` not found." in bare_notebook.run("%dist_init").text
     bare_notebook.run("%load_ext jupyter_disttrain").check()
     start(bare_notebook, f"-n 1 {FAST} --launcher local")
+
+
+def test_every_one_of_many_ranks_hears_who_it_is() -> None:
+    with Cluster(n=64, launcher="local", backend="none", name="many") as cluster:
+        assert cluster.run("rank").results == {rank: rank for rank in range(64)}
+
+
+def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster) -> None:
+    def make(cluster_id: str, age_s: float) -> Path:
+        folder = Path("/dev/shm") / f"disttrain-{cluster_id}"
+        folder.mkdir(mode=0o700)
+        (folder / "large value").write_bytes(b"x")
+        written = time.time() - age_s
+        os.utime(folder, (written, written))
+        return folder
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale = make(f"stale-{ended.pid}-abcdef", age_s=3600)
+    young = make(f"young-{ended.pid}-abcdef", age_s=0)
+    ours = make(f"ours-{os.getpid()}-abcdef", age_s=3600)
+    kept = make(f"kept-{ended.pid}-abcdef", age_s=3600)
+    try:
+        with socket.socket(socket.AF_UNIX) as controller:
+            controller.bind(str(kept / "s-1"))
+            controller.listen()
+            os.utime(kept, (0, 0))
+            plain.reset()
+            assert [folder.exists() for folder in (stale, young, ours, kept)] == [False, True, True, True]
+    finally:
+        for folder in (stale, young, ours, kept):
+            shutil.rmtree(folder, ignore_errors=True)

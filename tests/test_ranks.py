@@ -147,7 +147,7 @@ def test_a_cell_that_fails_after_ending_the_group_is_repaired_too(three: Cluster
 def test_the_gpus_that_cuda_would_show(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, count: int, visible: list[str]
 ) -> None:
-    monkeypatch.setattr(devices, "_count_gpus", lambda: count)
+    monkeypatch.setattr(devices, "count_gpus", lambda: count)
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
     assert devices.visible_gpus(environment) == visible
 

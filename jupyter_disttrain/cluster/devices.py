@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES names them."""
-    count = _count_gpus()
+    count = count_gpus()
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [str(index) for index in range(count)]
@@ -33,7 +33,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     return usable
 
 
-def _count_gpus() -> int:
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs in this machine; 0 where none can be asked."""
     import pynvml  # noqa: PLC0415  (a machine without a driver pays only for the import)
 
     try:

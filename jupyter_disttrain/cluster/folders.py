@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
 from ..shelf import ROOT
 
 KEPT_RUNS = 20  # folders of logs; the oldest go first
+LONGEST_TEMPORARY = 70  # characters: the path of a Unix socket may have 107
+STALE_SECONDS = 600.0  # since a folder was last written to; a younger one may be of a cluster that is just starting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class Folders:
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
             ) from error
         _prune(runs, profile.parent, keep=KEPT_RUNS)
+        _sweep(profile.parent)
         return cls(profile=profile, run=run, local=_make_local(cluster_id), cluster_id=cluster_id)
 
     @property
@@ -111,7 +116,9 @@ def _make_local(cluster_id: str) -> Path:
     try:
         folder.mkdir(mode=0o700)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="disttrain-"))  # no shared memory here, so large values travel as messages
+        # No shared memory here, so large values travel as messages.
+        own = tempfile.gettempdir()
+        return Path(tempfile.mkdtemp(prefix="disttrain-", dir=own if len(own) < LONGEST_TEMPORARY else "/tmp"))  # noqa: S108
     return folder
 
 
@@ -123,3 +130,35 @@ def _prune(runs: Path, profiles: Path, keep: int) -> None:
         if folder.name.endswith(running):
             continue
         shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
+
+
+def _sweep(profiles: Path) -> None:
+    """Remove what clusters of this host left whose notebook and controller were killed at once.
+
+    The host's own folder decides: the profiles may be on a file system that hosts share, each with its own processes.
+    """
+    for local in ROOT.glob("disttrain-*"):
+        cluster_id = local.name.removeprefix("disttrain-")
+        try:
+            found = local.stat()
+        except FileNotFoundError:
+            continue  # its own cluster has just removed it
+        is_young = time.time() - found.st_mtime < STALE_SECONDS
+        if found.st_uid != os.getuid() or is_young or _owner_runs(cluster_id) or _answers(local):
+            continue
+        for folder in (profiles / cluster_id, local):
+            shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
+
+
+def _owner_runs(cluster_id: str) -> bool:
+    pid = cluster_id.rsplit("-", 2)[-2]
+    return pid.isdigit() and psutil.pid_exists(int(pid))
+
+
+def _answers(local: Path) -> bool:
+    """Whether a controller listens on any of its sockets; a kept cluster outlives its notebook."""
+    for path in local.glob("s-*"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                return True
+    return False

@@ -172,7 +172,7 @@ class Launch:
         self.address = self.config.address or "127.0.0.1"
         first = self._identify(self.table[0])
         others = [self._identify(entry) for entry in self.table[1:]]
-        told = [self._wait(future, rank) for rank, future in enumerate([first, *others])]
+        told = [self._wait(future, rank, "answer") for rank, future in enumerate([first, *others])]
         self.port = told[0]["port"]
         for entry, reply in zip(self.table, told, strict=True):
             entry.sees_shelf = reply["sees_shelf"]
@@ -198,32 +198,36 @@ class Launch:
 
     def join(self) -> None:
         """Have every rank join a new process group over the session's store."""
+        if self._started:
+            self._deadline = time.monotonic() + self.config.start_timeout_s
         self._generations += 1
         request = {"do": "join", "address": self.address, "port": self.port, "generation": self._generations}
         futures = [self.open_link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
         for rank, future in enumerate(futures):
-            self._wait(future, rank)
+            self._wait(future, rank, "join its process group")
             self.table[rank].has_group = True
 
-    def _wait(self, future: Future[Message], rank: int) -> dict[str, Any]:
+    def _wait(self, future: Future[Message], rank: int, what: str) -> dict[str, Any]:
+        info = self.table[rank].info
         while not future.done():
             try:
                 arrival = self._arrivals.get(timeout=0.002)
             except queue.Empty:
                 if self.table[rank].state == "dead":
                     raise LaunchError(f"rank {rank} died; %dist_reset starts the ranks anew") from None
-                if time.monotonic() > self._deadline and not self._started:
+                if time.monotonic() > self._deadline:
+                    log = self.folders.rank_log(rank)
+                    said = f"its log may say why: {log}" if log.exists() else "it said nothing"
                     raise LaunchError(
-                        f"rank {rank} did not join its process group within {self.config.start_timeout_s:g} s; "
-                        f"its log may say why: {self.folders.rank_log(rank)}"
+                        f"rank {rank} on {info.host} (process {info.pid}) did not {what} within "
+                        f"{self.config.start_timeout_s:g} s; {said}; give more with --start-timeout, or start anew"
                     ) from None
                 continue
             if isinstance(arrival, RankDeath):
                 self._fail_dead(arrival)
         content: dict[str, Any] = future.result()["content"]
         if content["status"] == "error":
-            host = self.table[rank].info.host
-            raise LaunchError(f"rank {rank} on {host}: {content['evalue'] or content['ename']}")
+            raise LaunchError(f"rank {rank} on {info.host}: {content['evalue'] or content['ename']}")
         return content
 
     @property

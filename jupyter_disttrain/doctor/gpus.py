@@ -43,18 +43,6 @@ def find() -> Iterator[Finding]:
         yield _torch_with_gpus()
 
 
-def count() -> int:
-    """Return the number of NVIDIA GPUs in this machine; 0 where none can be asked."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def _describe(index: int) -> str:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
-from . import gpus
+from ..cluster.devices import count_gpus
 from .finding import Finding, error, ok, warning
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _shared_memory() -> Finding:
     if not SHARED_MEMORY.is_dir():
         return error(subject, "not there; MPI and DataLoader workers need it", f"mount a tmpfs at {SHARED_MEMORY}")
     usage = shutil.disk_usage(SHARED_MEMORY)
-    ranks = gpus.count() or 2
+    ranks = count_gpus() or 2
     needed = max(SHARED_MEMORY_MIN_BYTES, ranks * SHARED_MEMORY_PER_RANK_MIN_BYTES)
     text = f"{_size(usage.free)} of {_size(usage.total)} free"
     gigabytes = -(-needed // _GIB)

@@ -24,7 +24,6 @@ from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
 from ipyparallel.engine.app import IPEngine
 from IPython.core.profiledir import ProfileDir
-from tornado.ioloop import PeriodicCallback
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
@@ -36,7 +35,8 @@ from .publisher import Publisher
 from .streams import open_streams
 from .wire import IDENTITY, RankEnd, Wire
 
-HELLO_MS = 50
+HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
+HELLO_LIMIT_SECONDS = 1.0
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
 
@@ -65,9 +65,8 @@ class RankEngine(IPEngine):
         self.kernel.start()
         hearts = [self._connection.url(name) for name in ("hb_ping", "hb_pong")]
         self.start_heartbeat(*hearts, content["hb_period"], self.bident)
-        self._hello_timer = PeriodicCallback(self._say_hello, HELLO_MS)
-        self._hello_timer.start()
-        self._say_hello()
+        self._is_known = False
+        self._say_hello(HELLO_SECONDS)
 
     def _open(self, kind: int, channel: str) -> zmq.Socket[bytes]:
         sock = self.context.socket(kind)
@@ -96,13 +95,18 @@ class RankEngine(IPEngine):
         kernel.take_charge(Bootstrap(self._rank_end, self.session, self.ident, self._stop_hello), publisher)
         return kernel
 
-    def _say_hello(self) -> None:
+    def _say_hello(self, pause: float) -> None:
+        if self._is_known:
+            return
         client = os.environ[CLIENT_IDENTITY].encode()
         content = self._hello.to_content() | {"engine": self.ident}
-        self.session.send(self.shell_socket, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
+        # Through the stream: sending on its socket would take the event that tells the stream of an arrived request.
+        stream = self.kernel.shell_stream
+        self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
+        self.loop.call_later(pause, self._say_hello, min(2 * pause, HELLO_LIMIT_SECONDS))
 
     def _stop_hello(self) -> None:
-        self._hello_timer.stop()
+        self._is_known = True
 
     def init_signal(self) -> None:
         """SIGINT means something only while a cell runs; SIGTERM ends the process."""

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from .connection import Connection
 
-HELLO_SECONDS = 0.05
+HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many nannies make many hellos
+HELLO_LIMIT_SECONDS = 1.0
 NAP_SECONDS = 0.0005  # while a rank talks: without it every line would wake this process, at the rank's cost
 HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
 CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
@@ -60,6 +61,7 @@ class Nanny:
         self._told_who = False
         self._is_heard = False  # a subscriber is there
         self._next_hello = 0.0
+        self._hello_pause = HELLO_SECONDS
         self._interrupt_at = ""  # a cell that was interrupted before it began
         self._expected_end = False
         self._kill_at: float | None = None
@@ -141,7 +143,8 @@ class Nanny:
         now = time.monotonic()
         if self._is_heard and self._engine and not self._told_who and now >= self._next_hello:
             self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
-            self._next_hello = now + HELLO_SECONDS
+            self._next_hello = now + self._hello_pause
+            self._hello_pause = min(2 * self._hello_pause, HELLO_LIMIT_SECONDS)
 
     def _on_wake(self) -> None:
         self._wake_read.recv(4096)

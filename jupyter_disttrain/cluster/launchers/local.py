@@ -29,5 +29,5 @@ class LocalRanks(LocalEngineSetLauncher):
         return any(is_alive(launcher) for launcher in self.launchers.values())
 
     def get_env(self) -> dict[str, str]:
-        """Leave out what an MPI job that this notebook may itself be a part of has set."""
+        """Return the ranks' environment whole; ipyparallel would add to it."""
         return dict(self.environment)
