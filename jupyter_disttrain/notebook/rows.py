@@ -5,9 +5,10 @@ Covers: lines, and the parts of the screen that hold them.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ TAIL_ROWS = 20  # of what is beyond the bound
 SECTION_ROWS = 500  # lines that are drawn together
 SLOW_SECTION_ROWS = 100  # the same once they were drawn many times
 SLOW_SECTION_DRAWS = 50
+SEARCHED_ROWS = 100  # of those that are alike
 
 row_key = attrgetter("key")
 
@@ -29,7 +31,7 @@ class Row:
     key: tuple[float, ...]  # where it stands: rows are in the order of their keys
     text: str
     stream: str  # "stdout", "stderr", "result", "label"
-    ranks: set[int]
+    ranks: frozenset[int]
     section: Section
     open: bool = False  # it may still grow
     like: Any = None  # what rows that are alike have in common
@@ -84,9 +86,54 @@ class Hidden:
         self.keep(rank, record.stream, record.tail.removesuffix("\n").split("\n"))
 
 
+@cache
+def alone(rank: int) -> frozenset[int]:
+    """Return the set of one rank; rows share it, because there are many."""
+    return frozenset((rank,))
+
+
 def insert_row(rows: list[Row], row: Row) -> None:
     """Keep rows in their order; nearly always the new one is the last."""
     if not rows or rows[-1].key < row.key:
         rows.append(row)
     else:
         insort(rows, row, key=row_key)
+
+
+class Alike:
+    """Rows by what they have in common, each kind in the order of the rows."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Any, Row | list[Row]] = {}  # most lines are alone of their kind
+
+    def __contains__(self, like: Any) -> bool:
+        """Whether there is a row of this kind."""
+        return like in self._rows
+
+    def after(self, key: tuple[float, ...], like: Any) -> list[Row]:
+        """Return the next rows of a kind below ``key``."""
+        rows = self._rows.get(like, [])
+        if isinstance(rows, Row):
+            return [rows] if rows.key > key else []
+        start = bisect_right(rows, key, key=row_key)
+        return rows[start : start + SEARCHED_ROWS]
+
+    def add(self, row: Row) -> None:
+        """Let a row be found."""
+        rows = self._rows.setdefault(row.like, row)
+        if rows is row:
+            return
+        if isinstance(rows, Row):
+            rows = self._rows[row.like] = [rows]
+        insert_row(rows, row)
+
+    def remove(self, row: Row) -> None:
+        """Let a row be found no more."""
+        rows = self._rows.get(row.like, [])
+        if rows is row:
+            del self._rows[row.like]
+        if not isinstance(rows, list):
+            return
+        at = bisect_left(rows, row.key, key=row_key)
+        if at < len(rows) and rows[at] is row:
+            del rows[at]

@@ -18,7 +18,7 @@ from .rows import TAIL_ROWS
 from .transcript import Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ..cluster.cell_run import CellRun
     from ..cluster.events import Event
@@ -69,6 +69,7 @@ class Screen:
         self._sink = sink
         self._labelled = len(ranks) > 1
         self._width = len(label_ranks(range(world_size))) if self._labelled else 0
+        self._labels: dict[tuple[frozenset[int], str], str] = {}  # what was made before, because lines are many
         self._log_folder = log_folder
         self._forward_comm = forward_comm
         self._transcript = Transcript(max_lines, max_bytes)
@@ -215,17 +216,21 @@ class Screen:
     def _lines(self, rows: Iterable[Row]) -> list[str]:
         return [self._line(row.ranks, row.stream, row.text) for row in rows if self._labelled or row.stream != "label"]
 
-    def _line(self, ranks: Iterable[int], stream: str, text: str) -> str:
+    def _line(self, ranks: frozenset[int], stream: str, text: str) -> str:
         if "\x1b" in text:
             text += RESET
         if not self._labelled:
             return f"{RED}{text}{RESET}" if stream == "stderr" and "\x1b" not in text else text
-        bar = f"{RESET}{RED}┃{RESET}" if stream == "stderr" else f"│{RESET}"
-        label = f"{QUIET}{label_ranks(ranks):<{self._width}} {bar} "
+        label = self._labels.get((ranks, stream)) or self._make_label(ranks, stream)
         if "\n" in text:
-            rest = f"\n{QUIET}{'':<{self._width}} {bar} "
-            text = text.replace("\n", rest)
+            text = text.replace("\n", "\n" + self._make_label((), stream))
         return label + text
+
+    def _make_label(self, ranks: Collection[int], stream: str) -> str:
+        bar = f"{RESET}{RED}┃{RESET}" if stream == "stderr" else f"│{RESET}"
+        label = f"{QUIET}{label_ranks(ranks) if ranks else '':<{self._width}} {bar} "
+        self._labels[frozenset(ranks), stream] = label
+        return label
 
     def _below(self) -> list[str]:
         """Return what stands below everything for good: what is not shown, notes."""

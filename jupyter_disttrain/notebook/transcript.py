@@ -12,16 +12,15 @@ limited to a few lines: the cost of n lines is n.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from itertools import pairwise
 from typing import Any
 
-from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Hidden, Row, Section, insert_row, row_key
+from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Alike, Hidden, Row, Section, alone, insert_row, row_key
 from .terminal import Writer
 
 MOVABLE_ROWS = 1000  # of one rank's own lines that may still move in front of a common one
 GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks
-SEARCHED_ROWS = 100  # that are alike
 
 
 class Transcript:
@@ -41,7 +40,7 @@ class Transcript:
         self._count = 0
         self._common: dict[int, tuple[float, ...]] = {}  # by rank: where the last row stands that it can't move past
         self._private: dict[int, list[Row]] = {}  # by rank: the rows after it, said by no other rank
-        self._alike: dict[Any, list[Row]] = {}
+        self._alike = Alike()
         self._writers: dict[tuple[int, str], Writer] = {}
         self._displays: dict[tuple[int, str], Row] = {}
         self._clear_first: set[int] = set()
@@ -99,7 +98,7 @@ class Transcript:
             del self._writers[writer]
         for section in list(self.sections):
             for row in [row for row in section.rows if rank in row.ranks]:
-                row.ranks.discard(rank)
+                row.ranks -= {rank}
                 section.dirty = True
                 if not row.ranks:
                     self._remove(row)
@@ -139,7 +138,7 @@ class Transcript:
         if all(before[-1].key < after[0].key for before, after in pairwise(blocks)):
             return
         last = self.sections[-1] if self.sections and self.sections[-1].data is None else self._new_section()
-        end = Row((self._number(),), "", "end", set(), last)
+        end = Row((self._number(),), "", "end", frozenset(), last)
         last.rows.append(end)
         for rank in sorted(self._private):
             self._gather(rank, end)
@@ -180,12 +179,10 @@ class Transcript:
 
     def _find(self, rank: int, like: Any) -> Row | None:
         """Return the first row of this content that the rank can join."""
-        rows = self._alike.get(like)
-        if not rows:
+        if like not in self._alike:
             return None
         private = self._private.get(rank)
-        start = bisect_right(rows, self._common.get(rank, ()), key=row_key)
-        for row in rows[start : start + SEARCHED_ROWS]:
+        for row in self._alike.after(self._common.get(rank, ()), like):
             if rank in row.ranks:
                 continue
             if not private or row.key > private[-1].key or len(row.section.rows) < 2 * SECTION_ROWS:
@@ -197,7 +194,7 @@ class Transcript:
         if len(row.ranks) == 1:
             self._gather(next(iter(row.ranks)), row)
         self._gather(rank, row)
-        row.ranks.add(rank)
+        row.ranks |= {rank}
         row.section.dirty = True
 
     def _gather(self, rank: int, row: Row) -> None:
@@ -285,7 +282,7 @@ class Transcript:
         section = self.sections[-1] if self.sections else None
         if section is None or section.data is not None or section.is_full:
             section = self._new_section()
-        row = Row((self._number(),), text, stream, {rank}, section, is_open)
+        row = Row((self._number(),), text, stream, alone(rank), section, is_open)
         self._left_lines -= 1
         self._left_bytes -= len(text)
         section.rows.append(row)
@@ -313,13 +310,13 @@ class Transcript:
         """Change a complete line; what other ranks share with it stays theirs."""
         row.section.dirty = True
         if row.ranks == {rank}:
-            self._withdraw(row)
+            self._alike.remove(row)
             self._private[rank] = [own for own in self._private.get(rank, ()) if own is not row]
             row.open = True
             self.retype(row, text)
             return row
-        row.ranks.discard(rank)
-        own = Row((*row.key, self._number()), "", row.stream, {rank}, row.section, open=True)
+        row.ranks -= {rank}
+        own = Row((*row.key, self._number()), "", row.stream, alone(rank), row.section, open=True)
         insert_row(row.section.rows, own)
         self._left_lines -= 1
         self.retype(own, text)
@@ -335,14 +332,7 @@ class Transcript:
         """Let other ranks join a row."""
         row.like = like
         if like is not None:
-            insert_row(self._alike.setdefault(like, []), row)
-
-    def _withdraw(self, row: Row) -> None:
-        """Let nobody join a row any more."""
-        rows = self._alike.get(row.like, [])
-        at = bisect_left(rows, row.key, key=row_key)
-        if at < len(rows) and rows[at] is row:
-            del rows[at]
+            self._alike.add(row)
 
     def _remove(self, row: Row) -> None:
         if row.stream == "label":
@@ -358,7 +348,7 @@ class Transcript:
         section.dirty = True
         if section.is_empty:
             self.sections.remove(section)
-        self._withdraw(row)
+        self._alike.remove(row)
 
 
 class _Paper:
