@@ -24,7 +24,7 @@ class Plan:
     lines_per_rank: int = 10_000
     transfers: int = 5
     tensor_elements: int = 25_000_000  # float32: 100 MB
-    loops: int = 5
+    loops: int = 11
 
     @classmethod
     def quick(cls, ranks: tuple[int, ...]) -> Plan:

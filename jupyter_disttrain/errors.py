@@ -77,6 +77,7 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
                 lines.append(f"{BOLD}Go on without it (-r), or start all anew with %dist_reset.{RESET}")
             elif not failure.traceback:
                 lines.append(f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}")
+            lines += (f"rank {rank}: {BOLD_RED}{failure.ename}{RESET}: {text}" for rank, text in failure.variants)
         return lines
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import queue
 import re
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -103,8 +106,11 @@ class Notebook:
         return int(self._manager.provisioner.pid)  # type: ignore[union-attr]
 
     def interrupt(self) -> None:
-        """Press the stop button."""
-        self._manager.interrupt_kernel()
+        """Press the stop button: SIGINT to the kernel's process group, from any thread.
+
+        The manager's own method, which does this, leaves an event loop behind in every thread that calls it.
+        """
+        os.killpg(os.getpgid(self.pid), signal.SIGINT)
 
     def run(
         self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
@@ -181,5 +187,6 @@ def _apply(outcome: Outcome, displays: dict[str, list[dict[str, Any]]], kind: st
 def execute_notebook(cells: list[str], *, allow_errors: bool = False) -> NotebookNode:
     """Execute cells with nbclient, as nbconvert does."""
     notebook = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=allow_errors).execute()
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=allow_errors)
+    asyncio.run(client.async_execute())  # its own execute() leaves an event loop open
     return notebook

@@ -43,6 +43,21 @@ def test_ranks_that_fail_alike_show_one_traceback(notebook: Notebook) -> None:
     assert "jupyter_disttrain" not in outcome.text
 
 
+def test_messages_that_differ_by_a_number_share_one_traceback(notebook: Notebook) -> None:
+    outcome = notebook.run("%%distributed\nx = 1\nraise ValueError(f'no data for rank {rank}')")
+    assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: ValueError: no data for rank 0"
+    assert outcome.text.count("----> 3 raise ValueError") == 1
+    assert outcome.text.splitlines()[-2:] == [
+        "ValueError: no data for rank 0",
+        "rank 1: ValueError: no data for rank 1",
+    ]
+
+
+def test_the_same_error_on_other_lines_is_another(cluster: Cluster) -> None:
+    error = failure_of(cluster, "if rank == 0: raise ValueError('1')\nraise ValueError('1')")
+    assert sorted(failure.ranks for failure in error.failures) == [(0,), (1,)]
+
+
 def test_distinct_failures_stand_once_each_with_the_earliest_first(cluster: Cluster) -> None:
     error = failure_of(
         cluster,

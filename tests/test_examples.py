@@ -8,6 +8,7 @@ Each runs as a copy, from the folder above it or from its own; either way what i
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 import shutil
@@ -180,7 +181,8 @@ def read(name: str) -> nbformat.NotebookNode:
 
 def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Execute a notebook in a kernel that starts in ``folder``; a cell that fails is an error, unless it is tagged."""
-    NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}}).execute()
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}})
+    asyncio.run(client.async_execute())  # its own execute() leaves an event loop open
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:

@@ -241,6 +241,23 @@ def test_ranks_that_are_kept_outlive_the_kernel() -> None:
     assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
 
 
+def test_a_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Notebook) -> None:
+    def held() -> tuple[int, int]:
+        bare_notebook.run("import os, threading").check()
+        said = bare_notebook.run("print(threading.active_count(), len(os.listdir('/proc/self/fd')))").text
+        threads, files = map(int, said.split())
+        return threads, files
+
+    start(bare_notebook)
+    bare_notebook.run("%dist_shutdown").check()  # the first time imports what is needed
+    threads, files = held()
+    for _ in range(3):
+        start(bare_notebook)
+        bare_notebook.run("%dist_shutdown").check()
+    assert held()[0] == threads
+    assert held()[1] <= files + 1  # ipykernel's own come and go
+
+
 def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> None:
     cluster_id = start(bare_notebook)
     bare_notebook.run("%unload_ext jupyter_disttrain").check()

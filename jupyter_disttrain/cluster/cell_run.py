@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
+_NUMBER = re.compile(r"\d+")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 INTERRUPT_GRACE_SECONDS = 5.0
 PATIENT_INTERRUPTS = 2  # that wait for their turn; the next one is raised at once
 
@@ -107,14 +109,21 @@ class CellState:
         """Each distinct failure once with all its ranks, the earliest first."""
         groups: dict[tuple[str, ...], list[CellFailure]] = {}
         for failure in sorted(self.failures.values(), key=lambda failure: failure.time_s):
-            text = (failure.ename, failure.evalue, *failure.traceback)
-            key = tuple(_INCIDENTAL.sub("", line) for line in text)
-            groups.setdefault(key, []).append(failure)
+            groups.setdefault(_likeness(failure), []).append(failure)
         return tuple(_merge(group) for group in groups.values())
 
 
+def _likeness(failure: CellFailure) -> tuple[str, ...]:
+    """Return what failures that are one have in common: all but addresses, and numbers in the message."""
+    message = _NUMBER.sub("#", _INCIDENTAL.sub("", failure.evalue))
+    lines = [line for line in failure.traceback if not _COLOUR.sub("", line).startswith(f"{failure.ename}: ")]
+    return (failure.ename, message, *(_INCIDENTAL.sub("", line) for line in lines))
+
+
 def _merge(group: list[CellFailure]) -> CellFailure:
-    first = group[0]
+    first = min(group, key=lambda failure: failure.ranks)
+    same = _INCIDENTAL.sub("", first.evalue)
+    variants = [(other.ranks[0], other.evalue) for other in group if _INCIDENTAL.sub("", other.evalue) != same]
     return CellFailure(
         ranks=tuple(sorted(failure.ranks[0] for failure in group)),
         hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in group)),
@@ -122,7 +131,8 @@ def _merge(group: list[CellFailure]) -> CellFailure:
         evalue=first.evalue,
         traceback=first.traceback,
         line=first.line,
-        time_s=first.time_s,
+        time_s=group[0].time_s,
+        variants=tuple(sorted(variants)),
     )
 
 

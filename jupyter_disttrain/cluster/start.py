@@ -16,6 +16,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +113,11 @@ class Launch:
         self._processes = cluster
         owner = 0 if self.config.keep else os.getpid()
         removable = os.pathsep.join(map(str, self.folders.removable))
-        cluster.start_controller_sync(owner_pid=owner, remove_dirs=removable, sockets=self.folders.sockets)
+        _outside_loop(
+            cluster.start_controller_sync, owner_pid=owner, remove_dirs=removable, sockets=self.folders.sockets
+        )
         environment = rank_environment(self.config, self.folders, self.n, self.gpus)
-        cluster.start_engines_sync(self.n, environment=environment)
+        _outside_loop(cluster.start_engines_sync, self.n, environment=environment)
 
     def _wait_for_connection(self) -> dict[str, Any]:
         while True:
@@ -341,7 +344,13 @@ class Launch:
             while time.monotonic() < deadline and any(engines.alive() for engines in processes.engines.values()):
                 time.sleep(POLL_SECONDS)
         finally:  # who interrupts it only doesn't want to wait
-            processes.stop_cluster_sync()
+            _outside_loop(processes.stop_cluster_sync)
+
+
+def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Call ipyparallel where no event loop runs: beside a kernel's loop it would leave a thread behind each time."""
+    with ThreadPoolExecutor(1, thread_name_prefix="disttrain launch") as executor:
+        executor.submit(call, *args, **options).result()
 
 
 @contextmanager
