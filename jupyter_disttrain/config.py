@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from .errors import UsageError
 
 LAUNCHERS = ("mpi", "local")
+ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")
@@ -36,6 +37,9 @@ class ClusterConfig:
     port: int = 0  # MASTER_PORT; 0: a free one
     timeout_s: float = 1800.0  # of the process group's collectives
     start_timeout_s: float = 120.0
+    grace_s: float = 3.0  # for ranks to end by themselves once another has failed, before they are released
+    hang_after_s: float = 30.0  # in one collective, before the cell says who waits and who is missing
+    on_rank_death: str = "replace"  # by a new process; "reset": all ranks start anew; "stop": the cluster ends
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
 
@@ -44,6 +48,7 @@ class ClusterConfig:
         if self.n is not None and not 1 <= self.n <= MAX_RANKS:
             raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
         _choose("launcher", self.launcher, LAUNCHERS)
+        _choose("on_rank_death", self.on_rank_death, ON_RANK_DEATH)
         _choose("backend", self.backend, BACKENDS)
         if self.gpus is not None:
             self._check_gpus(self.gpus)

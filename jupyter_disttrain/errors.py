@@ -60,25 +60,54 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         Each distinct failure once, in the order in which they happened: the root cause first.
     by_rank : dict of int to CellFailure
         The same by rank.
+    waited : dict of int to CellFailure
+        Ranks that waited for those that failed, and were released.
+    notes : list of str
+        What was done so that the session goes on.
     """
 
-    def __init__(self, failures: Sequence[CellFailure], by_rank: Mapping[int, CellFailure]) -> None:
+    def __init__(
+        self,
+        failures: Sequence[CellFailure],
+        by_rank: Mapping[int, CellFailure],
+        waited: Mapping[int, CellFailure] | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
         self.failures = tuple(failures)
         self.by_rank = dict(by_rank)
+        self.waited = dict(waited or {})
+        self.notes = list(notes)
         super().__init__("; ".join(failure.headline for failure in self.failures))
 
     def _render_traceback_(self) -> list[str]:
         """Return each distinct failure once: who, where, and the rank's own traceback."""
         lines: list[str] = []
+        interrupted = [failure for failure in self.failures if failure.ename == "KeyboardInterrupt"]
         for failure in self.failures:
+            if failure in interrupted[1:]:
+                lines.append(f"{BOLD_RED}{failure.headline}{RESET}")  # all ranks were, so one traceback is enough
+                continue
             lines += (f"{BOLD_RED}{failure.where}{RESET}", *failure.traceback)
             if failure.ename == "RankDied":
                 lines.append(f"{BOLD_RED}RankDied{RESET}: {failure.evalue}; the other ranks keep their variables")
-                lines.append(f"{BOLD}Go on without it (-r), or start all anew with %dist_reset.{RESET}")
             elif not failure.traceback:
                 lines.append(f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}")
             lines += (f"rank {rank}: {BOLD_RED}{failure.ename}{RESET}: {text}" for rank, text in failure.variants)
-        return lines
+        return [*lines, *self._render_waited(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
+
+    def _render_waited(self) -> list[str]:
+        """Return one line for the ranks that waited at the same line of the cell."""
+        from .ranks import label_ranks  # noqa: PLC0415  (ranks imports this)
+
+        culprits = label_ranks({rank for failure in self.failures for rank in failure.ranks})
+        by_line: dict[int | None, list[int]] = {}
+        for rank, failure in sorted(self.waited.items()):
+            by_line.setdefault(failure.line, []).append(rank)
+        return [
+            f"{label_ranks(ranks)} waited for {culprits}{f' at line {line}' if line else ''} "
+            f"and {'was' if len(ranks) == 1 else 'were'} released"
+            for line, ranks in by_line.items()
+        ]
 
 
 class GivenUpError(DisttrainError, KeyboardInterrupt):

@@ -148,6 +148,7 @@ class CellFailure:
     traceback: tuple[str, ...] = field(repr=False)
     line: int | None  # of the cell, counted from 1 with the magic's own line
     time_s: float  # seconds since the epoch, on the rank that failed first
+    of_group: bool = False  # it came out of a process group: often another rank is the cause
     variants: tuple[tuple[int, str], ...] = ()  # rank and message of those whose message has other numbers in it
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_disttrain.cluster.cell_run import CellState
+from jupyter_disttrain.cluster.cell_state import CellState
 from jupyter_disttrain.cluster.events import Died, Event, Replied, Said, Silent
 from jupyter_disttrain.messages import RankDeath
 

@@ -156,19 +156,18 @@ def test_what_a_rank_started_ends_with_it(plain: Cluster) -> None:
     assert wait_until(lambda: are_gone(started[1]))
 
 
-def test_a_dead_rank_leaves_the_others_and_a_reset_repairs(bare_notebook: Notebook) -> None:
+def test_a_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook) -> None:
     start(bare_notebook)
     bare_notebook.run("%%distributed -o pids\nimport os; kept = rank; os.getpid()").check()
     pid = int(bare_notebook.run("print(pids[1])").text)
     os.kill(pid, signal.SIGKILL)
-    state = "next(iter(get_ipython()._disttrain_magics._clusters.values())).table[1].state"
-    assert wait_until(lambda: bare_notebook.run(state).text == "'dead'")
-    status = bare_notebook.run("%dist_status").check().text.splitlines()
-    assert [line.split()[:2] for line in status[1:]] == [["rank", "state"], ["0", "idle"], ["1", "dead"]]
-    assert bare_notebook.run("%%distributed -r 0\nprint(kept)").check().text == "0"
-    assert bare_notebook.run("%%distributed\npass").error == (
-        "UsageError: rank 1 died; %dist_reset starts the ranks anew, or leave them out with -r"
-    )
+    new_pid = "next(iter(get_ipython()._disttrain_magics._clusters.values())).table[1].info.pid"
+    assert wait_until(lambda: bare_notebook.run(new_pid).text != str(pid))
+    assert bare_notebook.run("%%distributed -r 0\nprint(kept)").check().text.startswith("0\nrank 1 was replaced")
+    assert bare_notebook.run("%%distributed\nprint('kept' in globals())").check().lines == [
+        "rank 0 │ True",
+        "rank 1 │ False",
+    ]
     bare_notebook.run("%dist_reset").check()
     assert bare_notebook.run("%%distributed\nprint(comm.allreduce(1))").check().lines == ["ranks 0-1 │ 2"]
 

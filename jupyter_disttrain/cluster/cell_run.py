@@ -1,9 +1,10 @@
 """One cell on its ranks.
 
-Covers: who still runs, what came back, which failures are one; waiting.
-Does not cover: sending (``cluster``), drawing (``notebook.screen``), releasing stuck ranks.
+Covers: waiting for it, what came back, interrupts, time-outs.
+Does not cover: sending (``cells``), who runs and who failed (``cell_state``), releasing stuck ranks (``guardian``),
+drawing (``notebook.screen``).
 
-:class:`CellState` is a state machine without I/O: events in, state out. :class:`CellRun` feeds it from a queue.
+Events wait in a queue for the thread that waits for the cell.
 Interrupts go through the queue's loop as well: raised in the midst of an event, KeyboardInterrupt would lose it, and
 with a lost reply the cell never ends.
 """
@@ -11,7 +12,6 @@ with a lost reply the cell never ends.
 from __future__ import annotations
 
 import queue
-import re
 import signal
 import threading
 import time
@@ -19,21 +19,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
-from ..messages import CellFailure
-from ..ranks import label_ranks
+from ..ranks import format_ranks, label_ranks
+from .cell_state import CellState
 from .events import Died, Elided, Event, Replied, Said, Silent
-from .last_words import last_words
 from .variables import load_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
-_INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
-_NUMBER = re.compile(r"\d+")
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+    from ..messages import CellFailure
+    from .guardian import Guardian
+
 INTERRUPT_GRACE_SECONDS = 5.0
-PATIENT_INTERRUPTS = 2  # that wait for their turn; the next one is raised at once
+SETTLE_SECONDS = 120.0  # for the session to come back before the prompt does
+PATIENT_INTERRUPTS = 3  # that wait for their turn; the next one is raised at once
 
 
 class Listener(Protocol):
@@ -46,96 +45,6 @@ class Listener(Protocol):
         """Take note that the cell has ended on every rank."""
 
 
-class CellState:
-    """Who runs, who ended how."""
-
-    def __init__(self, ranks: Sequence[int], hosts: Mapping[int, str]) -> None:
-        self.running = set(ranks)
-        self.failures: dict[int, CellFailure] = {}
-        self.replies: dict[int, Replied] = {}
-        self._silent: set[int] = set()
-        self._hosts = dict(hosts)
-
-    @property
-    def done(self) -> bool:
-        """Whether every rank has ended the cell and all it said has arrived."""
-        return not self.running
-
-    def apply(self, event: Event) -> None:
-        """Take one event; those of ranks that have ended change nothing."""
-        rank = event.rank
-        if rank not in self.running:
-            return
-        if isinstance(event, Replied):
-            self.replies[rank] = event
-            if event.content["status"] != "ok":
-                self.failures[rank] = self._failure(rank, event)
-            if event.quiet or rank in self._silent:
-                self.running.discard(rank)
-        elif isinstance(event, Silent):
-            # The idle message and the reply travel on different sockets: either may come first.
-            self._silent.add(rank)
-            if rank in self.replies:
-                self.running.discard(rank)
-        elif isinstance(event, Died):
-            self.running.discard(rank)
-            self.failures[rank] = self._death(rank, event)
-
-    def _failure(self, rank: int, event: Replied) -> CellFailure:
-        content = event.content
-        return CellFailure(
-            ranks=(rank,),
-            hosts=(self._hosts[rank],),
-            ename=content.get("ename", "Error"),
-            evalue=content.get("evalue", ""),
-            traceback=tuple(content.get("traceback", ())),
-            line=content.get("line"),
-            time_s=content.get("time_s", event.time_s),
-        )
-
-    def _death(self, rank: int, event: Died) -> CellFailure:
-        traceback, line = last_words(event.record.stderr_tail, event.record.crash)
-        return CellFailure(
-            ranks=(rank,),
-            hosts=(self._hosts[rank],),
-            ename="RankDied",
-            evalue=f"process {event.record.pid} {event.record.cause}",
-            traceback=traceback,
-            line=line,
-            time_s=event.time_s,
-        )
-
-    def distinct_failures(self) -> tuple[CellFailure, ...]:
-        """Each distinct failure once with all its ranks, the earliest first."""
-        groups: dict[tuple[str, ...], list[CellFailure]] = {}
-        for failure in sorted(self.failures.values(), key=lambda failure: failure.time_s):
-            groups.setdefault(_likeness(failure), []).append(failure)
-        return tuple(_merge(group) for group in groups.values())
-
-
-def _likeness(failure: CellFailure) -> tuple[str, ...]:
-    """Return what failures that are one have in common: all but addresses, and numbers in the message."""
-    message = _NUMBER.sub("#", _INCIDENTAL.sub("", failure.evalue))
-    lines = [line for line in failure.traceback if not _COLOUR.sub("", line).startswith(f"{failure.ename}: ")]
-    return (failure.ename, message, *(_INCIDENTAL.sub("", line) for line in lines))
-
-
-def _merge(group: list[CellFailure]) -> CellFailure:
-    first = min(group, key=lambda failure: failure.ranks)
-    same = _INCIDENTAL.sub("", first.evalue)
-    variants = [(other.ranks[0], other.evalue) for other in group if _INCIDENTAL.sub("", other.evalue) != same]
-    return CellFailure(
-        ranks=tuple(sorted(failure.ranks[0] for failure in group)),
-        hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in group)),
-        ename=first.ename,
-        evalue=first.evalue,
-        traceback=first.traceback,
-        line=first.line,
-        time_s=group[0].time_s,
-        variants=tuple(sorted(variants)),
-    )
-
-
 class CellRun:
     """A cell that was sent to ranks.
 
@@ -145,6 +54,8 @@ class CellRun:
         Counted from 1 in each cluster.
     ranks : tuple of int
         Where it runs.
+    notes : list of str
+        What a person should know of how the session came back.
     stdout, stderr : dict of int to str
         What each rank printed so far.
     """
@@ -154,7 +65,8 @@ class CellRun:
         number: int,
         ranks: tuple[int, ...],
         hosts: Mapping[int, str],
-        interrupt: Callable[[Sequence[int]], None],
+        interrupt: Callable[..., None],
+        guardian: Guardian,
         listener: Listener | None = None,
     ) -> None:
         self.number = number
@@ -166,6 +78,8 @@ class CellRun:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes who waits
         self._abandoned: ClusterClosedError | None = None
         self._interrupt = interrupt
+        self._guardian = guardian
+        self.notes: list[str] = []
         self._listener = listener
         self._said: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
@@ -287,6 +201,7 @@ class CellRun:
                     self._interrupts += 1
                     self._obey_interrupts()
             if self.ended_s is None:
+                self._settle()
                 self._end()
         if self._interrupts > self._interrupts_obeyed:
             raise KeyboardInterrupt  # it came when there was nothing left to interrupt
@@ -328,6 +243,21 @@ class CellRun:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._on_deadline()
 
+    @property
+    def hang(self) -> list[str]:
+        """Who waits for whom, in words, once that takes longer than it should; else empty."""
+        return self._guardian.hang()
+
+    def _settle(self) -> None:
+        """Wait until the session has come back from what this cell did to it; an interrupt ends the wait."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not self._guardian.wait_until_settled(0.05) and time.monotonic() < deadline:
+            if self._listener is not None:
+                self._listener.on_events((), self)
+            if self._interrupts > self._interrupts_obeyed:
+                break
+        self.notes += self._guardian.take_notes()
+
     def _take_events(self) -> list[Event]:
         """Return what has come; waits a moment for the first event."""
         events: list[Event] = []
@@ -352,10 +282,10 @@ class CellRun:
     def _obey_interrupts(self) -> None:
         while self._interrupts_obeyed < self._interrupts:
             self._interrupts_obeyed += 1
-            if self._interrupts_obeyed > 1:
-                self._give_up(GivenUpError(self._still_running("interrupted twice"), self.failures))
+            if self._interrupts_obeyed >= PATIENT_INTERRUPTS:
+                self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures))
             self.interrupted = True
-            self._interrupt(sorted(self.state.running))
+            self._interrupt(sorted(self.state.running), forced=self._interrupts_obeyed > 1)
 
     def _on_deadline(self) -> None:
         if self._timed_out:
@@ -366,10 +296,10 @@ class CellRun:
 
     def _still_running(self, what: str) -> str:
         ranks = label_ranks(self.state.running)
-        verb = "has" if len(self.state.running) == 1 else "have"
+        verb, those = ("has", "that rank") if len(self.state.running) == 1 else ("have", "those ranks")
         return (
-            f"{what}; {ranks} {verb} not come back (a collective can't be interrupted); "
-            "%dist_reset starts the ranks anew"
+            f"{what}; {ranks} {verb} not come back: the code there hears neither the interrupt nor the end of its "
+            f"process group; %dist_reset -r {format_ranks(self.state.running)} replaces just {those}"
         )
 
     def _give_up(self, error: BaseException) -> None:
@@ -388,4 +318,4 @@ class CellRun:
             also = f"; before that {'; '.join(causes)}" if causes else ""
             raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}")
         if failures:
-            raise RankFailure(failures, self.state.failures)
+            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes)

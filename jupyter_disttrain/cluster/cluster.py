@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
 import time
 import weakref
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
 from ..errors import UsageError
-from ..messages import NANNY_REQUEST, OPTIONS
+from ..messages import NANNY_REQUEST
 from ..ranks import label_ranks, parse_ranks
 from . import variables
-from .cell_run import CellRun, Listener
-from .events import Died, Replied, Silent
+from .cells import Cells
 from .group import restore_group
+from .guardian import Guardian
+from .hang import explain
 from .inbox import event_from
-from .rank_table import check_idle
+from .recovery import Rules
 from .start import Launch
 from .telemetry import MetricsTable
 
@@ -33,12 +35,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from .events import Event
+    from .cell_run import CellRun, Listener
     from .link import Message
     from .rank_table import RankEntry
 
 NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
-LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
+SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new process imports torch meanwhile
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
@@ -73,12 +75,9 @@ class Cluster:
     def __init__(self, n: int | None = None, launcher: str = "mpi", **options: Any) -> None:
         self.config = ClusterConfig(n=n, launcher=launcher, **options)
         self.metrics = MetricsTable()
-        self._lock = threading.RLock()
-        self._cells: dict[str, tuple[CellRun, int]] = {}  # by the id of the request, with its rank
-        self._current: CellRun | None = None
-        self._late: list[Event] = []
         self._interrupts: list[Future[Message]] = []  # that nannies may not have passed on yet
-        self._count = 0
+        self._cells: Cells | None = None
+        self._restarting = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
         self._start()
@@ -89,6 +88,15 @@ class Cluster:
         self._launch = Launch(self.config, self._on_message, self._on_lost)
         self._launch.start()
         self.start_seconds = time.monotonic() - started
+        config = self.config
+        rules = Rules(
+            grace_s=config.grace_s,
+            hang_after_s=config.hang_after_s,
+            on_rank_death=config.on_rank_death,
+            has_group=config.backend != "none",
+        )
+        self._guardian = Guardian(self._launch, rules, self.reset, self.shutdown)
+        self._cells = Cells(self._launch, self._guardian, 0 if self._cells is None else self._cells.count)
 
     @property
     def name(self) -> str:
@@ -169,80 +177,41 @@ class Cluster:
         UsageError
             If the ranks are not there, or still run an earlier cell.
         """
+        self._settle()
         chosen = parse_ranks(ranks, self.world_size)
-        # Without the lock, because what ranks say meanwhile has to be taken.
         wait(self._interrupts, NANNY_SECONDS)  # one that comes late would hit this cell
         self._interrupts.clear()
         restore_group(self._launch, chosen)
-        run = self._send_cell(code, chosen, values, listener, execution_count, lines_before)
+        run = self._open_cells.send(
+            code,
+            chosen,
+            self.interrupt,
+            values=values,
+            listener=listener,
+            execution_count=execution_count,
+            lines_before=lines_before,
+        )
         return run.wait(timeout_s) if block else run
 
-    def _send_cell(
-        self,
-        code: str,
-        ranks: tuple[int, ...],
-        values: bool,
-        listener: Listener | None,
-        execution_count: int | None,
-        lines_before: int,
-    ) -> CellRun:
-        with self._lock:
-            self._check_free(ranks)
-            self._count += 1
-            hosts = {entry.info.rank: entry.info.host for entry in self.table}
-            run = CellRun(self._count, ranks, hosts, self.interrupt, listener)
-            rest = [] if self._current is None else self._current.take_rest()
-            for event in (*rest, *self._late):
-                run.put(event)
-            self._late.clear()
-            self._current = run
-            options = {
-                "cell": self._count,
-                "value": values,
-                "execution_count": execution_count or self._count,
-                "lines_before": lines_before,
-            }
-            content = {
-                "code": code,
-                "silent": False,
-                "store_history": True,
-                "allow_stdin": False,
-                "stop_on_error": False,
-            }
-            for rank in ranks:
-                self._send_to_rank(run, rank, content, options)
-        return run
+    def _settle(self) -> None:
+        """Wait until the session has come back from whatever befell it before."""
+        self._guardian.wait_until_settled(SETTLE_SECONDS)
+        with self._restarting:  # a death may have set off a reset, or the end
+            self._launch.check_open()
+        self._guardian.wait_until_settled(SETTLE_SECONDS)
 
-    def _send_to_rank(self, run: CellRun, rank: int, content: Message, options: Message) -> None:
-        entry = self._launch.table[rank]
-        entry.state, entry.cell = "running", options["execution_count"]
+    @property
+    def _open_cells(self) -> Cells:
+        assert self._cells is not None  # since the start
+        return self._cells
 
-        def on_reply(message: Message) -> None:
-            told = message["metadata"].get(OPTIONS, {})
-            content, buffers = variables.with_value(message["content"], message["buffers"])
-            quiet = told.get("quiet", True)
-            event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
-            entry.has_group = told.get("has_group", True)
-            if entry.state == "running":
-                entry.state = "idle"
-            run.put(event)
+    def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
+        """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early.
 
-        msg_id = self._launch.open_link.post(
-            entry.engine, "execute_request", content, metadata={OPTIONS: options}, on_reply=on_reply
-        )
-        entry.request = msg_id
-        self._cells[msg_id] = (run, rank)
-
-    def _check_free(self, ranks: Sequence[int]) -> None:
-        """Refuse to queue a cell behind one that may never end."""
-        self._launch.check_open()
-        check_idle(self._launch.table, ranks)
-        self._cells = {
-            msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
-        }
-
-    def interrupt(self, ranks: Iterable[int] | None = None) -> None:
-        """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early."""
+        Ranks that wait in a collective are released: its process group is aborted and formed anew. ``forced`` aborts it
+        without looking whether anybody waits.
+        """
+        self._guardian.on_interrupt(forced=forced)
         chosen = None if ranks is None else set(ranks)
         for entry in self.table:
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
@@ -266,6 +235,10 @@ class Cluster:
         if self.config.backend == "none":
             if self.config.launcher != "mpi":
                 raise UsageError("these ranks have no process group to meet in; start them without --backend none")
+            if self._launch.replaced:
+                raise UsageError(
+                    "a rank was replaced, and MPI has no world of all ranks since; %dist_reset makes one"
+                )
             barrier = "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
         start = time.monotonic()
         self.run(barrier, timeout_s=timeout_s, values=False)
@@ -283,10 +256,10 @@ class Cluster:
         UnserializableValueError
             If a value can't be sent; the message names it.
         """
+        self._settle()
         chosen = parse_ranks(ranks, self.world_size)
         variables.check_names(values)
-        with self._lock:
-            self._check_free(chosen)
+        self._open_cells.check_free(chosen)
         variables.push(self._launch, chosen, values)
 
     def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
@@ -299,12 +272,31 @@ class Cluster:
         UnserializableValueError
             If a value can't be sent; the message names it and its ranks.
         """
+        self._settle()
         chosen = parse_ranks(ranks, self.world_size)
         wanted = [names] if isinstance(names, str) else list(names)
         variables.check_names(wanted)
-        with self._lock:
-            self._check_free(chosen)
+        self._open_cells.check_free(chosen)
         return variables.pull(self._launch, chosen, wanted)
+
+    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
+        """Copy variables from one rank to others.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one, or isn't there on the source.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        self._settle()
+        (source,) = parse_ranks(source, self.world_size)
+        others = [rank for rank in parse_ranks(ranks, self.world_size) if rank != source]
+        if not others:
+            raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
+        variables.check_names(names)
+        self._open_cells.check_free([source, *others])
+        variables.copy(self._launch, source, others, names)
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Pass a front end's widget message on to a rank."""
@@ -326,35 +318,38 @@ class Cluster:
             self.metrics.add(rank, message["content"])
             return
         event = event_from(rank, message)
-        if event is None:
-            return
-        if isinstance(event, Died):
-            self._on_death(entry, event)
-            return
-        run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, rank))
-        with self._lock:
-            if run is not None and not run.ended_s:
-                run.put(event)
-            elif isinstance(event, Silent):
-                return  # of a cell that was given up; the cell that runs now has its own
-            elif self._current is not None and not self._current.ended_s:
-                self._current.put(event)  # said by a thread that an earlier cell left behind
-            elif len(self._late) < LATE_LIMIT:
-                self._late.append(event)
-
-    def _on_death(self, entry: RankEntry, event: Died) -> None:
-        with self._lock:  # a cell that is being sent at this moment has to learn of it too
-            entry.state = "dead"
-            for run, rank in list(self._cells.values()):
-                if rank == entry.info.rank:
-                    run.put(event)
+        if event is not None and self._cells is not None:
+            self._cells.take(entry, message, event)
 
     def _on_lost(self) -> None:
         """Take note that the controller is gone, and nobody can be reached any more."""
-        with self._lock:
-            for entry in self.table:
-                entry.state = "dead"
-            self._abandon_cells(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
+        for entry in self.table:
+            entry.state = "dead"
+        self._open_cells.abandon(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
+
+    # What ranks do
+
+    def where(self, timeout_s: float = 1.0) -> list[str]:
+        """Say what each rank is doing at this moment, one line for ranks that do the same; also while a cell runs."""
+        running = {entry.info.rank for entry in self.table if entry.state == "running"}
+        dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
+        idle = [entry.info.rank for entry in self.table if entry.state == "idle"]
+        lines = explain(self._guardian.look_now(running, timeout_s), idle)
+        return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines
+
+    def replace(self, ranks: Iterable[int]) -> list[str]:
+        """End the processes of some ranks, even if they hang, and start new ones; returns what was done, in words.
+
+        The other ranks keep their variables; all form a new process group.
+        """
+        chosen = sorted(set(ranks))
+        gone = [self._launch.table[rank].pid_gone for rank in chosen]
+        for rank in chosen:
+            self.signal(rank, signal.SIGKILL)
+        for each in gone:
+            each.wait(NANNY_SECONDS)
+        self._guardian.wait_until_settled(SETTLE_SECONDS)
+        return self._guardian.take_notes()
 
     # The end
 
@@ -366,21 +361,16 @@ class Cluster:
         LaunchError
             If they can't be started again; the cluster is closed then.
         """
-        self._launch.stop()
-        self._abandon_cells(f"the cluster {self.name!r} was reset while the cell ran; run it again")
-        self._current = None
-        self._late.clear()
-        try:
-            self._start()
-        except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
-            self._closed = True
-            _open.discard(self)
-            raise
-
-    def _abandon_cells(self, reason: str) -> None:
-        for run, _ in list(self._cells.values()):
-            run.abandon(reason)
-        self._cells.clear()
+        with self._restarting:
+            self._guardian.close()
+            self._launch.stop()
+            self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
+            try:
+                self._start()
+            except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
+                self._closed = True
+                _open.discard(self)
+                raise
 
     def shutdown(self) -> None:
         """End every process of this cluster; does nothing the second time."""
@@ -388,8 +378,10 @@ class Cluster:
             return
         self._closed = True
         _open.discard(self)
-        self._launch.stop()
-        self._abandon_cells("the cluster was shut down while the cell ran; start one with %dist_init")
+        with self._restarting:
+            self._guardian.close()
+            self._launch.stop()
+        self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
 
 @atexit.register

@@ -25,11 +25,11 @@ def restore_group(launch: Launch, ranks: Sequence[int]) -> None:
     UsageError
         If some of ``ranks`` have ended the group and others not: what they do together would never end.
     """
-    without = {entry.info.rank for entry in launch.table if not entry.has_group}
+    without = {entry.info.rank for entry in launch.table if not entry.group}
     if not without:
         return
     if len(without) == len(launch.table) and all(entry.state == "idle" for entry in launch.table):
-        launch.join()
+        launch.form()
         return
     gone, kept = sorted(without & set(ranks)), sorted(set(ranks) - without)
     if gone and kept:

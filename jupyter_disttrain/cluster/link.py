@@ -77,6 +77,7 @@ class Link:
         self._pending: dict[str, Callable[[Message], None]] = {}
         self._waiting: dict[str, Future[Message]] = {}
         self._closed = False
+        self._numbering = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="disttrain link", daemon=True)
         self._thread.start()
 
@@ -100,22 +101,34 @@ class Link:
         on_reply: Callable[[Message], None] | None = None,
     ) -> str:
         """Send a request to an engine; ``on_reply`` is called once on the link's thread. Returns the message's id."""
-        message = self.session.msg(msg_type, content, metadata=metadata)
+        message = self._message(msg_type, content, metadata)
         if on_reply is not None:
             self._pending[message["header"]["msg_id"]] = on_reply
         self._send(self._shell, target, message, buffers)
         return str(message["header"]["msg_id"])
 
-    def request(self, target: str, msg_type: str, content: Message, *, buffers: Sequence[Any] = ()) -> Future[Message]:
-        """Send a request to an engine, or to a nanny, and return its reply's future."""
+    def request(
+        self, target: str, msg_type: str, content: Message, *, buffers: Sequence[Any] = (), beside: bool = False
+    ) -> Future[Message]:
+        """Send a request to an engine, or to a nanny, and return its reply's future.
+
+        ``beside`` the cell that runs, an engine's control thread serves it.
+        """
         future: Future[Message] = Future()
-        message = self.session.msg(msg_type, content)
+        message = self._message(msg_type, content)
         msg_id = message["header"]["msg_id"]
         self._waiting[msg_id] = future
         self._pending[msg_id] = future.set_result
         future.add_done_callback(lambda _: self._forget(msg_id))
-        self._send(self._control if msg_type == NANNY_REQUEST else self._shell, target, message, buffers)
+        is_control = beside or msg_type == NANNY_REQUEST
+        self._send(self._control if is_control else self._shell, target, message, buffers)
         return future
+
+    def _message(self, msg_type: str, content: Message, metadata: Message | None = None) -> Message:
+        """Make a message; the session counts them without a lock, and two of one number would share a reply."""
+        with self._numbering:
+            message: Message = self.session.msg(msg_type, content, metadata=metadata)
+        return message
 
     def _forget(self, msg_id: str) -> None:
         self._waiting.pop(msg_id, None)

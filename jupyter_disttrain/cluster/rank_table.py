@@ -10,7 +10,8 @@ wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import LaunchError, UsageError
@@ -31,11 +32,12 @@ class RankEntry:
     nanny: str
     nanny_pid: int
     state: str = "idle"  # "starting", "idle", "running", "dead"
-    has_group: bool = True  # False once a cell has ended its process group
+    group: str = ""  # which process group it is in: see ``engine.process_group.Group.tag``
     sees_shelf: bool = False  # it shares memory with the client
     request: str = ""  # the id of that cell's message
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
+    pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
 
 def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:

@@ -9,30 +9,26 @@ Controller and ranks are started at the same moment: while the controller comes 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import queue
 import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import ipyparallel
 import psutil
-from traitlets.config import Config
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
 from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
 from ..ranks import RankInfo, label_ranks
-from .controller_launcher import ControllerProcess
 from .devices import choose_gpus
 from .folders import Folders
-from .launchers import LAUNCHERS
 from .link import Link, Message
-from .rank_environment import rank_environment, session_environment
+from .processes import POLL_SECONDS, Processes, said, tail
+from .rank_environment import session_environment
 from .rank_table import RankEntry, decide
 
 if TYPE_CHECKING:
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
 
     from ..config import ClusterConfig
 
-POLL_SECONDS = 0.005
 MISSED_LOOKS = 3  # for a nanny that is gone: what it said last may be on its way
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
@@ -58,8 +53,11 @@ class Launch:
         self._generations = 0
         self._arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started = False
-        self._processes: Any = None
+        self._awaits_rank = False  # a new process for a rank that died
+        self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
+        self._processes: Processes | None = None
         self.table: list[RankEntry] = []
+        self.replaced: set[int] = set()  # ranks that have a process of their own since a death
         self.link: Link | None = None
         self.gpus = choose_gpus(config)
         self.n = config.n or len(self.gpus) or 2
@@ -76,9 +74,10 @@ class Launch:
         LaunchError
             If a rank can't be started; what was started has ended by then.
         """
+        self._processes = Processes(self.config, self.folders, self.n, self.gpus)
         try:
             with _interrupts_deferred():  # ipyparallel's event loop would lose one
-                self._start_processes()
+                self._processes.start()
             info = self._wait_for_connection()
             self.link = Link(
                 info, self.folders.cluster_id, self._on_early_message, self._on_controller_lost, self._look_for_nannies
@@ -93,38 +92,12 @@ class Launch:
             raise
         self._started = True
 
-    def _start_processes(self) -> None:
-        log = logging.getLogger("jupyter_disttrain.ipyparallel")
-        log.propagate = False
-        if not log.handlers:
-            log.addHandler(logging.NullHandler())
-        cluster = ipyparallel.Cluster(
-            config=Config(),
-            log=log,
-            load_profile=False,
-            profile_dir=str(self.folders.profile),
-            cluster_id=self.folders.cluster_id,
-            cluster_file=str(self.folders.profile / "security" / "cluster.json"),
-            controller=ControllerProcess,
-            engines=LAUNCHERS[self.config.launcher],
-            send_engines_connection_env=False,
-            shutdown_atexit=False,
-        )
-        self._processes = cluster
-        owner = 0 if self.config.keep else os.getpid()
-        removable = os.pathsep.join(map(str, self.folders.removable))
-        _outside_loop(
-            cluster.start_controller_sync, owner_pid=owner, remove_dirs=removable, sockets=self.folders.sockets
-        )
-        environment = rank_environment(self.config, self.folders, self.n, self.gpus)
-        _outside_loop(cluster.start_engines_sync, self.n, environment=environment)
-
     def _wait_for_connection(self) -> dict[str, Any]:
         while True:
             try:
                 info: dict[str, Any] = json.loads(self.folders.client_file.read_text())
             except (FileNotFoundError, json.JSONDecodeError):
-                self._check_processes()
+                self._check_time()
                 time.sleep(POLL_SECONDS)
             else:
                 return info
@@ -137,7 +110,7 @@ class Launch:
             try:
                 arrival = self._arrivals.get(timeout=0.2)
             except queue.Empty:
-                self._check_processes(len(hellos))
+                self._check_time(len(hellos))
                 continue
             if isinstance(arrival, RankHello):
                 self._check_hello(arrival)
@@ -167,19 +140,16 @@ class Launch:
         raise LaunchError(f"a rank on {hello.host} can't start: {hello.failure}; {remedy}")
 
     def _introduce(self, entries: list[tuple[RankInfo, RankHello, str]]) -> None:
-        """Tell each rank who it is; rank 0 first, because it chooses the port."""
+        """Tell each rank who it is, and have all form the process group."""
         self.table = [
             RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
             for info, hello, nanny in entries
         ]
         self.address = self.config.address or "127.0.0.1"
-        first = self._identify(self.table[0])
-        others = [self._identify(entry) for entry in self.table[1:]]
-        told = [self._wait(future, rank, "answer") for rank, future in enumerate([first, *others])]
-        self.port = told[0]["port"]
-        for entry, reply in zip(self.table, told, strict=True):
-            entry.sees_shelf = reply["sees_shelf"]
-        self.join()
+        told = [self._identify(entry) for entry in self.table]
+        for entry, future in zip(self.table, told, strict=True):
+            entry.sees_shelf = self._wait(future, entry, "answer")["sees_shelf"]
+        self.form()
 
     @property
     def shelf_folder(self) -> str | None:
@@ -193,45 +163,65 @@ class Launch:
             "environment": session_environment(entry.info),
             "log_path": str(self.folders.rank_log(entry.info.rank)),
             "address": self.address,
-            "port": self.config.port,
             "timeout_s": self.config.timeout_s,
             "shelf": self.shelf_folder,
         }
         return self.open_link.request(entry.engine, RANK_REQUEST, request)
 
-    def join(self) -> None:
-        """Have every rank join a new process group over the session's store."""
-        if self._started:
-            self._deadline = time.monotonic() + self.config.start_timeout_s
-        self._generations += 1
-        request = {"do": "join", "address": self.address, "port": self.port, "generation": self._generations}
-        futures = [self.open_link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
-        for rank, future in enumerate(futures):
-            self._wait(future, rank, "join its process group")
-            self.table[rank].has_group = True
+    def form(self) -> dict[str, list[int]]:
+        """Have all ranks form a process group, over a store that rank 0 opens on a new port.
 
-    def _wait(self, future: Future[Message], rank: int, what: str) -> dict[str, Any]:
-        info = self.table[rank].info
-        while not future.done():
-            try:
-                arrival = self._arrivals.get(timeout=0.002)
-            except queue.Empty:
-                if self.table[rank].state == "dead":
-                    raise LaunchError(f"rank {rank} died; %dist_reset starts the ranks anew") from None
-                if time.monotonic() > self._deadline:
-                    log = self.folders.rank_log(rank)
-                    said = f"its log may say why: {log}" if log.exists() else "it said nothing"
-                    raise LaunchError(
-                        f"rank {rank} on {info.host} (process {info.pid}) did not {what} within "
-                        f"{self.config.start_timeout_s:g} s; {said}; give more with --start-timeout, or start anew"
-                    ) from None
-                continue
-            if isinstance(arrival, RankDeath):
-                self._fail_dead(arrival)
+        Returns
+        -------
+        dict of str to list of int
+            What of earlier groups could not be made anew: the lines that made it, and the ranks where it is gone.
+
+        Raises
+        ------
+        LaunchError
+            If a rank does not join.
+        """
+        self._generations += 1
+        place = {"address": self.address, "port": self.config.port if self._generations == 1 else 0}
+        opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
+        place["port"] = self._wait(opened, self.table[0], "open the store")["port"]
+        # MPI has no world with a process that was started later.
+        outside_mpi = sorted(self.replaced) if self.config.launcher == "mpi" else []
+        request = {"do": "form", **place, "generation": self._generations, "outside_mpi": outside_mpi}
+        futures = [self.open_link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
+        lost: dict[str, list[int]] = {}
+        for entry, future in zip(self.table, futures, strict=True):
+            for line in self._wait(future, entry, "join its process group")["lost"]:
+                lost.setdefault(line, []).append(entry.info.rank)
+            entry.group = "none" if self.config.backend == "none" else f"session/{self._generations}"
+        return lost
+
+    def _wait(self, future: Future[Message], entry: RankEntry, what: str) -> dict[str, Any]:
+        info = entry.info
+        deadline = time.monotonic() + self.config.start_timeout_s if self._started else self._deadline
+        while not wait([future], 0.01 if self._started else 0.002).done:
+            if not self._started:
+                self._heed_deaths()
+            if entry.state == "dead":
+                raise LaunchError(f"rank {info.rank} died; %dist_reset starts the ranks anew")
+            if time.monotonic() > deadline:
+                log = self.folders.rank_log(info.rank)
+                said = f"its log may say why: {log}" if log.exists() else "it said nothing"
+                raise LaunchError(
+                    f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within "
+                    f"{self.config.start_timeout_s:g} s; {said}; give more with --start-timeout, or start anew"
+                )
         content: dict[str, Any] = future.result()["content"]
         if content["status"] == "error":
-            raise LaunchError(f"rank {rank} on {info.host}: {content['evalue'] or content['ename']}")
+            raise LaunchError(f"rank {info.rank} on {info.host}: {content['evalue'] or content['ename']}")
         return content
+
+    def _heed_deaths(self) -> None:
+        """Fail if a rank has died while starting."""
+        while not self._arrivals.empty():
+            arrival = self._arrivals.get()
+            if isinstance(arrival, RankDeath):
+                self._fail_dead(arrival)
 
     @property
     def open_link(self) -> Link:
@@ -251,6 +241,50 @@ class Launch:
         if self.link is None:
             raise ClusterClosedError(f"the cluster {self.config.name!r} was shut down; start one with %dist_init")
 
+    def replace(self, rank: int) -> None:
+        """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
+
+        Raises
+        ------
+        LaunchError
+            If it does not come up.
+        """
+        with self._one_at_a_time:
+            self._awaits_rank = True
+            try:
+                assert self._processes is not None
+                self._processes.start_one(f"replacement-{rank}")
+                hello, nanny = self._hear_from_one({entry.engine for entry in self.table})
+                old = self.table[rank]
+                info = replace(old.info, host=hello.host, pid=hello.pid)
+                entry = RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
+                entry.sees_shelf = self._wait(self._identify(entry), entry, "answer")["sees_shelf"]
+                entry.group = "none" if self.config.backend == "none" else "broken"
+                self.table[rank] = entry
+                self.replaced.add(rank)
+            finally:
+                self._awaits_rank = False
+
+    def _hear_from_one(self, known: set[str]) -> tuple[RankHello, str]:
+        hello: RankHello | None = None
+        nannies: dict[str, str] = {}
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while hello is None or hello.engine not in nannies:
+            try:
+                arrival = self._arrivals.get(timeout=0.2)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    raise LaunchError(f"no new process came up within {self.config.start_timeout_s:g} s") from None
+                continue
+            if isinstance(arrival, RankHello) and arrival.engine not in known:
+                self._check_hello(arrival)
+                hello = arrival
+            elif isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival.nanny
+            elif isinstance(arrival, RankDeath) and arrival.engine not in known:
+                self._fail_dead(arrival)
+        return hello, nannies[hello.engine]
+
     # What goes wrong on the way
 
     def _on_controller_lost(self) -> None:
@@ -261,7 +295,7 @@ class Launch:
 
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
-        if not self._started:
+        if not self._started or self._awaits_rank:
             for record in (RankHello, NannyHello, RankDeath):
                 if message["header"]["msg_type"] == record.msg_type:
                     self._arrivals.put(record.from_content(message["content"]))
@@ -292,30 +326,22 @@ class Launch:
             told = {"header": header, "parent_header": {}, "metadata": metadata, "content": death.to_content()}
             self._on_early_message("iopub", told)
 
-    def _check_processes(self, heard: int = 0) -> None:
-        controller = self._processes.controller
-        if controller is not None and not controller.alive():
-            raise LaunchError(f"the controller ended while starting{_said(controller.get_output())}")
-        for engines in self._processes.engines.values():
-            if not engines.alive():
-                said = _said(engines.get_output())
-                raise LaunchError(f"{self._launcher_name()} ended before the ranks were up{said}")
+    def _check_time(self, heard: int = 0) -> None:
+        assert self._processes is not None
+        self._processes.check()
         if time.monotonic() > self._deadline:
-            said = "".join(engines.get_output() for engines in self._processes.engines.values())
+            words = said(self._processes.output)
             raise LaunchError(
                 f"{heard} of {self.n} ranks came up within {self.config.start_timeout_s:g} s; "
-                f"give more with --start-timeout, or see what {self._launcher_name()} did{_said(said)}"
+                f"give more with --start-timeout, or see what {self._processes.launcher} did{words}"
             )
-
-    def _launcher_name(self) -> str:
-        return "mpiexec" if self.config.launcher == "mpi" else "the launcher"
 
     def _fail_dead(self, death: RankDeath) -> None:
         known = [entry.info.rank for entry in self.table if entry.engine == death.engine]
         who = label_ranks(known) if known else "a rank"
-        said = f"; its last lines on stderr:\n{_tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
-        said = said or "; jupyter disttrain doctor may tell why"
-        raise LaunchError(f"{who} on {death.host} {death.cause} while starting{said}")
+        words = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+        words = words or "; jupyter disttrain doctor may tell why"
+        raise LaunchError(f"{who} on {death.host} {death.cause} while starting{words}")
 
     # Down
 
@@ -327,7 +353,7 @@ class Launch:
             if link is not None:
                 self._end_ranks(link)
             if processes is not None:
-                self._end_processes(processes, politely=link is not None)
+                processes.end(END_SECONDS if link is not None and self.table else 0.0)
         finally:  # an interrupt here, too
             if link is not None:
                 link.close()
@@ -337,20 +363,6 @@ class Launch:
         for entry in self.table:
             if entry.state != "dead":
                 link.request(entry.nanny, NANNY_REQUEST, {"do": "end"})
-
-    def _end_processes(self, processes: Any, *, politely: bool) -> None:
-        deadline = time.monotonic() + (END_SECONDS if politely and self.table else 0.0)
-        try:
-            while time.monotonic() < deadline and any(engines.alive() for engines in processes.engines.values()):
-                time.sleep(POLL_SECONDS)
-        finally:  # who interrupts it only doesn't want to wait
-            _outside_loop(processes.stop_cluster_sync)
-
-
-def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Call ipyparallel where no event loop runs: beside a kernel's loop it would leave a thread behind each time."""
-    with ThreadPoolExecutor(1, thread_name_prefix="disttrain launch") as executor:
-        executor.submit(call, *args, **options).result()
 
 
 @contextmanager
@@ -367,12 +379,3 @@ def _interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-def _said(text: str) -> str:
-    """Return the end of a message: what a process said last, or where to look if it said nothing."""
-    return f":\n{_tail(text)}" if text.strip() else " (it said nothing); jupyter disttrain doctor may tell why"
-
-
-def _tail(text: str, lines: int = 15) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])

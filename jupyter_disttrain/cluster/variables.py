@@ -64,6 +64,24 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
     return values
 
 
+def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
+    """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
+    reply = _ask(launch, [source], {"do": "pull", "names": list(names)})[source]
+    content = reply["content"]
+    if content["status"] == "missing":
+        listed = ", ".join(map(repr, content["names"]))
+        raise UsageError(f"rank {source} has no {listed}; set it there in a %%rank {source} cell first")
+    if content["status"] == "unserializable":
+        raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
+    pickled, *buffers = off_the_shelf(content["shelf"], reply["buffers"])
+    shared = all(launch.table[rank].sees_shelf for rank in ranks)
+    note, frames = lend(launch.shelf_folder if shared else None, buffers)
+    try:
+        _ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
+    finally:
+        drop(note)
+
+
 def _have(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import UnserializableValueError
-from ..ranks import RankInfo
+from ..ranks import RankInfo, label_ranks
 from ..shelf import fetch, lend
 from ..values import dump_values, load_value
 from .metrics import MetricsLog
 from .process_group import Group, RendezvousError
+from .where import where
 from .wire import IDENTITY, RankEnd
 
 if TYPE_CHECKING:
@@ -26,6 +27,24 @@ if TYPE_CHECKING:
     from .shell import RankShell
 
 Reply = tuple[dict[str, Any], list[Any]]
+
+
+class LostWorld:
+    """What stands in the place of ``comm`` once a rank was replaced by a process outside the MPI job."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self._reason = (
+            f"{label_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} replaced after a death, and MPI has no world "
+            "that a new process can join; use dist, or start all ranks anew with %dist_reset"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say so."""
+        raise RendezvousError(self._reason)
+
+    def __repr__(self) -> str:
+        """Say so."""
+        return f"<no MPI world: {self._reason}>"
 
 
 class Bootstrap:
@@ -51,7 +70,7 @@ class Bootstrap:
     # Identity
 
     def _do_identify(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
-        """Become a rank; rank 0 also opens the store and replies its port."""
+        """Become a rank."""
         self._on_known()
         info = RankInfo(**request["info"])
         _check_mpi(info)
@@ -63,19 +82,36 @@ class Bootstrap:
         self._fill_namespace(info, request["address"])
         self.shelf = request["shelf"] if _is_own_folder(request["shelf"]) else None
         sees_shelf = self.shelf is not None
-        if info.backend == "none":
-            return {"status": "ok", "port": request["port"], "sees_shelf": sees_shelf}, []
-        _choose_device(info)
-        self.group = Group(info, request["timeout_s"])
-        port = self.group.open_store(request["address"], request["port"]) if info.rank == 0 else 0
-        return {"status": "ok", "port": port, "sees_shelf": sees_shelf}, []
+        if info.backend != "none":
+            _choose_device(info)
+            self.group = Group(info, request["timeout_s"])
+        return {"status": "ok", "sees_shelf": sees_shelf}, []
 
-    def _do_join(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
-        """Join the process group."""
+    def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Open the store on rank 0 and reply its port."""
+        if self.group is None:
+            return {"status": "ok", "port": request["port"]}, []
+        return {"status": "ok", "port": self.group.open_store(request["address"], request["port"])}, []
+
+    def _do_form(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Form the process group together with all other ranks; reply what of the earlier groups is gone."""
         os.environ["MASTER_PORT"] = str(request["port"])
-        if self.group is not None:
-            self.group.join(request["address"], request["port"], request["generation"])
-        return {"status": "ok"}, []
+        if request["outside_mpi"]:
+            self._push({"comm": LostWorld(request["outside_mpi"])})
+        lost = [] if self.group is None else self.group.form(request["address"], request["port"], request["generation"])
+        return {"status": "ok", "lost": lost}, []
+
+    # Beside a cell, on the control thread
+
+    def serve_beside(self, request: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
+        """Do what can't wait for the cell that runs."""
+        if request["do"] == "where":
+            return {"status": "ok", **where(self.group, cell)}
+        if request["do"] == "release":
+            if self.group is not None:
+                self.group.release()
+            return {"status": "ok"}
+        raise ValueError(f"a rank knows no {request['do']!r} beside a cell")
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:
         os.environ["MASTER_ADDR"] = address
@@ -96,9 +132,11 @@ class Bootstrap:
             device = torch.device(info.device)
             names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index}
         names["comm"] = _mpi_world()
-        shell = self._shell
-        assert shell is not None
-        shell.push(names, interactive=False)  # type: ignore[no-untyped-call]
+        self._push(names)
+
+    def _push(self, names: dict[str, Any]) -> None:
+        assert self._shell is not None
+        self._shell.push(names, interactive=False)  # type: ignore[no-untyped-call]
 
     # Values
 

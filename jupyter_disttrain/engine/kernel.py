@@ -59,8 +59,10 @@ class RankKernel(IPythonParallelKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell_handlers[RANK_REQUEST] = self.rank_request
+        self.control_handlers[RANK_REQUEST] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
         self._ours = False
+        self._cell: dict[str, Any] | None = None  # that runs
 
     def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
         """Take what serves the requests."""
@@ -107,17 +109,26 @@ class RankKernel(IPythonParallelKernel):
         shell.begin_cell()
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group, options["cell"])
+        self._cell = {
+            "number": options["cell"],
+            "execution_count": options["execution_count"],
+            "lines_before": options["lines_before"],
+        }
         content = parent["content"]
         start = time.time()
         reply = await self._execute(content["code"])
         reply["duration_s"] = time.time() - start
+        self._cell = None
+        error = shell.last_error if reply["status"] == "error" else None
+        group, reply["group_error"] = hooks.after_cell(self._bootstrap.group, error)
         if reply["status"] == "error":
-            cell_errors.complete(reply, shell, options["lines_before"])
+            cell_errors.complete(reply, shell, options["lines_before"], interrupted=self._interrupted)
+        if error is not None:
+            cell_errors.let_go(error)
         shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
         buffers = self._take_value(reply) if options.get("value") else []
-        has_group = hooks.after_cell(self._bootstrap.group)
         quiet = self._end_cell(parent, mark)
-        metadata = {OPTIONS: {"quiet": quiet, "has_group": has_group}}
+        metadata = {OPTIONS: {"quiet": quiet, "group": group}}
         self.session.send(
             stream, "execute_reply", json_clean(reply), parent, metadata=metadata, ident=ident, buffers=buffers
         )
@@ -125,7 +136,7 @@ class RankKernel(IPythonParallelKernel):
     async def _execute(self, code: str) -> dict[str, Any]:
         """Run the code; SIGINT means something here and nowhere else, so it can't cost the reply."""
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._interrupt)
             if self._interrupted:
                 raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
@@ -142,6 +153,7 @@ class RankKernel(IPythonParallelKernel):
         loop = asyncio.get_running_loop()
 
         def interrupt(_number: int, _frame: Any) -> None:
+            self._interrupted = True
             if asyncio.current_task(loop) is future:
                 raise KeyboardInterrupt  # the cell's own code is running, and IPython catches this
             loop.call_soon_threadsafe(future.cancel)
@@ -151,6 +163,10 @@ class RankKernel(IPythonParallelKernel):
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        self._interrupted = True
+        signal.default_int_handler(number, frame)
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
         self._interrupted = True
@@ -198,6 +214,16 @@ class RankKernel(IPythonParallelKernel):
             self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
             reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+
+    def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Serve what can't wait for the cell that runs, on the control thread."""
+        try:
+            reply = self._bootstrap.serve_beside(parent["content"], self._cell)
+        except Exception as error:
+            # Whatever went wrong is the client's to tell, with this rank's name.
+            self.log.debug("control request failed", exc_info=True)
+            reply = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
+        self.session.send(stream, "rank_reply", reply, parent, ident=ident)
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""

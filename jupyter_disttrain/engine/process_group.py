@@ -1,21 +1,29 @@
 """The session's process group on one rank.
 
-Covers: the store, ``init_process_group``, the first collective that proves it, scripts that make a group of their own.
-Does not cover: releasing a stuck collective, bringing a lost rank back.
+Covers: the store, ``init_process_group``, the first collective that proves it, scripts that make a group of their own,
+releasing who is stuck, making the group and its subgroups anew.
+Does not cover: when to release (``cluster.recovery``), sockets (``sockets``), who held the old groups (``holders``).
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import gc
+import json
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from .groups import Groups
+from .holders import rearm_models, replace_everywhere
+from .sockets import shut_down_clients_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..ranks import RankInfo
+    from .groups import GroupRecord
 
 
 class RendezvousError(RuntimeError):
@@ -27,15 +35,21 @@ class Group:
 
     def __init__(self, info: RankInfo, timeout_s: float) -> None:
         self.info = info
+        self.groups = Groups()
+        self.broken = False  # the groups were aborted, or failed, and were not made anew yet
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = None
+        self._port = 0
         self._ours: Any = None  # the group that the session made
+        self._generation = 0
+        self._old: dict[str, GroupRecord] = {}  # that were destroyed to be made anew
         self._cell = 0
         self._inits = 0  # of the cell that runs
+        self._own_tag = ""  # of a group that a cell made
         self._init = self._wrap_init()
 
     def open_store(self, address: str, port: int) -> int:
-        """Open the store on rank 0 and return its port; port 0 lets the kernel choose, which leaves no race.
+        """Open a store on rank 0 and return its port; port 0 lets the kernel choose, which leaves no race.
 
         The socket is made here because the store by itself would listen on every interface.
         """
@@ -49,41 +63,76 @@ class Group:
             remedy = "leave the port out, and a free one is chosen" if taken else "choose another address with -a"
             what = f"port {port} is taken" if taken else f"cannot listen on {address}:{port} ({error.strerror})"
             raise RendezvousError(f"{what}; {remedy}") from error
-        port = listener.getsockname()[1]
+        self._port = listener.getsockname()[1]
         self._store = TCPStore(
             address,
-            port,
+            self._port,
             self.info.world_size,
             is_master=True,
             timeout=self._timeout,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        return port
+        return self._port
 
-    def join(self, address: str, port: int, generation: int) -> None:
-        """Make the process group and prove it by a first all_reduce.
+    def form(self, address: str, port: int, generation: int) -> list[str]:
+        """Make the process group, and the subgroups that were aborted with it; prove it by a first all_reduce.
 
-        ``generation`` counts the groups of this session; all ranks name the same.
+        What held an old group then holds the new one, models in DistributedDataParallel too. ``generation`` counts the
+        groups of this session; all ranks name the same. Returns what could not be made anew: the lines that made it.
         """
-        import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
         from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: PLC0415
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        info = self.info
-        if self._store is None:
-            self._store = TCPStore(address, port, info.world_size, is_master=False, timeout=self._timeout)
-        device = torch.device(info.device)
+        # An attempt that failed has destroyed them already, but they are still to be made anew.
+        old = self._old = self.groups.live | self._old
+        count = c10d._world.group_count  # noqa: SLF001
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
+        if self._port != port:
+            self._store = TCPStore(address, port, self.info.world_size, is_master=False, timeout=self._timeout)
+            self._port = port
+        self._generation = generation
+        store = PrefixStore(f"disttrain/{generation}", self._store)
+        self._join(store)
+        pairs = {record.pg: self._ours for record in old.values() if not record.ranks}
+        lost: list[str] = []
+        if generation > 1:
+            lost = self._remake({name: record for name, record in old.items() if record.ranks}, store, count, pairs)
+        self.broken = False
+        self._prove()
+        self._old = {}
+        if pairs:
+            replace_everywhere(pairs)
+            rearm_models()
+            pairs.clear()
+            old.clear()
+            gc.collect()  # errors hold themselves, and what held the old groups; with them go their threads and sockets
+        return lost
+
+    def _join(self, store: Any) -> None:
+        import torch  # noqa: PLC0415
+        import torch.distributed as dist  # noqa: PLC0415
+
+        device = torch.device(self.info.device)
         self._init(
-            info.backend,
-            store=PrefixStore(f"disttrain/{generation}", self._store),
-            rank=info.rank,
-            world_size=info.world_size,
+            self.info.backend,
+            store=store,
+            rank=self.info.rank,
+            world_size=self.info.world_size,
             timeout=self._timeout,
             device_id=device if device.type == "cuda" else None,
         )
         self._ours = dist.group.WORLD
-        total = torch.full((1,), float(info.rank), device=device)
+
+    def _prove(self) -> None:
+        import torch  # noqa: PLC0415
+        import torch.distributed as dist  # noqa: PLC0415
+
+        info = self.info
+        total = torch.full((1,), float(info.rank), device=torch.device(info.device))
         dist.all_reduce(total)
         expected = info.world_size * (info.world_size - 1) / 2
         if total.item() != expected:
@@ -92,12 +141,63 @@ class Group:
                 "two ranks share an identity; %dist_reset starts them anew"
             )
 
+    def _remake(self, old: Mapping[str, GroupRecord], store: Any, count: int, pairs: dict[Any, Any]) -> list[str]:
+        """Make those subgroups anew that all their members still know; returns the lines that made the others."""
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        own = {name: list(record.ranks) for name, record in old.items()}
+        told_store = PrefixStore("groups", store)
+        told_store.set(str(self.info.rank), json.dumps({"groups": own, "count": count}))
+        told = [json.loads(told_store.get(str(rank))) for rank in range(self.info.world_size)]
+        # Names are counted: ranks that count differently would give one name to two groups.
+        c10d._world.group_count = max(c10d._world.group_count, *(each["count"] for each in told))  # noqa: SLF001
+        lost = []
+        for name in sorted(own):  # all ranks in the same order
+            record = old[name]
+            if not all(told[member]["groups"].get(name) == own[name] for member in record.ranks):
+                lost.append(record.made_at or f"the group of ranks {own[name]}")
+                continue
+            made: Any = c10d._new_process_group_helper  # noqa: SLF001  (each torch types it differently)
+            pg, _ = made(
+                len(record.ranks),
+                record.ranks.index(self.info.rank),
+                own[name],
+                record.backend,
+                store,
+                name,
+                timeout=record.timeout,
+                pg_tag=record.tag,
+                device_id=self._ours.bound_device_id,
+                group_desc=record.description,
+            )
+            c10d._world.pg_group_ranks[pg] = {member: at for at, member in enumerate(record.ranks)}  # noqa: SLF001
+            self.groups.keep_line(name, record.made_at)
+            pairs[record.pg] = pg
+        return lost
+
+    def release(self) -> None:
+        """Have whoever waits in a collective, or for the store, get an error; called on the control thread."""
+        self.broken = True
+        self.groups.release()
+        if self._port:
+            shut_down_clients_of(self._port)
+
     @property
-    def alive(self) -> bool:
-        """Whether there is a default process group: the session's, or one that a cell made."""
+    def tag(self) -> str:
+        """What default group there is: ``"session/2"``, ``"own/7/1"`` if a cell made it, ``""`` without one.
+
+        Ranks that are in one group have the same tag.
+        """
         import torch.distributed as dist  # noqa: PLC0415
 
-        return bool(dist.is_initialized())
+        if self.broken:
+            return "broken"
+        if not dist.is_initialized():
+            return ""
+        if dist.group.WORLD is self._ours:
+            return f"session/{self._generation}"
+        return self._own_tag
 
     def before_cell(self, cell: int) -> None:
         """Take the cell's number: it is the same on every rank, so it can name what the ranks do together."""
@@ -126,8 +226,10 @@ class Group:
             **options: Any,
         ) -> None:
             self._give_way()
+            self._own_tag = f"own/{self._cell}"
             if init_method in (None, "env://") and store is None:
                 self._inits += 1
+                self._own_tag = f"own/{self._cell}/{self._inits}"
                 store = PrefixStore(f"script/{self._cell}/{self._inits}", self._store)
                 rank = self.info.rank if rank < 0 else rank
                 world_size = self.info.world_size if world_size < 0 else world_size

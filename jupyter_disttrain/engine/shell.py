@@ -83,6 +83,8 @@ class RankShell(ZMQInteractiveShell):
     def _get_exc_info(self, exc_tuple: Any = None) -> tuple[Any, Any, TracebackType | None]:
         """Return the exception without the frames of this package, which tell a person nothing."""
         etype, value, trace = super()._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
+        if value is not None:
+            cell_errors.leave_out_torch(value)
         return etype, value, _without_our_frames(trace)
 
     def show_other_tracebacks(self, final: list[str] | None) -> None:

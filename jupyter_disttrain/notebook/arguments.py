@@ -10,7 +10,7 @@ import argparse
 import shlex
 from typing import NoReturn
 
-from ..config import BACKENDS, LAUNCHERS
+from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
 
 
@@ -42,6 +42,14 @@ def _init() -> _Parser:
     add("--port", type=int, help="MASTER_PORT (default: a free one)")
     add("--timeout", type=float, metavar="S", help="seconds a collective may take (default: 1800)")
     add("--start-timeout", type=float, metavar="S", help="seconds the ranks may take to start (default: 120)")
+    add("--grace", type=float, metavar="S", help="seconds ranks may go on once another has failed (default: 3)")
+    add(
+        "--hang-after",
+        type=float,
+        metavar="S",
+        help="seconds in one collective until who is missing is said (default: 30)",
+    )
+    add("--on-rank-death", choices=ON_RANK_DEATH, help="replace it, reset all ranks or stop (default: replace)")
     add("--keep", action="store_true", help="let the ranks outlive the notebook's kernel")
     add("--name", default=None, help="a name, to have several clusters side by side (default: default)")
     return parser
@@ -84,6 +92,23 @@ def _plain(name: str) -> _Parser:
     return parser
 
 
+def _reset() -> _Parser:
+    parser = _plain("dist_reset")
+    parser.add_argument("-r", "--ranks", help="replace just these, e.g. 1 or 0,2-3 (default: restart all)")
+    return parser
+
+
+def _copy() -> _Parser:
+    parser = _parser("dist_copy")
+    parser.add_argument("--from", dest="source", type=int, default=0, metavar="RANK", help="whose values (default: 0)")
+    parser.add_argument(
+        "--to", dest="ranks", default="all", metavar="RANKS", help="who gets them (default: all others)"
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="variables")
+    _add_name(parser)
+    return parser
+
+
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
     parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
@@ -100,7 +125,9 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "sync": _plain("sync"),
     "dist_push": _names("dist_push", "all"),
     "dist_pull": _names("dist_pull", "0"),
-    "dist_reset": _plain("dist_reset"),
+    "dist_where": _plain("dist_where"),
+    "dist_copy": _copy(),
+    "dist_reset": _reset(),
     "dist_shutdown": _shutdown(),
 }
 

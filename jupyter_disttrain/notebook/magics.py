@@ -13,7 +13,7 @@ from traitlets import Bool, Enum, Float, Int, Unicode
 
 from ..cluster import CellRun, Cluster
 from ..cluster.variables import check_names
-from ..config import BACKENDS, LAUNCHERS
+from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
 from .arguments import PARSERS, parse, parse_gpus
@@ -46,6 +46,9 @@ class DistributedMagics(Magics):
     address = Unicode("", help="MASTER_ADDR; empty: chosen.").tag(config=True)
     timeout = Float(1800.0, help="Seconds a collective may take.").tag(config=True)
     start_timeout = Float(120.0, help="Seconds the ranks may take to start.").tag(config=True)
+    grace = Float(3.0, help="Seconds ranks may go on once another has failed.").tag(config=True)
+    hang_after = Float(30.0, help="Seconds in one collective until a cell says who is missing.").tag(config=True)
+    on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What is done when a rank dies.").tag(config=True)
     keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
     max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
@@ -86,6 +89,9 @@ class DistributedMagics(Magics):
             port=args.port or 0,
             timeout_s=self.timeout if args.timeout is None else args.timeout,
             start_timeout_s=self.start_timeout if args.start_timeout is None else args.start_timeout,
+            grace_s=self.grace if args.grace is None else args.grace,
+            hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
+            on_rank_death=args.on_rank_death or self.on_rank_death,
             keep=args.keep or self.keep,
             name=name,
         )
@@ -96,8 +102,13 @@ class DistributedMagics(Magics):
     @_documented
     @line_magic
     def dist_reset(self, line: str) -> None:
-        """Restart the ranks; their variables are gone."""
-        cluster = self._require(parse("dist_reset", line))
+        """Restart the ranks, or replace just those named; their variables are gone."""
+        args = parse("dist_reset", line)
+        cluster = self._require(args)
+        if args.ranks is not None:
+            ranks = parse_ranks(args.ranks, cluster.world_size)
+            print("\n".join(cluster.replace(ranks)))  # noqa: T201
+            return
         try:
             cluster.reset()
         finally:
@@ -264,6 +275,19 @@ class DistributedMagics(Magics):
             raise UsageError("no cluster is running; start one with %dist_init, e.g. %dist_init -n 2")
         chosen = [self._require(args)] if args.name else list(self._clusters.values())
         print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
+
+    @_documented
+    @line_magic
+    def dist_where(self, line: str) -> None:
+        """Say what each rank is doing at this moment."""
+        print("\n".join(self._require(parse("dist_where", line)).where()))  # noqa: T201
+
+    @_documented
+    @line_magic
+    def dist_copy(self, line: str) -> None:
+        """Copy variables from one rank to others."""
+        args = parse("dist_copy", line)
+        self._require(args).copy(args.names, args.source, args.ranks)
 
     @_documented
     @line_magic

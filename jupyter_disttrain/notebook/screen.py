@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # Blue is what can be read in a light and in a dark theme, and is yet quieter than the text.
 QUIET, RED, RESET = "\x1b[34m", "\x1b[31m", "\x1b[0m"
 SHORTEST_PAUSE = 0.05  # seconds between two drawings
-ADVICE_SECONDS = 10.0  # until ranks that others have left alone are taken for stuck
 PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
 
 
@@ -76,7 +75,6 @@ class Screen:
         self._notes: list[str] = []
         self._progress: list[str] = []
         self._progress_at = time.monotonic() + progress_after_s
-        self._advise_at = time.monotonic() + ADVICE_SECONDS
         self._names: list[str] = []  # the sink's, of the places on the screen from above
         self._filled = 0  # places that hold something
         self._carrier: Section | None = None  # what stands below everything was last drawn with it
@@ -100,9 +98,11 @@ class Screen:
             cost = time.monotonic() - now
             self._due = now + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
 
-    def on_end(self, run: CellRun) -> None:  # noqa: ARG002  (the listener's interface)
+    def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
         self._transcript.close()
+        if not run.failures:
+            self._notes += run.notes  # else the error tells them
         self._progress = []
         self._draw()
         if self._filled < len(self._names):
@@ -163,20 +163,16 @@ class Screen:
             text = f"{seconds} · {label_ranks(running)} running{ended}{failed}{RESET}"
         first = next(iter(run.failures), None)
         self._progress = [f"{RED}{first.headline}{RESET}", text] if first else [text]
-        advice = self._advice(run)
-        if advice:
+        hang = run.hang
+        if hang:
+            self._progress.append(
+                "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables:"
+            )
+            self._progress += [f"  {line}" for line in hang]
+        if run.interrupted:
+            advice = "interrupt sent; stop again to abort whatever ranks wait for, a third time to get the prompt back"
             self._progress.append(f"{QUIET}{advice}{RESET}")
         self._changed = True
-
-    def _advice(self, run: CellRun) -> str:
-        """Say what can be done about ranks that don't come."""
-        running = label_ranks(run.state.running)
-        if run.interrupted:
-            return f"interrupt sent; {running} may be in a collective, which it does not reach: stop again to give up"
-        others_ended = len(run.state.running) < len(run.ranks)
-        if others_ended and time.monotonic() >= self._advise_at:
-            return f"{running} may wait in a collective for the others: stop twice, then %dist_reset starts all anew"
-        return ""
 
     # Drawing
 

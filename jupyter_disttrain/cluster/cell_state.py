@@ -1,0 +1,124 @@
+"""Who runs a cell, who ended it how.
+
+Covers: the state machine of a cell, which failures are one, which rank only waited for another.
+Does not cover: waiting for it (``cell_run``), releasing stuck ranks (``recovery``).
+
+:class:`CellState` has no I/O: events in, state out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..messages import CellFailure
+from .events import Died, Event, Replied, Silent
+from .last_words import last_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
+_INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
+_NUMBER = re.compile(r"\d+")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+class CellState:
+    """Who runs, who ended how."""
+
+    def __init__(self, ranks: Sequence[int], hosts: Mapping[int, str]) -> None:
+        self.running = set(ranks)
+        self.failures: dict[int, CellFailure] = {}
+        self.replies: dict[int, Replied] = {}
+        self._silent: set[int] = set()
+        self._hosts = dict(hosts)
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has ended the cell and all it said has arrived."""
+        return not self.running
+
+    def apply(self, event: Event) -> None:
+        """Take one event; those of ranks that have ended change nothing."""
+        rank = event.rank
+        if rank not in self.running:
+            return
+        if isinstance(event, Replied):
+            self.replies[rank] = event
+            if event.content["status"] != "ok":
+                self.failures[rank] = self._failure(rank, event)
+            if event.quiet or rank in self._silent:
+                self.running.discard(rank)
+        elif isinstance(event, Silent):
+            # The idle message and the reply travel on different sockets: either may come first.
+            self._silent.add(rank)
+            if rank in self.replies:
+                self.running.discard(rank)
+        elif isinstance(event, Died):
+            self.running.discard(rank)
+            self.failures[rank] = self._death(rank, event)
+
+    def _failure(self, rank: int, event: Replied) -> CellFailure:
+        content = event.content
+        return CellFailure(
+            ranks=(rank,),
+            hosts=(self._hosts[rank],),
+            ename=content.get("ename", "Error"),
+            evalue=content.get("evalue", ""),
+            traceback=tuple(content.get("traceback", ())),
+            line=content.get("line"),
+            time_s=content.get("time_s", event.time_s),
+            of_group=content.get("group_error", False) and content["ename"] != "KeyboardInterrupt",
+        )
+
+    def _death(self, rank: int, event: Died) -> CellFailure:
+        traceback, line = last_words(event.record.stderr_tail, event.record.crash)
+        return CellFailure(
+            ranks=(rank,),
+            hosts=(self._hosts[rank],),
+            ename="RankDied",
+            evalue=f"process {event.record.pid} {event.record.cause}",
+            traceback=traceback,
+            line=line,
+            time_s=event.time_s,
+        )
+
+    @property
+    def waited(self) -> dict[int, CellFailure]:
+        """The ranks whose process group ended under them because another rank had failed."""
+        if all(failure.of_group for failure in self.failures.values()):
+            return {}  # nobody else failed, so it is the group itself that did
+        return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
+
+    def distinct_failures(self) -> tuple[CellFailure, ...]:
+        """Each distinct failure once with all its ranks, the earliest first; without those that only waited."""
+        groups: dict[tuple[str, ...], list[CellFailure]] = {}
+        waited = self.waited
+        causes = [failure for rank, failure in self.failures.items() if rank not in waited]
+        for failure in sorted(causes, key=lambda failure: failure.time_s):
+            groups.setdefault(_likeness(failure), []).append(failure)
+        return tuple(_merge(group) for group in groups.values())
+
+
+def _likeness(failure: CellFailure) -> tuple[str, ...]:
+    """Return what failures that are one have in common: all but addresses, and numbers in the message."""
+    message = _NUMBER.sub("#", _INCIDENTAL.sub("", failure.evalue))
+    lines = [line for line in failure.traceback if not _COLOUR.sub("", line).startswith(f"{failure.ename}: ")]
+    return (failure.ename, message, *(_INCIDENTAL.sub("", line) for line in lines))
+
+
+def _merge(group: list[CellFailure]) -> CellFailure:
+    first = min(group, key=lambda failure: failure.ranks)
+    same = _INCIDENTAL.sub("", first.evalue)
+    variants = [(other.ranks[0], other.evalue) for other in group if _INCIDENTAL.sub("", other.evalue) != same]
+    return CellFailure(
+        ranks=tuple(sorted(failure.ranks[0] for failure in group)),
+        hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in group)),
+        ename=first.ename,
+        evalue=first.evalue,
+        traceback=first.traceback,
+        line=first.line,
+        time_s=group[0].time_s,
+        variants=tuple(sorted(variants)),
+    )

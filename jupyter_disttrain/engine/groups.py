@@ -1,0 +1,126 @@
+"""Every process group of this rank: who made it, and how it is released.
+
+Covers: taking note of groups as they are made, by the session or by a cell; aborting all of them.
+Does not cover: sockets (``sockets``), the session's own group (``process_group``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .sockets import EventLoop, epoll_descriptors, event_loops, shut_down
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """A process group that this rank is in."""
+
+    name: str
+    ranks: tuple[int, ...]  # empty for the default group
+    backend: str
+    timeout: timedelta
+    tag: str | None
+    description: str | None
+    made_at: str  # the cell's line that made it; empty for the session's own
+    pg: Any
+    loops: tuple[EventLoop, ...]
+
+
+class Groups:
+    """The process groups of this rank."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, GroupRecord] = {}
+        self._before: set[int] | None = None  # the epoll instances there were when a group began to be made
+        self._hook()
+
+    def _hook(self) -> None:
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        # The one function through which init_process_group, new_group and DeviceMesh all go.
+        original: Callable[..., Any] = c10d._new_process_group_helper  # noqa: SLF001
+
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def helper(*args: Any, **options: Any) -> Any:
+            before = self._before = epoll_descriptors()
+            try:
+                pg, prefix_store = original(*args, **options)
+            finally:
+                self._before = None
+            if isinstance(pg, c10d.ProcessGroup):
+                asked = signature.bind(*args, **options).arguments
+                self._records[asked["group_name"]] = GroupRecord(
+                    name=asked["group_name"],
+                    ranks=tuple(asked["global_ranks_in_group"]),
+                    backend=str(asked["backend"]),
+                    timeout=asked["timeout"],
+                    tag=asked.get("pg_tag"),
+                    description=asked.get("group_desc"),
+                    made_at=_cell_line_of_caller(),
+                    pg=pg,
+                    loops=tuple(event_loops(epoll_descriptors() - before)),
+                )
+            return pg, prefix_store
+
+        c10d._new_process_group_helper = helper  # noqa: SLF001
+
+    @property
+    def live(self) -> dict[str, GroupRecord]:
+        """The groups that nobody has destroyed, by name."""
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        names = c10d._world.pg_names  # noqa: SLF001
+        self._records = {name: record for name, record in self._records.items() if names.get(record.pg) == name}
+        return dict(self._records)
+
+    def keep_line(self, name: str, made_at: str) -> None:
+        """Take over the line that made a group from the group in whose place it stands."""
+        self._records[name] = replace(self._records[name], made_at=made_at)
+
+    def release(self) -> int:
+        """Abort every group, so that whoever waits in a collective gets an error; returns the connections ended.
+
+        Called on the control thread while the main thread waits. Groups that are just being made are reached as well.
+        """
+        ended = 0
+        for record in self.live.values():
+            ended += sum(map(shut_down, record.loops))
+            _abort_devices(record.pg)
+        before = self._before
+        if before is not None:
+            ended += sum(map(shut_down, event_loops(epoll_descriptors() - before)))
+        return ended
+
+
+def _abort_devices(pg: Any) -> None:
+    """Abort NCCL communicators; Gloo's own abort does nothing while somebody waits."""
+    import torch  # noqa: PLC0415
+
+    for device in pg._device_types:  # noqa: SLF001
+        if device.type != "cpu":
+            pg._get_backend(torch.device(device.type)).abort()  # noqa: SLF001
+
+
+def _cell_line_of_caller() -> str:
+    """Return the innermost line of a cell on the stack: number and text."""
+    frame = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if "ipykernel_" in filename:
+            text = linecache.getline(filename, frame.f_lineno).strip()
+            return f"line {frame.f_lineno}: {text}" if text else f"line {frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""

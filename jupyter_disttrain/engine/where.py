@@ -1,0 +1,96 @@
+"""What this rank is doing at the moment.
+
+Covers: the main thread's stack from the cell's own line on, the collective it waits in.
+Does not cover: comparing ranks (``cluster.hang``).
+
+Served on the control thread, so it works while the main thread waits in C code that has given the GIL away, as every
+collective does. A rank that does not even answer here holds the GIL, or is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from .process_group import Group
+
+DEEPEST = 30  # frames
+_COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
+
+
+def where(group: Group | None, cell: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what the rank is doing.
+
+    Parameters
+    ----------
+    group
+        The process group, None on a rank without torch.
+    cell
+        What the kernel knows of the cell that runs, None while it is idle.
+    """
+    told: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None}
+    if cell is None:
+        return told
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    frames = _from_cell(frame)
+    told["stack"] = [_describe(each) for each in frames[-DEEPEST:]]
+    if frames:
+        own = frames[0].f_code.co_filename
+        lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno]
+        told["line"] = lines[-1] + cell["lines_before"] if lines else None
+    told["call"] = next((each.f_code.co_name for each in frames if _communicates(each)), None)
+    if group is not None:
+        told["collective"] = pending_collective()
+    return told
+
+
+def _from_cell(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames from the cell's outermost one on."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    frames.reverse()
+    start = next((at for at, each in enumerate(frames) if "ipykernel_" in each.f_code.co_filename), len(frames))
+    return frames[start:]
+
+
+def _describe(frame: FrameType) -> tuple[str, int, str, str]:
+    filename, line = frame.f_code.co_filename, frame.f_lineno or 0  # a frame that is just being entered has no line
+    return filename, line, frame.f_code.co_name, linecache.getline(filename, line).strip()
+
+
+def _communicates(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.endswith(_COMMUNICATION) and not frame.f_code.co_name.startswith("_")
+
+
+def pending_collective() -> dict[str, Any] | None:
+    """Return the oldest collective that has not come to its end, as torch's flight recorder knows it."""
+    from torch._C import _distributed_c10d  # noqa: PLC0415
+
+    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return None  # this torch has none
+    entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", [])
+    pending = [entry for entry in entries if entry["state"] != "completed" and not entry.get("retired")]
+    if not pending:
+        return None
+    entry = min(pending, key=lambda each: int(each["time_created_ns"]))
+    group = entry.get("process_group", ["", ""])
+    return {
+        "name": str(entry["profiling_name"]).partition(":")[2] or entry["profiling_name"],
+        "number": entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"],
+        "is_p2p": bool(entry.get("is_p2p")),
+        "sizes": entry.get("input_sizes", []),
+        "dtypes": entry.get("input_dtypes", []),
+        "group": group[0],
+        "description": group[1] if len(group) > 1 else "",
+        "waits_s": max(0.0, time.time() - int(entry["time_created_ns"]) / 1e9),
+    }

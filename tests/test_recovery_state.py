@@ -1,0 +1,210 @@
+"""The state machine of recovery under any order of events; ``test_recovery`` has real ranks.
+
+The ranks here are made up, but they behave as real ones: what waits in a collective ends only by a release, what runs
+Python code by itself or by an interrupt, and what was asked for is done some time later, or fails.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from jupyter_disttrain.cluster.recovery import FORM_LIMIT, REPLACE_LIMIT, Do, Phase, Recovery, Rules
+
+RANKS = 3
+ranks = st.integers(0, RANKS - 1)
+
+
+class Session(RuleBasedStateMachine):
+    """Made-up ranks and a made-up person."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = Recovery(RANKS, Rules(grace_s=3.0, hang_after_s=30.0))
+        self.now = 0.0
+        self.waiting: dict[int, float] = {}  # since when
+        self.in_python: set[int] = set()
+        self.looking = self.forming = False
+        self.replacing: set[int] = set()
+        self.reached = True  # nobody is in a group that was aborted
+
+    def act(self) -> None:
+        for action in self.state.actions(self.now):
+            if action.do is Do.LOOK:
+                self.looking = True
+            elif action.do is Do.RELEASE:
+                for rank in list(self.waiting):
+                    self.end(rank, failed=True, broken=True)
+                self.reached = False
+            elif action.do is Do.REPLACE:
+                assert action.rank is not None
+                assert action.rank not in self.replacing, "replaced twice at once"
+                self.replacing.add(action.rank)
+            elif action.do is Do.FORM:
+                assert not self.state.running, "the group is formed while a cell runs"
+                assert not self.state.dead, "the group is formed without a rank"
+                assert not self.forming, "the group is formed twice at once"
+                self.forming = True
+
+    def end(self, rank: int, *, failed: bool, broken: bool) -> None:
+        self.waiting.pop(rank, None)
+        self.in_python.discard(rank)
+        self.state.on_reply(rank, self.now, failed=failed, broken=broken)
+
+    # What a person and the ranks do
+
+    @rule(chosen=st.sets(ranks, min_size=1), waits=st.sets(ranks))
+    @precondition(lambda self: self.state.settled and not self.state.running and self.state.phase is not Phase.LOST)
+    def send(self, chosen: set[int], waits: set[int]) -> None:
+        chosen -= self.state.dead
+        for rank in chosen:
+            self.state.on_sent(rank, self.now)
+            if rank in waits:
+                self.waiting[rank] = self.now
+            else:
+                self.in_python.add(rank)
+        self.act()
+
+    @rule(rank=ranks, failed=st.booleans())
+    def reply(self, rank: int, failed: bool) -> None:
+        if rank in self.in_python:
+            self.end(rank, failed=failed, broken=False)
+            self.act()
+
+    @rule(rank=ranks)
+    def enter_a_collective(self, rank: int) -> None:
+        if rank in self.in_python:
+            self.in_python.discard(rank)
+            self.waiting[rank] = self.now
+
+    @rule(rank=ranks)
+    def die(self, rank: int) -> None:
+        if rank not in self.state.dead:
+            self.waiting.pop(rank, None)
+            self.in_python.discard(rank)
+            self.state.on_death(rank, self.now)
+            self.act()
+
+    @rule(forced=st.booleans())
+    def interrupt(self, forced: bool) -> None:
+        if self.state.running:
+            self.state.on_interrupt(self.now, forced=forced)
+            for rank in list(self.in_python):
+                self.end(rank, failed=True, broken=False)
+            self.act()
+
+    # What was asked for comes to its end
+
+    @rule(seconds=st.floats(0.01, 10.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.act()
+
+    @rule()
+    def see(self) -> None:
+        if self.looking:
+            self.looking = False
+            for rank in self.state.running:
+                since = self.waiting.get(rank)
+                self.state.on_look(rank, self.now, None if since is None else self.now - since)
+            self.act()
+
+    @rule(rank=ranks, well=st.booleans())
+    def come_up(self, rank: int, well: bool) -> None:
+        if rank in self.replacing:
+            self.replacing.discard(rank)
+            self.state.on_replaced(rank, well=well)
+            self.act()
+
+    @rule(well=st.booleans())
+    def formed(self, well: bool) -> None:
+        if self.forming:
+            self.forming = False
+            self.state.on_formed(well=well and not self.state.dead)
+            self.act()
+
+    # What always holds
+
+    @invariant()
+    def nobody_runs_who_is_dead(self) -> None:
+        assert not self.state.running & self.state.dead
+
+    def teardown(self) -> None:
+        """Whatever happened, an interrupt and patience bring the session back."""
+        for rank in list(self.in_python):
+            self.end(rank, failed=False, broken=False)
+        hopeless = any(member.deaths > REPLACE_LIMIT for member in self.state.members if member.dead)
+        if self.waiting:
+            self.interrupt(forced=False)
+        for _ in range(40):
+            self.wait(1.0)
+            self.see()
+            for rank in range(RANKS):
+                self.come_up(rank, well=True)
+            self.formed(well=True)
+        assert self.state.settled
+        assert not self.waiting
+        if not hopeless and self.state.phase is not Phase.LOST:
+            assert self.state.phase is Phase.FORMED
+
+
+TestSession = Session.TestCase
+TestSession.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def actions(state: Recovery, now: float) -> list[Do]:
+    return [action.do for action in state.actions(now)]
+
+
+def test_a_failure_leaves_the_others_their_grace() -> None:
+    state = Recovery(2, Rules(grace_s=3.0))
+    for rank in range(2):
+        state.on_sent(rank, 0.0)
+    state.on_reply(1, 1.0, failed=True, broken=False)
+    assert actions(state, 1.0) == [Do.LOOK]
+    state.on_look(0, 1.1, 0.9)
+    assert actions(state, 1.1) == []
+    state.on_look(0, 3.2, 3.0)
+    assert Do.RELEASE in actions(state, 3.2)
+    state.on_reply(0, 3.3, failed=True, broken=True)
+    assert actions(state, 3.3) == [Do.FORM]
+    assert not state.settled
+    state.on_formed(well=True)
+    assert state.settled
+
+
+def test_waits_that_are_short_are_no_reason_to_release() -> None:
+    state = Recovery(3, Rules(grace_s=3.0))
+    for rank in range(3):
+        state.on_sent(rank, 0.0)
+    state.on_reply(1, 1.0, failed=True, broken=False)
+    for second in range(2, 100):
+        state.on_look(0, float(second), 0.2)  # ranks 0 and 2 train on in a group of their own
+        assert Do.RELEASE not in actions(state, float(second))
+
+
+def test_a_group_that_can_t_be_formed_is_given_up() -> None:
+    state = Recovery(2, Rules())
+    state.on_death(1, 0.0)
+    assert actions(state, 0.0) == [Do.REPLACE]
+    state.on_replaced(1, well=True)
+    for _ in range(FORM_LIMIT):
+        assert actions(state, 1.0) == [Do.FORM]
+        state.on_formed(well=False)
+    assert state.phase is Phase.LOST
+    assert state.settled
+
+
+@pytest.mark.parametrize(("choice", "what"), [("reset", Do.RESET), ("stop", Do.STOP)])
+def test_what_the_person_chose_is_done_once_the_cell_has_ended(choice: str, what: Do) -> None:
+    state = Recovery(2, Rules(on_rank_death=choice))
+    for rank in range(2):
+        state.on_sent(rank, 0.0)
+    state.on_death(1, 1.0)
+    assert actions(state, 1.0)[0] is Do.RELEASE
+    state.on_reply(0, 1.1, failed=True, broken=True)
+    assert actions(state, 1.1) == [what]
+    assert actions(state, 1.2) == []
+    assert not state.settled
