@@ -104,7 +104,8 @@ class CellState:
 def _likeness(failure: CellFailure) -> tuple[str, ...]:
     """Return what failures that are one have in common: all but addresses, and numbers in the message."""
     message = _NUMBER.sub("#", _INCIDENTAL.sub("", failure.evalue))
-    lines = [line for line in failure.traceback if not _COLOUR.sub("", line).startswith(f"{failure.ename}: ")]
+    lines = [_COLOUR.sub("", line) for line in failure.traceback]  # which mark the part of a line that failed
+    lines = [line for line in lines if not line.startswith(f"{failure.ename}: ")]
     return (failure.ename, message, *(_INCIDENTAL.sub("", line) for line in lines))
 
 

@@ -236,9 +236,7 @@ class Cluster:
             if self.config.launcher != "mpi":
                 raise UsageError("these ranks have no process group to meet in; start them without --backend none")
             if self._launch.replaced:
-                raise UsageError(
-                    "a rank was replaced, and MPI has no world of all ranks since; %dist_reset makes one"
-                )
+                raise UsageError("a rank was replaced, and MPI has no world of all ranks since; %dist_reset makes one")
             barrier = "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
         start = time.monotonic()
         self.run(barrier, timeout_s=timeout_s, values=False)

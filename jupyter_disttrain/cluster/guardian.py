@@ -41,6 +41,7 @@ class Guardian:
         self._state = Recovery(len(launch.table), rules)
         self._changed = threading.Condition()
         self._closed = False
+        self._sleeps_long = True  # until it is woken
         self._notes: list[str] = []
         self._helpers: list[threading.Thread] = []
         self.looks: dict[int, Look] = {}  # by rank, what was seen last
@@ -51,11 +52,15 @@ class Guardian:
 
     def on_sent(self, rank: int) -> None:
         """Note that a cell is sent to a rank."""
-        self._tell(lambda state, now: state.on_sent(rank, now))
+        with self._changed:
+            self._state.on_sent(rank, time.monotonic())
+            self._wake_if(self._sleeps_long)
 
     def on_reply(self, rank: int, *, failed: bool, broken: bool) -> None:
         """Note that a rank has ended its cell."""
-        self._tell(lambda state, now: state.on_reply(rank, now, failed=failed, broken=broken))
+        with self._changed:
+            self._state.on_reply(rank, time.monotonic(), failed=failed, broken=broken)
+            self._wake_if(not self._state.is_calm)
 
     def on_death(self, rank: int) -> None:
         """Note that a rank's process has ended."""
@@ -64,6 +69,12 @@ class Guardian:
     def on_interrupt(self, *, forced: bool) -> None:
         """Note that the person has interrupted the cell."""
         self._tell(lambda state, now: state.on_interrupt(now, forced=forced))
+
+    def _wake_if(self, needed: bool) -> None:
+        """Wake the thread only if there is something for it: cells that end well should cost nothing."""
+        if needed:
+            self._sleeps_long = False
+            self._changed.notify_all()
 
     def _tell(self, event: Callable[[Recovery, float], None]) -> None:
         with self._changed:
@@ -119,6 +130,7 @@ class Guardian:
                 actions = self._state.actions(now)
                 if not actions:
                     due = self._state.next_time(now)
+                    self._sleeps_long = due is None
                     self._changed.wait(None if due is None else max(0.0, due - now))
                     continue
             for action in actions:

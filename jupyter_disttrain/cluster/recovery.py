@@ -173,6 +173,11 @@ class Recovery:
         return {rank for rank, member in enumerate(self.members) if member.dead}
 
     @property
+    def is_calm(self) -> bool:
+        """Whether nothing has gone wrong that is not over."""
+        return self._failed_at is None and self._interrupted_at is None and self.phase is Phase.FORMED
+
+    @property
     def settled(self) -> bool:
         """Whether nothing is left to be done that could be done now."""
         if self.phase is Phase.LOST or self.phase is Phase.FORMED:
@@ -237,14 +242,11 @@ class Recovery:
         return self._failed_at is not None and max(waits) >= self.rules.grace_s
 
     def _look_due(self) -> float:
-        return max(self._next_look, self._began_at + min(self.rules.hang_after_s, 1.0) if self._is_calm() else 0.0)
-
-    def _is_calm(self) -> bool:
-        return self._failed_at is None and self._interrupted_at is None and self.phase is Phase.FORMED
+        return max(self._next_look, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
 
     def _look_pause(self, now: float) -> float:
         """Return how long to wait for the next look: ranks that are expected to end are looked at often."""
-        if not self._is_calm():
+        if not self.is_calm:
             return LOOK_SECONDS
         early = now - self._began_at < self.rules.hang_after_s / 2
         return max(LOOK_SECONDS, self.rules.hang_after_s / (4 if early else 10))
