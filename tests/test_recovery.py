@@ -149,6 +149,14 @@ def test_nothing_grows_with_the_interrupts(three: Cluster, pids: dict[int, int])
     assert is_whole(three, pids)
 
 
+def test_a_group_that_a_person_destroys_is_gone(three: Cluster, pids: dict[int, int]) -> None:
+    count = "len(os.listdir('/proc/self/task'))"
+    before = three.run(count).results
+    three.run("for _ in range(3):\n    pg = dist.new_group([0, 1, 2])\n    dist.destroy_process_group(pg)\n    del pg")
+    assert three.run(count).results == before
+    assert is_whole(three, pids)
+
+
 def test_a_cell_sent_right_after_an_interrupt_runs_on_every_rank(three: Cluster, pids: dict[int, int]) -> None:
     for number in range(10):
         run = three.run("while True: pass" if number % 2 else "if rank: dist.barrier()\nwhile True: pass", block=False)

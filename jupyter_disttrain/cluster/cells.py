@@ -102,7 +102,9 @@ class Cells:
             if entry.state == "running":
                 entry.state = "idle"
             failed = content["status"] != "ok"
-            self._guardian.on_reply(rank, failed=failed, broken=entry.group == "broken")
+            # A cell that fails between the end of one group and the making of the next leaves none.
+            broken = entry.group == "broken" or (failed and not entry.group)
+            self._guardian.on_reply(rank, failed=failed, broken=broken)
             run.put(event)
 
         msg_id = self._launch.open_link.post(

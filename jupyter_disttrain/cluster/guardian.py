@@ -145,9 +145,10 @@ class Guardian:
                 for rank in self._state.running:
                     self._look(rank)
         elif action.do is Do.RELEASE:
+            request = {"do": "release", "generation": self._launch.generation}
             for entry in self._launch.table:
                 if entry.state != "dead":
-                    self._launch.open_link.request(entry.engine, RANK_REQUEST, {"do": "release"}, beside=True)
+                    self._launch.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
         elif action.do is Do.REPLACE:
             assert action.rank is not None
             self._help(self._replace, action.rank)

@@ -50,7 +50,7 @@ class Launch:
         self.config = config
         self._on_message = on_message
         self._on_lost = on_lost
-        self._generations = 0
+        self.generation = 0  # of the process group: how often it was formed
         self._arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started = False
         self._awaits_rank = False  # a new process for a rank that died
@@ -181,19 +181,19 @@ class Launch:
         LaunchError
             If a rank does not join.
         """
-        self._generations += 1
-        place = {"address": self.address, "port": self.config.port if self._generations == 1 else 0}
+        self.generation += 1
+        place = {"address": self.address, "port": self.config.port if self.generation == 1 else 0}
         opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
         place["port"] = self._wait(opened, self.table[0], "open the store")["port"]
         # MPI has no world with a process that was started later.
         outside_mpi = sorted(self.replaced) if self.config.launcher == "mpi" else []
-        request = {"do": "form", **place, "generation": self._generations, "outside_mpi": outside_mpi}
+        request = {"do": "form", **place, "generation": self.generation, "outside_mpi": outside_mpi}
         futures = [self.open_link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
         lost: dict[str, list[int]] = {}
         for entry, future in zip(self.table, futures, strict=True):
             for line in self._wait(future, entry, "join its process group")["lost"]:
                 lost.setdefault(line, []).append(entry.info.rank)
-            entry.group = "none" if self.config.backend == "none" else f"session/{self._generations}"
+            entry.group = "none" if self.config.backend == "none" else f"session/{self.generation}"
         return lost
 
     def _wait(self, future: Future[Message], entry: RankEntry, what: str) -> dict[str, Any]:

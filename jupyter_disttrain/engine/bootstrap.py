@@ -109,7 +109,7 @@ class Bootstrap:
             return {"status": "ok", **where(self.group, cell)}
         if request["do"] == "release":
             if self.group is not None:
-                self.group.release()
+                self.group.release(request["generation"])
             return {"status": "ok"}
         raise ValueError(f"a rank knows no {request['do']!r} beside a cell")
 

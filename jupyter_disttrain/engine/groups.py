@@ -10,6 +10,7 @@ import functools
 import inspect
 import linecache
 import sys
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class GroupRecord:
     tag: str | None
     description: str | None
     made_at: str  # the cell's line that made it; empty for the session's own
-    pg: Any
+    held: weakref.ref[Any]  # the group: one that a person has destroyed must not live on here
     loops: tuple[EventLoop, ...]
 
 
@@ -68,7 +69,7 @@ class Groups:
                     tag=asked.get("pg_tag"),
                     description=asked.get("group_desc"),
                     made_at=_cell_line_of_caller(),
-                    pg=pg,
+                    held=weakref.ref(pg),
                     loops=tuple(event_loops(epoll_descriptors() - before)),
                 )
             return pg, prefix_store
@@ -80,8 +81,8 @@ class Groups:
         """The groups that nobody has destroyed, by name."""
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        names = c10d._world.pg_names  # noqa: SLF001
-        self._records = {name: record for name, record in self._records.items() if names.get(record.pg) == name}
+        names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001
+        self._records = {name: each for name, each in self._records.items() if names.get(each.held()) == name}
         return dict(self._records)
 
     def keep_line(self, name: str, made_at: str) -> None:
@@ -96,7 +97,7 @@ class Groups:
         ended = 0
         for record in self.live.values():
             ended += sum(map(shut_down, record.loops))
-            _abort_devices(record.pg)
+            _abort_devices(record.held())
         before = self._before
         if before is not None:
             ended += sum(map(shut_down, event_loops(epoll_descriptors() - before)))

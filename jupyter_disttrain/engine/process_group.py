@@ -12,6 +12,7 @@ import functools
 import gc
 import json
 import socket
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class Group:
         self._port = 0
         self._ours: Any = None  # the group that the session made
         self._generation = 0
+        self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which forms
         self._old: dict[str, GroupRecord] = {}  # that were destroyed to be made anew
         self._cell = 0
         self._inits = 0  # of the cell that runs
@@ -85,6 +87,8 @@ class Group:
         from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: PLC0415
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
+        with self._turns:
+            self._generation = generation  # a release that was meant for an earlier one does nothing from here on
         # An attempt that failed has destroyed them already, but they are still to be made anew.
         old = self._old = self.groups.live | self._old
         count = c10d._world.group_count  # noqa: SLF001
@@ -94,21 +98,23 @@ class Group:
         if self._port != port:
             self._store = TCPStore(address, port, self.info.world_size, is_master=False, timeout=self._timeout)
             self._port = port
-        self._generation = generation
         store = PrefixStore(f"disttrain/{generation}", self._store)
         self._join(store)
-        pairs = {record.pg: self._ours for record in old.values() if not record.ranks}
+        pairs: dict[Any, Any] = {}  # what is still held, and what takes its place
+        for record in old.values():
+            if not record.ranks and record.held() is not None:
+                pairs[record.held()] = self._ours
         lost: list[str] = []
         if generation > 1:
             lost = self._remake({name: record for name, record in old.items() if record.ranks}, store, count, pairs)
         self.broken = False
         self._prove()
         self._old = {}
-        if pairs:
-            replace_everywhere(pairs)
+        if old:
+            if pairs:
+                replace_everywhere(pairs)
             rearm_models()
             pairs.clear()
-            old.clear()
             gc.collect()  # errors hold themselves, and what held the old groups; with them go their threads and sockets
         return lost
 
@@ -173,15 +179,22 @@ class Group:
             )
             c10d._world.pg_group_ranks[pg] = {member: at for at, member in enumerate(record.ranks)}  # noqa: SLF001
             self.groups.keep_line(name, record.made_at)
-            pairs[record.pg] = pg
+            if record.held() is not None:
+                pairs[record.held()] = pg
         return lost
 
-    def release(self) -> None:
-        """Have whoever waits in a collective, or for the store, get an error; called on the control thread."""
-        self.broken = True
-        self.groups.release()
-        if self._port:
-            shut_down_clients_of(self._port)
+    def release(self, generation: int) -> None:
+        """Have whoever waits in a collective, or for the store, get an error; called on the control thread.
+
+        One that comes late, when the next ``generation`` is being formed, must not hit that.
+        """
+        with self._turns:
+            if generation < self._generation:
+                return
+            self.broken = True
+            self.groups.release()
+            if self._port:
+                shut_down_clients_of(self._port)
 
     @property
     def tag(self) -> str:
