@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import queue
 import signal
 import threading
 import time
@@ -123,14 +124,19 @@ def test_an_interrupt_amid_an_event_loses_nothing(ranks: Cluster) -> None:
 
 
 def test_who_is_impatient_gives_up_even_if_a_listener_hangs(ranks: Cluster) -> None:
+    hanging: queue.Queue[CellRun] = queue.Queue()
+
     class Hung(Deaf):
         def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+            hanging.put(run)
             time.sleep(1000)
 
     def press() -> None:
-        for _ in range(PATIENT_INTERRUPTS + 1):
-            time.sleep(0.2)
+        run = hanging.get(timeout=10)
+        for number in range(1, PATIENT_INTERRUPTS + 1):
             os.kill(os.getpid(), signal.SIGINT)
+            assert wait_until(lambda number=number: run._interrupts == number)  # type: ignore[misc]
+        os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)
     thread.start()

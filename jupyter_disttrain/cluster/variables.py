@@ -34,7 +34,10 @@ def check_names(names: Iterable[str]) -> None:
 
 def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> None:
     """Set variables on ranks."""
-    pickled, buffers = dump_values(values)
+    _send(launch, ranks, *dump_values(values))
+
+
+def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[Any]) -> None:
     shared = all(launch.table[rank].sees_shelf for rank in ranks)
     note, frames = lend(launch.shelf_folder if shared else None, buffers)
     try:
@@ -74,12 +77,7 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
     if content["status"] == "unserializable":
         raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
     pickled, *buffers = off_the_shelf(content["shelf"], reply["buffers"])
-    shared = all(launch.table[rank].sees_shelf for rank in ranks)
-    note, frames = lend(launch.shelf_folder if shared else None, buffers)
-    try:
-        _ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
-    finally:
-        drop(note)
+    _send(launch, ranks, pickled, buffers)
 
 
 def _have(ranks: Sequence[int]) -> str:
