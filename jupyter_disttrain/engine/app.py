@@ -23,17 +23,19 @@ import zmq
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
 from ipyparallel.engine.app import IPEngine
-from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
 from ..messages import RankHello
 from .bootstrap import Bootstrap
-from .connection import CLIENT_IDENTITY, CONNECTION_FILE, LAUNCHER, PROFILE_DIR, WITHOUT_TORCH, Connection
+from .connection import CLIENT_IDENTITY, CONNECTION_FILE, LAUNCHER, MPI_HEALS, PROFILE_DIR, WITHOUT_TORCH, Connection
 from .kernel import RankKernel, ignore_signal
+from .loopback import hide_listeners
 from .publisher import Publisher
+from .shell import RankProfile
 from .streams import open_streams
 from .wire import IDENTITY, RankEnd, Wire
+from .witness import STACK_SIGNAL
 
 HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
 HELLO_LIMIT_SECONDS = 1.0
@@ -84,7 +86,7 @@ class RankEngine(IPEngine):
             iopub_socket=publisher,
             user_ns=self.user_ns,
             log=self.log,
-            profile_dir=ProfileDir.create_profile_dir(os.environ[PROFILE_DIR]),
+            profile_dir=RankProfile(location=os.environ[PROFILE_DIR]),
             control_thread=control_thread,
             control_stream=ZMQStream(self.control_socket, control_thread.io_loop),
             shell_stream=ZMQStream(self.shell_socket),
@@ -147,6 +149,7 @@ def run_rank(wire: Wire) -> None:
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
     faulthandler.enable(file=wire.crash_file, all_threads=False)  # a crash in C code names the cell's line
+    faulthandler.register(STACK_SIGNAL, file=wire.stack_file, all_threads=False)
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
@@ -225,4 +228,6 @@ def _launch_rank() -> int | None:
 def _init_mpi() -> str:
     from mpi4py import MPI  # noqa: PLC0415
 
+    if os.environ.get(MPI_HEALS):
+        hide_listeners()
     return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()

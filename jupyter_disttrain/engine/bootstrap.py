@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError
-from ..ranks import RankInfo, label_ranks
+from ..ranks import RankInfo
 from ..shelf import fetch, lend
 from ..values import dump_values, load_value
+from .holders import replace_everywhere
 from .metrics import MetricsLog
-from .process_group import Group, RendezvousError
+from .mpi_world import MpiWorld
+from .process_group import Group
 from .where import where
 from .wire import IDENTITY, RankEnd
 
@@ -29,24 +31,6 @@ if TYPE_CHECKING:
 Reply = tuple[dict[str, Any], list[Any]]
 
 
-class LostWorld:
-    """What stands in the place of ``comm`` once a rank was replaced by a process outside the MPI job."""
-
-    def __init__(self, ranks: list[int]) -> None:
-        self._reason = (
-            f"{label_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} replaced after a death, and MPI has no world "
-            "that a new process can join; use dist, or start all ranks anew with %dist_reset"
-        )
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Say so."""
-        raise RendezvousError(self._reason)
-
-    def __repr__(self) -> str:
-        """Say so."""
-        return f"<no MPI world: {self._reason}>"
-
-
 class Bootstrap:
     """Serve the client's requests to one rank."""
 
@@ -57,6 +41,7 @@ class Bootstrap:
         self._on_known = on_known
         self._shell: RankShell | None = None
         self.group: Group | None = None
+        self.mpi = MpiWorld()
         self.shelf: str | None = None
 
     def bind(self, shell: RankShell) -> None:
@@ -73,7 +58,7 @@ class Bootstrap:
         """Become a rank."""
         self._on_known()
         info = RankInfo(**request["info"])
-        _check_mpi(info)
+        self.mpi.enter(info)
         self._rank_end.send(
             IDENTITY, [self._session.pack({"engine": self._engine, "rank": info.rank, "log_path": request["log_path"]})]
         )
@@ -91,15 +76,29 @@ class Bootstrap:
         """Open the store on rank 0 and reply its port."""
         if self.group is None:
             return {"status": "ok", "port": request["port"]}, []
-        return {"status": "ok", "port": self.group.open_store(request["address"], request["port"])}, []
+        return {
+            "status": "ok",
+            "port": self.group.open_store(request["address"], request["port"], request["generation"]),
+        }, []
 
     def _do_form(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Form the process group together with all other ranks; reply what of the earlier groups is gone."""
         os.environ["MASTER_PORT"] = str(request["port"])
-        if request["outside_mpi"]:
-            self._push({"comm": LostWorld(request["outside_mpi"])})
+        mpi_lost = self.mpi.settle(request["generation"], request["mpi_lost"], revoked=request["mpi_revoked"])
+        self._show(self.mpi.take_new())
         lost = [] if self.group is None else self.group.form(request["address"], request["port"], request["generation"])
-        return {"status": "ok", "lost": lost}, []
+        return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost}, []
+
+    def _show(self, change: tuple[Any, Any] | None) -> None:
+        """Put MPI's new world where the old one was held."""
+        if change is None:
+            return
+        before, new = change
+        if before is None:
+            self._push({"comm": new})
+        else:
+            assert self._shell is not None
+            replace_everywhere([change], self._shell.user_ns)
 
     # Beside a cell, on the control thread
 
@@ -110,6 +109,10 @@ class Bootstrap:
         if request["do"] == "release":
             if self.group is not None:
                 self.group.release(request["generation"])
+            self.mpi.release(request["generation"], forced=request["forced"])
+            return {"status": "ok"}
+        if request["do"] == "respawn":
+            self.mpi.respawn(request["command"])
             return {"status": "ok"}
         raise ValueError(f"a rank knows no {request['do']!r} beside a cell")
 
@@ -131,7 +134,7 @@ class Bootstrap:
 
             device = torch.device(info.device)
             names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index}
-        names["comm"] = _mpi_world()
+        names["comm"] = self.mpi.comm
         self._push(names)
 
     def _push(self, names: dict[str, Any]) -> None:
@@ -172,22 +175,3 @@ def _choose_device(info: RankInfo) -> None:
         import torch  # noqa: PLC0415
 
         torch.cuda.set_device(torch.device(info.device))
-
-
-def _mpi_world() -> Any:
-    """Return mpi4py's COMM_WORLD, or None without MPI."""
-    import sys  # noqa: PLC0415
-
-    mpi = sys.modules.get("mpi4py.MPI")
-    return None if mpi is None else mpi.COMM_WORLD
-
-
-def _check_mpi(info: RankInfo) -> None:
-    """Check that MPI counts as the client does: otherwise ``comm`` and ``dist`` would disagree."""
-    comm = _mpi_world()
-    if comm is not None and (comm.Get_rank(), comm.Get_size()) != (info.rank, info.world_size):
-        raise RendezvousError(
-            f"MPI says this is rank {comm.Get_rank()} of {comm.Get_size()}, "
-            f"the notebook says {info.rank} of {info.world_size}; "
-            "mpi4py was built for another MPI than the mpiexec that started the ranks (run: jupyter disttrain doctor)"
-        )

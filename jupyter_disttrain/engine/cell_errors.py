@@ -13,8 +13,10 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .shell import RankShell
 
@@ -39,14 +41,21 @@ class InputOnRankError(RuntimeError):
 _OF_A_GROUP = re.compile(r"gloo/|Connection (was likely )?closed|Connection reset|Socket|NCCL|ProcessGroup|c10d")
 
 
-def is_of_group(error: BaseException) -> bool:
-    """Whether this error, or one that led to it, came out of a process group: it can't be used any more then."""
-    import torch.distributed as dist  # noqa: PLC0415  (there is a group, so it is there)
+# What MPI says when a communicator was revoked or a rank of it died; some collectives give no better reason then.
+_OF_MPI = re.compile(r"MPI_ERR_(REVOKED|PROC_FAILED|PROC_FAILED_PENDING|OTHER)\b")
 
-    return any(
-        isinstance(link, dist.DistError) or (type(link) is RuntimeError and _OF_A_GROUP.search(str(link)))
-        for link in _chain(error)
-    )
+
+def is_of_group(error: BaseException) -> bool:
+    """Whether this error, or one that led to it, came out of a process group or communicator that is of no use now."""
+    dist, mpi = sys.modules.get("torch.distributed"), sys.modules.get("mpi4py.MPI")
+    for link in _chain(error):
+        if dist is not None and isinstance(link, dist.DistError):
+            return True
+        if type(link) is RuntimeError and _OF_A_GROUP.search(str(link)):
+            return True
+        if mpi is not None and isinstance(link, mpi.Exception) and _OF_MPI.search(str(link)):
+            return True
+    return False
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -77,21 +86,34 @@ def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, inte
     reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
 
 
-def leave_out_torch(error: BaseException) -> None:
-    """Cut torch's own frames off an interrupt, or off an error of a group: they tell only how it was released.
+def leave_out_libraries(error: BaseException) -> None:
+    """Cut what lies below the person's own code off an interrupt, and torch's frames off an error of a group.
 
-    They are also slow to show: IPython parses each file that a frame is in, and torch's are long.
+    They tell only how a rank was stopped or released. They are also slow to show: IPython parses each file that a frame
+    is in and colours its whole scope, seconds for an interrupt in the midst of torch's imports.
     """
-    if "torch.distributed" not in sys.modules or not (isinstance(error, KeyboardInterrupt) or is_of_group(error)):
-        return
+    if isinstance(error, KeyboardInterrupt):
+        _cut_below_last(error, _is_own)
+    elif "torch.distributed" in sys.modules and is_of_group(error):
+        _cut_below_last(error, lambda filename: "/torch/" not in filename)
+
+
+def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
     for link in _chain(error):
-        frame = last = link.__traceback__
+        last, frame = None, link.__traceback__
         while frame is not None:
-            if "/torch/" not in frame.tb_frame.f_code.co_filename:
+            if keep(frame.tb_frame.f_code.co_filename):
                 last = frame
             frame = frame.tb_next
         if last is not None:
             last.tb_next = None
+        elif link is not error:
+            error.__cause__, error.__suppress_context__ = None, True  # what a library was just dealing with
+
+
+def _is_own(filename: str) -> bool:
+    """Whether a file is the person's own: a cell, or a module of theirs."""
+    return not filename.startswith(("<frozen", STANDARD_LIBRARY, PACKAGE)) and not INSTALLED.search(filename)
 
 
 def let_go(error: BaseException) -> None:

@@ -5,7 +5,9 @@ Covers: waiting for ipyparallel's connection file, connecting a socket to one of
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +24,16 @@ CLIENT_IDENTITY = "DISTTRAIN_CLIENT"
 PROFILE_DIR = "DISTTRAIN_PROFILE_DIR"
 WITHOUT_TORCH = "DISTTRAIN_WITHOUT_TORCH"
 LAUNCHER = "DISTTRAIN_LAUNCHER"
+MPI_HEALS = "DISTTRAIN_MPI_HEALS"  # this MPI can be made whole after a death
+KEEP = "DISTTRAIN_KEEP"  # somebody may join later, and ask for what was said meanwhile
+TELL_USE = "DISTTRAIN_TELL_USE"  # seconds between two words of having been used
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     """What ipyparallel's engine connection file says."""
 
+    file: Path
     info: dict[str, Any]
 
     @classmethod
@@ -42,7 +48,7 @@ class Connection:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                return cls(json.loads(Path(path).read_text()))
+                return cls(Path(path), json.loads(Path(path).read_text()))
             except (FileNotFoundError, json.JSONDecodeError):
                 if not Path(path).parent.exists():
                     raise TimeoutError(f"the cluster ended before it wrote {path}") from None
@@ -62,6 +68,15 @@ class Connection:
     def url(self, channel: str) -> str:
         """Return the address of a channel."""
         return channel_url(self.info, channel)
+
+    def is_there(self, *, once_reached: bool) -> bool:
+        """Whether the controller is: its file, which comes first, and once it was reached the end of a Unix socket."""
+        transport, _, path = self.url("control").partition("://")
+        if transport != "ipc" or not once_reached or not self.file.exists():
+            return self.file.exists()
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(path) not in (errno.ECONNREFUSED, errno.ENOENT)
 
     def connect(self, sock: zmq.Socket[bytes], channel: str, **options: Any) -> zmq.Socket[bytes]:
         """Set the options on a socket and connect it to a channel."""

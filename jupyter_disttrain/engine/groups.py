@@ -47,7 +47,7 @@ class Groups:
     def _hook(self) -> None:
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        # The one function through which init_process_group, new_group and DeviceMesh all go.
+        # The function through which init_process_group and new_group go, and DeviceMesh but where it splits a group.
         original: Callable[..., Any] = c10d._new_process_group_helper  # noqa: SLF001
 
         signature = inspect.signature(original)
@@ -83,6 +83,9 @@ class Groups:
 
         names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001
         self._records = {name: each for name, each in self._records.items() if names.get(each.held()) == name}
+        for pg, name in names.items():
+            if name not in self._records:
+                self._records[name] = _record_of(pg, name)
         return dict(self._records)
 
     def keep_line(self, name: str, made_at: str) -> None:
@@ -102,6 +105,24 @@ class Groups:
         if before is not None:
             ended += sum(map(shut_down, event_loops(epoll_descriptors() - before)))
         return ended
+
+
+def _record_of(pg: Any, name: str) -> GroupRecord:
+    """Describe a group that was split off another, as DeviceMesh does with NCCL; it has no event loop of its own."""
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+    backend = c10d._world.pg_map[pg][0]  # noqa: SLF001
+    return GroupRecord(
+        name=name,
+        ranks=tuple(c10d._world.pg_group_ranks.get(pg, ())),  # noqa: SLF001
+        backend=str(backend),
+        timeout=c10d._get_default_timeout(c10d.Backend(backend)),  # noqa: SLF001
+        tag=None,
+        description=pg.group_desc,
+        made_at="",
+        held=weakref.ref(pg),
+        loops=(),
+    )
 
 
 def _abort_devices(pg: Any) -> None:

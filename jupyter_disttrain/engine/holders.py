@@ -1,24 +1,34 @@
-"""Hand what held an aborted process group the group that took its place.
+"""Hand what held an aborted process group the group that took its place, and make models fit to go on.
 
-Covers: variables, attributes, containers and closures; DistributedDataParallel, whose reducer is bound to its group.
-Does not cover: making the group (``process_group``).
+Covers: variables, attributes, dicts, lists and closures; DistributedDataParallel, whose reducer is bound to its group;
+FSDP2, whose parameters are left unsharded by a step that was cut off.
+Does not cover: making the group (``process_group``); tuples, sets and slots that hold it.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import types
+import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
-def replace_everywhere(pairs: Mapping[Any, Any]) -> None:
-    """Put each new object where the old one is held: ``pairs`` is new by old, compared by identity."""
-    by_id = {id(old): new for old, new in pairs.items()}
-    ours = {id(pairs), id(by_id)}
-    for holder in gc.get_referrers(*pairs):
+def replace_everywhere(pairs: Sequence[tuple[Any, Any]], namespace: Mapping[str, Any] | None = None) -> None:
+    """Put each new object where the old one is held: pairs of old and new, compared by identity.
+
+    ``namespace`` holds further dicts to look in: Python's collector does not know those with plain values alone.
+    """
+    by_id = {id(old): new for old, new in pairs}
+    olds = [old for old, _ in pairs]
+    ours = {id(pairs), id(by_id), id(olds)}
+    further = [value for value in (namespace or {}).values() if type(value) is dict and not gc.is_tracked(value)]
+    for holder in [*gc.get_referrers(*olds), *further]:
         if id(holder) in ours:
             continue
         if isinstance(holder, dict):
@@ -38,8 +48,68 @@ def _replace_in_dict(holder: dict[Any, Any], by_id: Mapping[int, Any]) -> None:
             holder[key] = by_id[id(value)]
 
 
-def rearm_models() -> int:
-    """Give each DistributedDataParallel a new reducer; returns how many there were.
+def is_step_cut_off() -> bool:
+    """Whether an FSDP2 model is in the midst of a forward or a backward pass."""
+    return any(
+        state._state_ctx.post_backward_final_callback_queued  # noqa: SLF001
+        or any(group._training_state.name != "IDLE" for group in _groups_of(state))  # noqa: SLF001
+        for root in _sharded_roots()
+        for state in root._get_fsdp_state()._state_ctx.all_states  # noqa: SLF001
+    )
+
+
+def reset_sharded_models() -> None:
+    """Have each model that ``fully_shard`` made forget the step that an error or an interrupt has cut off.
+
+    Its parameters are sharded again, and the step's gradients are gone. All ranks do this or none: one that holds
+    parameters which the others gather again would call fewer collectives than they. Does nothing with a torch before
+    2.13, which has no ``FSDPModule.reset_iter_state``.
+    """
+    for root in _sharded_roots():
+        if not hasattr(root, "reset_iter_state"):
+            return
+        for state in root._get_fsdp_state()._state_ctx.all_states:  # noqa: SLF001
+            for group in _groups_of(state):
+                if getattr(group._all_gather_result, "all_gather_work", None) is not None:  # noqa: SLF001
+                    group._all_gather_result = None  # noqa: SLF001  (it would be waited for, and nobody may come)
+        root.reset_iter_state()
+
+
+def _sharded_roots() -> list[Any]:
+    """Return the outermost FSDP2 modules that ran once."""
+    fully_shard = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
+    if fully_shard is None:
+        return []
+    models = [thing for thing in gc.get_objects() if issubclass(type(thing), fully_shard.FSDPModule)]
+    return [model for model in models if model._get_fsdp_state()._is_root]  # noqa: SLF001  (None: it never ran)
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Return a module's parameter groups; it had only one in torch before 2.11."""
+    one = getattr(state, "_fsdp_param_group", None)
+    return list(getattr(state, "_fsdp_param_groups", [one] if one is not None else []))
+
+
+# The parameters that each DistributedDataParallel was made with: those that needed gradients at that moment.
+_made_with: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def remember_models() -> None:
+    """From now on note the parameters that each DistributedDataParallel is made with."""
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+    original = DistributedDataParallel._ddp_init_helper  # noqa: SLF001
+
+    @functools.wraps(original)
+    def helper(model: Any, parameters: Any, *args: Any, **options: Any) -> Any:
+        _made_with.setdefault(model, list(parameters))
+        return original(model, parameters, *args, **options)  # type: ignore[no-untyped-call]
+
+    DistributedDataParallel._ddp_init_helper = helper  # type: ignore[method-assign,assignment]  # noqa: SLF001
+
+
+def rearm_models() -> list[str]:
+    """Give each DistributedDataParallel a new reducer; returns in words which of them could not have one.
 
     The old one belongs to the old group, and an iteration that was cut off leaves it waiting for its end. The steps are
     those that DistributedDataParallel takes itself when it is unpickled.
@@ -48,19 +118,43 @@ def rearm_models() -> int:
 
     # By type: asking a proxy for its class may make it do what it stands for.
     models = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
-    models = [model for model in models if "reducer" in vars(model)]  # the others never came so far
+    failed = []
     for model in models:
-        _rearm(model)
-    return len(models)
+        if "reducer" not in vars(model):
+            continue  # it never came so far
+        try:
+            _rearm(model)
+        except Exception as error:  # noqa: BLE001  (say too little memory: the session is worth more than one model)
+            name = type(model.module).__name__
+            failed.append(f"DistributedDataParallel of {name} ({type(error).__name__}: {error}); make it anew")
+    return failed
 
 
 def _rearm(model: Any) -> None:
-    parameters, expects_sparse = model._build_params_for_reducer()  # noqa: SLF001
-    names = model._build_debug_param_to_name_mapping(parameters)  # noqa: SLF001
-    model._ddp_init_helper(parameters, expects_sparse, names, model.static_graph)  # noqa: SLF001
+    del model.reducer  # its memory is needed for the new one
+    with _as_made(model):
+        parameters, expects_sparse = model._build_params_for_reducer()  # noqa: SLF001
+        names = model._build_debug_param_to_name_mapping(parameters)  # noqa: SLF001
+        model._ddp_init_helper(parameters, expects_sparse, names, model.static_graph)  # noqa: SLF001
     if model.static_graph:
         model.reducer._set_static_graph()  # noqa: SLF001
         model.logger._set_static_graph()  # noqa: SLF001
     hooks, model._comm_hooks = model._comm_hooks, []  # noqa: SLF001
     for hook, state in hooks:
         model.register_comm_hook(state, hook)
+
+
+@contextmanager
+def _as_made(model: Any) -> Iterator[None]:
+    """Have those parameters need gradients that did when the model was made: who was frozen since may thaw."""
+    made_with = {id(parameter) for parameter in _made_with.get(model, ())}
+    changed = [each for each in model.module.parameters() if each.requires_grad != (id(each) in made_with)]
+    if not made_with:
+        changed = []
+    for parameter in changed:
+        parameter.requires_grad_(not parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not parameter.requires_grad)

@@ -6,9 +6,10 @@ Does not cover: the group itself (``process_group``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .cell_errors import is_of_group
+from .holders import is_step_cut_off
 
 if TYPE_CHECKING:
     from .process_group import Group
@@ -20,13 +21,15 @@ def before_cell(group: Group | None, cell: int) -> None:
         group.before_cell(cell)
 
 
-def after_cell(group: Group | None, error: BaseException | None) -> tuple[str, bool]:
-    """Return which process group the rank is in, and whether the cell's error came out of one.
+def after_cell(group: Group | None, error: BaseException | None) -> tuple[str, dict[str, Any]]:
+    """Return which process group the rank is in, and what the cell's reply says of it.
 
-    The first is ``Group.tag``, or ``"none"`` on a rank without torch.
+    The first is ``Group.tag``, or ``"none"`` on a rank without torch. The reply says whether the error came out of a
+    group, how many collectives the cell has called in each, and whether a step of an FSDP2 model was cut off.
     """
-    if group is None:
-        return "none", False
     of_group = error is not None and is_of_group(error)
+    if group is None:
+        return "none", {"group_error": of_group}
     group.broken = group.broken or of_group
-    return group.tag, of_group
+    told = {"group_error": of_group, "collectives": group.collectives}
+    return group.tag, told | {"step_cut_off": error is not None and is_step_cut_off()}

@@ -10,6 +10,7 @@ client whether to wait for an idle message, which then comes after all output.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -26,8 +27,10 @@ from ..messages import OPTIONS, RANK_REQUEST
 from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, hooks
+from .connection import KEEP
 from .shell import NO_VALUE, RankShell
 from .streams import flush_all
+from .untimely import Untimely
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +66,9 @@ class RankKernel(IPythonParallelKernel):
         self.shell_channel_thread = _NoShellChannelThread()
         self._ours = False
         self._cell: dict[str, Any] | None = None  # that runs
+        self._untimely = Untimely()
+        self._keeps_replies = bool(os.environ.get(KEEP))
+        self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
 
     def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
         """Take what serves the requests."""
@@ -92,7 +98,8 @@ class RankKernel(IPythonParallelKernel):
             await super().execute_request(stream, ident, parent)
             return
         try:
-            await self._serve_cell(stream, ident, parent, options)
+            with self._publisher.in_use():
+                await self._serve_cell(stream, ident, parent, options)
         except Exception as error:  # noqa: BLE001
             # A fault of this package's own: without a reply the notebook would wait for ever.
             reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
@@ -103,14 +110,17 @@ class RankKernel(IPythonParallelKernel):
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
         self._interrupted = False
+        self._untimely.begin_cell()
         signal.signal(signal.SIGINT, self._note_interrupt)
         # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
         shell.begin_cell()
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group, options["cell"])
+        self._bootstrap.mpi.begin_cell()
         self._cell = {
             "number": options["cell"],
+            "request": parent["header"]["msg_id"],
             "execution_count": options["execution_count"],
             "lines_before": options["lines_before"],
         }
@@ -120,7 +130,8 @@ class RankKernel(IPythonParallelKernel):
         reply["duration_s"] = time.time() - start
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
-        group, reply["group_error"] = hooks.after_cell(self._bootstrap.group, error)
+        group, of_group = hooks.after_cell(self._bootstrap.group, error)
+        reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if reply["status"] == "error":
             cell_errors.complete(reply, shell, options["lines_before"], interrupted=self._interrupted)
         if error is not None:
@@ -128,9 +139,12 @@ class RankKernel(IPythonParallelKernel):
         shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
-        metadata = {OPTIONS: {"quiet": quiet, "group": group}}
+        told = {"quiet": quiet, "group": group}
+        reply = json_clean(reply)
+        if self._keeps_replies:
+            self._last_reply = {"cell": parent["header"]["msg_id"], "reply": reply, "told": told}, buffers
         self.session.send(
-            stream, "execute_reply", json_clean(reply), parent, metadata=metadata, ident=ident, buffers=buffers
+            stream, "execute_reply", reply, parent, metadata={OPTIONS: told}, ident=ident, buffers=buffers
         )
 
     async def _execute(self, code: str) -> dict[str, Any]:
@@ -145,15 +159,27 @@ class RankKernel(IPythonParallelKernel):
             self.shell.last_error = error
             return {"status": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
         finally:
-            signal.signal(signal.SIGINT, ignore_signal)
+            self._stop_hearing()
+
+    def _stop_hearing(self) -> None:
+        """Have SIGINT mean nothing from here on; one that comes at this very moment is noted."""
+        while True:
+            try:
+                signal.signal(signal.SIGINT, ignore_signal)
+            except KeyboardInterrupt:
+                self._interrupted = True
+            else:
+                return
 
     @contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
         """Interrupt a cell that awaits: at once, where ipykernel's own way waits until the loop has something to do."""
         loop = asyncio.get_running_loop()
 
-        def interrupt(_number: int, _frame: Any) -> None:
+        def interrupt(_number: int, frame: Any) -> None:
             self._interrupted = True
+            if self._untimely.puts_off(frame):
+                return
             if asyncio.current_task(loop) is future:
                 raise KeyboardInterrupt  # the cell's own code is running, and IPython catches this
             loop.call_soon_threadsafe(future.cancel)
@@ -166,7 +192,8 @@ class RankKernel(IPythonParallelKernel):
 
     def _interrupt(self, number: int, frame: Any) -> None:
         self._interrupted = True
-        signal.default_int_handler(number, frame)
+        if not self._untimely.puts_off(frame):
+            signal.default_int_handler(number, frame)
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
         self._interrupted = True
@@ -208,7 +235,11 @@ class RankKernel(IPythonParallelKernel):
         """Serve one of the client's own requests: bootstrap, push, pull."""
         content = parent["content"]
         try:
-            reply, buffers = self._bootstrap.serve(content, parent["buffers"])
+            with self._publisher.in_use():
+                if content["do"] == "repeat":
+                    reply, buffers = self._repeat_reply(content["cell"])
+                else:
+                    reply, buffers = self._bootstrap.serve(content, parent["buffers"])
         except Exception as error:
             # Whatever went wrong is the client's to tell, with this rank's name.
             self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
@@ -217,13 +248,27 @@ class RankKernel(IPythonParallelKernel):
 
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve what can't wait for the cell that runs, on the control thread."""
+        buffers: list[Any] = []
         try:
-            reply = self._bootstrap.serve_beside(parent["content"], self._cell)
-        except Exception as error:
-            # Whatever went wrong is the client's to tell, with this rank's name.
-            self.log.debug("control request failed", exc_info=True)
+            if parent["content"]["do"] == "repeat":
+                reply, buffers = self._repeat_reply(parent["content"]["cell"])
+            else:
+                reply = self._bootstrap.serve_beside(parent["content"], self._cell)
+        except Exception as error:  # noqa: BLE001
+            # Whatever went wrong is the client's to tell, with this rank's name. Nothing on this thread may log: a
+            # cell that was cut off could have left the lock of ``logging`` taken.
             reply = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
-        self.session.send(stream, "rank_reply", reply, parent, ident=ident)
+        self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+
+    def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
+        """Return the reply of a cell once more, if it ended last; whether it runs; which group the rank is in."""
+        group = self._bootstrap.group
+        runs = self._cell is not None and self._cell["request"] == cell
+        told = {"status": "ok", "ended": False, "runs": runs, "group": "none", "generation": 0}
+        if group is not None:
+            told |= {"group": group.tag, "generation": group.generation}
+        content, buffers = self._last_reply
+        return (told | content | {"ended": True}, buffers) if content.get("cell") == cell else (told, [])
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""

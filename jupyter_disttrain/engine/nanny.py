@@ -10,6 +10,7 @@ waits for the rank.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -17,7 +18,6 @@ import socket
 import sys
 import time
 import uuid
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,18 @@ import zmq
 from jupyter_client.session import Session
 from zmq.utils.monitor import recv_monitor_message
 
-from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
-from .connection import CONNECTION_FILE
+from ..messages import NANNY_REQUEST, USED_TOPIC, LogTrouble, NannyHello, RankDeath, Record, Used
+from .backlog import Backlog
+from .connection import KEEP, PROFILE_DIR
+from .family import adopt_orphans, signal_main_thread
 from .rank_log import RankLog
+from .use import UseTeller
 from .voice import Voice
-from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, PLACED, NannyEnd, Wire
+from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, PLACED, NannyEnd, Wire, read_all
+from .witness import Witness
 
 if TYPE_CHECKING:
+    import resource
     from collections.abc import Callable
 
     from .connection import Connection
@@ -41,9 +46,9 @@ HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, becau
 HELLO_LIMIT_SECONDS = 1.0
 NAP_SECONDS = 0.0005  # while a rank talks: without it every line would wake this process, at the rank's cost
 HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
+LOOK_SECONDS = 2.0  # between two looks whether the cluster is still there
 CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-TAIL_BYTES = 16384
 
 
 class Nanny:
@@ -51,11 +56,10 @@ class Nanny:
 
     def __init__(self, pid: int, wire: Wire, connect: Callable[[], Connection]) -> None:
         self._pid = pid
-        self._crash_file = wire.crash_file
+        self._witness = Witness(pid, wire)
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
         self._connect = connect
-        self._stderr_tail: deque[bytes] = deque()
         self._engine = ""
         self._hub_id: int | None = None
         self._told_who = False
@@ -66,6 +70,8 @@ class Nanny:
         self._expected_end = False
         self._kill_at: float | None = None
         self._orphan_at: float | None = None
+        self._is_orphan = False
+        self._next_look = 0.0  # whether the cluster is still there: ZeroMQ has been seen not to tell
         self._wake_read, self._wake_write = socket.socketpair()
         self._stop_requested = False
 
@@ -78,6 +84,8 @@ class Nanny:
         self._identity = f"nanny-{uuid.uuid4().hex}"
         self._context = zmq.Context()
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
+        self._out = Backlog(self._pub, keeps=bool(os.environ.get(KEEP)))
+        self._use = UseTeller(self._wire, self._tell_use)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
             "control",
@@ -92,11 +100,11 @@ class Nanny:
         finally:
             self._end_descendants()
             self._log.close()
-            self._context.destroy(linger=2000)
+            self._context.destroy(linger=0 if self._is_orphan else 2000)  # nobody is there to hear what is left
 
     def _become_reaper(self) -> None:
         """Adopt what the rank's children leave, ignore what is meant for the rank, wake up when a child ends."""
-        _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+        adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake_write.setblocking(False)
@@ -130,11 +138,12 @@ class Nanny:
                 if source in events:
                     handle()
             self._voice.publish_due()
+            self._use.tell_due()
             if self._voice.due is not None:
                 time.sleep(NAP_SECONDS)
-            status = self._reap()
-            if status is not None:
-                self._on_rank_end(status)
+            ended = self._reap()
+            if ended is not None:
+                self._on_rank_end(ended)
                 return
             self._check_deadlines()
 
@@ -152,15 +161,15 @@ class Nanny:
             self._stop_requested = False
             self._begin_end()
 
-    def _reap(self) -> int | None:
-        """Reap what has ended of our children; returns the rank's status once it is among them.
+    def _reap(self) -> tuple[int, resource.struct_rusage] | None:
+        """Reap what has ended of our children; returns how the rank ended once it is among them.
 
         The others are what the rank's children left: as zombies they would fill the table of processes over the days.
         """
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
             if pid == self._pid:
-                return status
+                return status, usage
             if pid == 0:
                 return None
 
@@ -170,24 +179,28 @@ class Nanny:
     def _poll_ms(self) -> int | None:
         """Return the milliseconds to the nearest deadline, None without one."""
         now = time.monotonic()
-        hello = None if self._told_who else now + HELLO_SECONDS
-        deadlines = [at for at in (self._voice.due, self._kill_at, self._orphan_at, hello) if at is not None]
+        hello = self._next_look if self._told_who else now + HELLO_SECONDS
+        deadlines = [
+            at for at in (self._voice.due, self._use.due, self._kill_at, self._orphan_at, hello) if at is not None
+        ]
         return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        if not self._told_who and not self._is_cluster_there():
+        if (not self._told_who or now >= self._next_look) and not self._is_cluster_there():
+            self._is_orphan = True
             self._begin_end()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
         if self._orphan_at is not None and now >= self._orphan_at:
-            self._orphan_at = None
+            self._orphan_at, self._is_orphan = None, True
             self._begin_end()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
 
     def _is_cluster_there(self) -> bool:
-        """Whether the controller's file is: one that ended before it was ever reached can't be missed otherwise."""
-        return Path(os.environ[CONNECTION_FILE]).exists()
+        return self._connection.is_there(once_reached=self._told_who)
 
     # What the rank says
 
@@ -196,10 +209,10 @@ class Nanny:
         self._wire.set_busy(True)
         try:
             for pipe, name in self._pipes.items():
-                for chunk in _read_all(pipe):
+                for chunk in read_all(pipe):
                     self._wire.count(len(chunk))
                     if name == "stderr":
-                        self._keep_tail(chunk)
+                        self._witness.hear(chunk)
                     self._voice.hear(name, chunk)
         finally:
             self._wire.set_busy(False)
@@ -220,15 +233,17 @@ class Nanny:
                 # What was said before the message is in the pipes by now, so it goes first.
                 self._read_pipes()
                 self._voice.flush(end_of_cell=kind == CELL_END)
-                self._pub.send_multipart(frames)
+                self._out.send_multipart(frames)
                 if kind == PLACED:
                     self._wire.give_back(token)
             elif kind == FORWARD:
-                self._pub.send_multipart(frames)
+                self._out.send_multipart(frames)
             elif kind == CELL_BEGIN:
+                self._out.begin_cell()
+                self._witness.begin_cell()
                 self._voice.begin_cell(self._session.unpack(frames[0]))
                 if self._voice.cell["msg_id"] == self._interrupt_at:
-                    self._signal(signal.SIGINT)
+                    signal_main_thread(self._pid, signal.SIGINT)
             elif kind == IDENTITY:
                 self._on_identity(self._session.unpack(frames[0]))
 
@@ -239,19 +254,19 @@ class Nanny:
             self._told_who = True
             self._log.place(told["log_path"])
 
-    def _keep_tail(self, chunk: bytes) -> None:
-        self._stderr_tail.append(chunk[-TAIL_BYTES:])
-        while sum(map(len, self._stderr_tail)) > 2 * TAIL_BYTES and len(self._stderr_tail) > 1:
-            self._stderr_tail.popleft()
-
     def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
         topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()
+        stream: Any = self._out  # all that a session asks of a socket is to send
         self._session.send(
-            self._pub, msg_type, content, parent={"header": parent}, ident=topic, metadata={"engine": self._engine}
+            stream, msg_type, content, parent={"header": parent}, ident=topic, metadata={"engine": self._engine}
         )
 
     def _publish_record(self, record: Record) -> None:
         self._publish(record.msg_type, record.to_content(), self._voice.cell)
+
+    def _tell_use(self) -> None:
+        """Tell past the backlog: it is of no use to who joins later."""
+        self._session.send(self._pub, Used.msg_type, {}, ident=USED_TOPIC, metadata={"engine": self._engine})
 
     def _report_log_trouble(self, path: str, error: OSError) -> None:
         self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
@@ -261,31 +276,42 @@ class Nanny:
     def _on_control(self) -> None:
         received = self._control.recv_multipart()
         try:
-            idents, frames = self._session.feed_identities(received)
-            message = self._session.deserialize(frames)
+            idents, parts = self._session.feed_identities(received)
+            message = self._session.deserialize(parts)
         except (ValueError, TypeError):
             return  # not signed by us: everybody on this host can reach the controller's ports
-        content = {"status": "ok"}
+        content: dict[str, Any] = {"status": "ok"}
+        frames: list[Any] = []
         try:
-            self._obey(message["header"]["msg_type"], message["content"])
+            told, frames = self._obey(message["header"]["msg_type"], message["content"])
+            content |= told
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
             content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
-        self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents)
+        self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
-    def _obey(self, msg_type: str, request: dict[str, Any]) -> None:
+    def _obey(self, msg_type: str, request: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Do what is asked; returns what the reply says beyond that."""
         if msg_type != NANNY_REQUEST:
             raise ValueError(f"a nanny knows no {msg_type}")
-        if request["do"] == "signal":
+        do = request["do"]
+        if do == "signal":
             self._signal(request["signal"])
-        elif request["do"] == "interrupt":
+        elif do == "interrupt":
             self._interrupt(request["cell"])
-        elif request["do"] == "end":
+        elif do == "end":
             self._begin_end()
+        elif do == "hello":
+            self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
+        elif do == "tell":
+            return self._out.dump()
+        elif do == "stack":
+            return {"stack": self._witness.stack()}, []
+        return {}, []
 
     def _interrupt(self, cell: str) -> None:
         """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
         if self._voice.cell.get("msg_id") == cell:
-            self._signal(signal.SIGINT)
+            signal_main_thread(self._pid, signal.SIGINT)
         else:
             self._interrupt_at = cell
 
@@ -307,25 +333,25 @@ class Nanny:
         else:
             self._orphan_at = None
 
-    def _on_rank_end(self, status: int) -> None:
+    def _on_rank_end(self, ended: tuple[int, resource.struct_rusage]) -> None:
         self._on_wire()
         self._read_pipes()
         self._voice.flush(end_of_cell=True)
-        code = os.waitstatus_to_exitcode(status)
-        death = RankDeath(
-            engine=self._engine,
-            pid=self._pid,
-            host=socket.gethostname(),
-            exit_code=code if code >= 0 else None,
-            signal_number=-code if code < 0 else None,
-            crash=self._read_crash(),
-            stderr_tail=b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace"),
-            expected=self._expected_end,
-        )
+        self._log.write(self._witness.crash())
+        death = self._witness.death(self._engine, *ended, expected=self._expected_end)
         self._publish_record(death)
+        if self._out.keeps and not self._expected_end:
+            self._leave(death)
         self._unregister()
         if not self._expected_end and not self._told_who:
             self._repeat(death)
+
+    def _leave(self, death: RankDeath) -> None:
+        """Leave word of a death for who joins later."""
+        try:
+            (Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json").write_text(json.dumps(death.to_content()))
+        except OSError as error:
+            sys.stderr.write(f"no word could be left: {error}\n")  # who joins sees that the process is gone
 
     def _repeat(self, death: RankDeath) -> None:
         """Tell of a death while starting until the client, which may not listen yet, has heard it and ends us."""
@@ -336,12 +362,6 @@ class Nanny:
         while not self._stop_requested and time.monotonic() < deadline and self._is_cluster_there():
             self._publish_record(death)
             select.select([self._wake_read], [], [], HELLO_SECONDS)
-
-    def _read_crash(self) -> str:
-        """Return Python's report of a crash; it goes to the log too."""
-        report = os.pread(self._crash_file, TAIL_BYTES, 0)
-        self._log.write(report)
-        return report.decode(errors="replace")
 
     def _unregister(self) -> None:
         """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""
@@ -360,31 +380,3 @@ class Nanny:
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(left, timeout=2)
-
-
-def _read_all(pipe: int) -> list[bytes]:
-    chunks = []
-    for _ in range(16):  # a rank that never stops talking must not keep us from everything else
-        try:
-            chunk = os.read(pipe, 1 << 20)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    return chunks
-
-
-def _prctl(option: int, value: int) -> None:
-    import ctypes  # noqa: PLC0415  (only the two ends of the fork need it)
-
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent, the nanny, dies."""
-    parent = os.getppid()
-    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)

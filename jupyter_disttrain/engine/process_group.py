@@ -16,8 +16,10 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from .counts import Counts
+from .gloo_waits import end_forgotten_waits
 from .groups import Groups
-from .holders import rearm_models, replace_everywhere
+from .holders import rearm_models, remember_models, replace_everywhere, reset_sharded_models
 from .sockets import shut_down_clients_of
 
 if TYPE_CHECKING:
@@ -42,20 +44,26 @@ class Group:
         self._store: Any = None
         self._port = 0
         self._ours: Any = None  # the group that the session made
-        self._generation = 0
+        self.generation = 0  # of the group, counted in the whole session
+        self._released = 0  # the generation that was released last
         self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which forms
         self._old: dict[str, GroupRecord] = {}  # that were destroyed to be made anew
         self._cell = 0
         self._inits = 0  # of the cell that runs
+        self._counts = Counts()
         self._own_tag = ""  # of a group that a cell made
         self._init = self._wrap_init()
+        remember_models()
 
-    def open_store(self, address: str, port: int) -> int:
+    def open_store(self, address: str, port: int, generation: int) -> int:
         """Open a store on rank 0 and return its port; port 0 lets the kernel choose, which leaves no race.
 
-        The socket is made here because the store by itself would listen on every interface.
+        The socket is made here because the store by itself would listen on every interface. ``generation`` is that of
+        the group which is to be formed.
         """
         from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
+
+        self._enter(generation)
 
         try:
             family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
@@ -81,24 +89,28 @@ class Group:
         """Make the process group, and the subgroups that were aborted with it; prove it by a first all_reduce.
 
         What held an old group then holds the new one, models in DistributedDataParallel too. ``generation`` counts the
-        groups of this session; all ranks name the same. Returns what could not be made anew: the lines that made it.
+        groups of this session; all ranks name the same. Returns what could not be made anew: the lines that made it, or
+        what it is.
         """
         import torch.distributed as dist  # noqa: PLC0415
         from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: PLC0415
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        with self._turns:
-            self._generation = generation  # a release that was meant for an earlier one does nothing from here on
+        self._enter(generation)
         # An attempt that failed has destroyed them already, but they are still to be made anew.
         old = self._old = self.groups.live | self._old
         count = c10d._world.group_count  # noqa: SLF001
         if dist.is_initialized():
+            # A collective that was begun and that nobody joins would keep the group from being destroyed.
+            self._end_waits()
             dist.destroy_process_group()
         c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
         if self._port != port:
             self._store = TCPStore(address, port, self.info.world_size, is_master=False, timeout=self._timeout)
             self._port = port
         store = PrefixStore(f"disttrain/{generation}", self._store)
+        if self._released >= generation:
+            raise RendezvousError("a rank has died while the group was formed")  # before anybody here waited for it
         self._join(store)
         pairs: dict[Any, Any] = {}  # what is still held, and what takes its place
         for record in old.values():
@@ -112,11 +124,17 @@ class Group:
         self._old = {}
         if old:
             if pairs:
-                replace_everywhere(pairs)
-            rearm_models()
+                replace_everywhere(list(pairs.items()))
+            reset_sharded_models()
+            lost += rearm_models()
             pairs.clear()
             gc.collect()  # errors hold themselves, and what held the old groups; with them go their threads and sockets
         return lost
+
+    def _enter(self, generation: int) -> None:
+        """Have a release that was meant for an earlier group do nothing from here on."""
+        with self._turns:
+            self.generation = generation
 
     def _join(self, store: Any) -> None:
         import torch  # noqa: PLC0415
@@ -189,12 +207,17 @@ class Group:
         One that comes late, when the next ``generation`` is being formed, must not hit that.
         """
         with self._turns:
-            if generation < self._generation:
+            if generation < self.generation:
                 return
             self.broken = True
-            self.groups.release()
+            self._released = generation
             if self._port:
                 shut_down_clients_of(self._port)
+            self._end_waits()
+
+    def _end_waits(self) -> None:
+        self.groups.release()
+        end_forgotten_waits()
 
     @property
     def tag(self) -> str:
@@ -209,12 +232,18 @@ class Group:
         if not dist.is_initialized():
             return ""
         if dist.group.WORLD is self._ours:
-            return f"session/{self._generation}"
+            return f"session/{self.generation}"
         return self._own_tag
 
     def before_cell(self, cell: int) -> None:
         """Take the cell's number: it is the same on every rank, so it can name what the ranks do together."""
         self._cell, self._inits = cell, 0
+        self._counts.begin(self.groups.live)
+
+    @property
+    def collectives(self) -> dict[str, int]:
+        """How many collectives this cell has called on this rank, by the name of the group."""
+        return {} if self.broken else self._counts.since_begin(self.groups.live)
 
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.

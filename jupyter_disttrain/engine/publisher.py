@@ -5,12 +5,13 @@ Covers: the few socket methods that IPython's kernel calls.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .wire import CELL_BEGIN, CELL_END, FORWARD, PLACED, RankEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class Publisher:
@@ -36,6 +37,15 @@ class Publisher:
         mark = self._rank_end.mark
         self._rank_end.send(CELL_BEGIN, [packed_header])
         return mark
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Note that a request is being served within."""
+        self._rank_end.begin_use()
+        try:
+            yield
+        finally:
+            self._rank_end.end_use()
 
     def is_silent_since(self, mark: tuple[int, int]) -> bool:
         """Whether nothing was printed or published since ``mark``."""

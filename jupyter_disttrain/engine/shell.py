@@ -13,16 +13,31 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
-from traitlets import Type
+from IPython.core.profiledir import ProfileDir
+from traitlets import Type, observe
 
 from . import cell_errors
 from .sources import find_classes_in_cells
+from .untimely import PACKAGE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 NO_VALUE = object()
-_PACKAGE = str(Path(__file__).parents[1])
+
+
+class RankProfile(ProfileDir):
+    """The folder of the cluster, which makes and removes it: a rank that comes up late must not make it again."""
+
+    @observe("location")
+    def _location_changed(self, change: Any) -> None:
+        for name in ("security", "log", "startup", "pid", "static"):
+            setattr(self, f"{name}_dir", str(Path(change["new"]) / getattr(self, f"{name}_dir_name")))
+
+    def check_dirs(self) -> None:
+        """Make nothing, nor when one of the names is set."""
+
+    check_log_dir = check_startup_dir = check_security_dir = check_pid_dir = check_dirs
 
 
 class RankDisplayHook(ZMQShellDisplayHook):
@@ -84,7 +99,7 @@ class RankShell(ZMQInteractiveShell):
         """Return the exception without the frames of this package, which tell a person nothing."""
         etype, value, trace = super()._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
         if value is not None:
-            cell_errors.leave_out_torch(value)
+            cell_errors.leave_out_libraries(value)
         return etype, value, _without_our_frames(trace)
 
     def show_other_tracebacks(self, final: list[str] | None) -> None:
@@ -102,7 +117,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     frame = trace
     while frame is not None:
         following = frame.tb_next
-        while following is not None and following.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        while following is not None and following.tb_frame.f_code.co_filename.startswith(PACKAGE):
             following = following.tb_next
         frame.tb_next = following  # the first frame is IPython's own
         frame = following

@@ -16,12 +16,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .mpi_calls import mpi_call
+
 if TYPE_CHECKING:
     from types import FrameType
 
     from .process_group import Group
 
-DEEPEST = 30  # frames
+DEEPEST = 30  # frames; the cell's own are told beyond that
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
 
 
@@ -40,12 +42,18 @@ def where(group: Group | None, cell: dict[str, Any] | None) -> dict[str, Any]:
         return told
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
     frames = _from_cell(frame)
-    told["stack"] = [_describe(each) for each in frames[-DEEPEST:]]
     if frames:
         own = frames[0].f_code.co_filename
+        outer = [each for each in frames[:-DEEPEST] if each.f_code.co_filename == own][:DEEPEST]
+        told["stack"] = [_describe(each) for each in (*outer, *frames[-DEEPEST:])]
         lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno]
         told["line"] = lines[-1] + cell["lines_before"] if lines else None
     told["call"] = next((each.f_code.co_name for each in frames if _communicates(each)), None)
+    in_mpi = mpi_call(frame) if frames and told["call"] is None else None
+    if in_mpi is not None:
+        told["call"] = f"MPI {in_mpi.name}"
+        # A loop comes by the same line again and again, with other values.
+        told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
         told["collective"] = pending_collective()
     return told

@@ -32,6 +32,9 @@ TOKEN_SIZE = 8
 LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
+IN_USE = 9  # on the shared page: 1 while the rank serves a request
+USES = struct.Struct("=Q")  # on the shared page, at 16: requests that the rank has served
+USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux puts so much on a socket at once: all or, when a signal comes, nothing
 PATIENCE_SECONDS = 0.2  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
@@ -54,6 +57,7 @@ class Wire:
     rank_socket: socket.socket
     nanny_socket: socket.socket
     page: mmap.mmap
+    stack_file: int  # an anonymous file: where Python says on request, without its lock, where it is
     crash_file: int  # an anonymous file: Python's report of a crash in C code, which the nanny reads afterwards
     lock_file: int  # an anonymous file: its lock keeps a rank's child processes from tearing a message
 
@@ -73,6 +77,7 @@ class Wire:
             rank_socket=rank_socket,
             nanny_socket=nanny_socket,
             page=mmap.mmap(-1, mmap.PAGESIZE),
+            stack_file=_anonymous_file(),
             crash_file=_anonymous_file(),
             lock_file=_anonymous_file(),
         )
@@ -183,6 +188,15 @@ class RankEnd:
         """A point in what was said so far, for :meth:`is_silent_since`."""
         return self._sent, SEEN.unpack_from(self._wire.page)[0]
 
+    def begin_use(self) -> None:
+        """Note that a request is being served."""
+        self._wire.page[IN_USE] = 1
+
+    def end_use(self) -> None:
+        """Note that it was."""
+        self._wire.page[IN_USE] = 0
+        USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
+
     def is_silent_since(self, mark: tuple[int, int]) -> bool:
         """Whether nothing was said since ``mark``.
 
@@ -262,6 +276,10 @@ class NannyEnd:
         del self._data[:start]
         return groups
 
+    def uses(self) -> tuple[bool, int]:
+        """Whether the rank serves a request, and how many it has served."""
+        return bool(self._page[IN_USE]), USES.unpack_from(self._page, USES_AT)[0]
+
     def set_busy(self, busy: bool) -> None:
         """Say that output is being handled."""
         self._page[BUSY] = int(busy)
@@ -269,3 +287,17 @@ class NannyEnd:
     def count(self, size: int) -> None:
         """Count what was read."""
         SEEN.pack_into(self._page, 0, SEEN.unpack_from(self._page)[0] + size)
+
+
+def read_all(pipe: int) -> list[bytes]:
+    """Return what a pipe holds, or much of it: a rank that never stops talking must not keep us from all else."""
+    chunks = []
+    for _ in range(16):
+        try:
+            chunk = os.read(pipe, 1 << 20)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return chunks

@@ -1,0 +1,145 @@
+"""Threads that wait in Gloo for a connection that is gone.
+
+Covers: finding them, and giving them the error that Gloo forgot.
+Does not cover: ending connections (``sockets``), deciding when (``cluster.recovery``).
+
+When a connection ends, Gloo tells the operations that wait for their turn on it, but not the one that is half sent or
+half received: ``Pair::signalException`` in gloo/transport/tcp/pair.cc passes over unbound buffers in ``tx_``, and over
+``rx_``. Whoever waits for that one waits until the group's time-out, half an hour by default. So it is when a rank dies
+in the midst of a large message.
+
+Such a thread sleeps in a condition variable of a ``gloo::transport::tcp::UnboundBuffer``; Linux tells its address. The
+buffer's own ``signalException``, which Gloo exports, ends the wait as it should have ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETTLED_SECONDS = 0.1  # of waiting after the connections have ended, before a wait is called forgotten
+LOOK_SECONDS = 0.02
+OBJECT_BYTES = 512  # an UnboundBuffer is smaller
+MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message; the process group was released"
+_FUTEX = {"x86_64": "202", "aarch64": "98"}  # the number of that system call
+_BUFFER = "N4gloo9transport3tcp13UnboundBuffer"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A thread that waits for a buffer."""
+
+    thread: int
+    buffer: int  # the address of the UnboundBuffer
+
+
+def end_forgotten_waits() -> int:
+    """Give an error to every thread that goes on waiting in Gloo; call it once the connections have ended.
+
+    Returns
+    -------
+    int
+        How many threads that were. 0 also where this build of torch, or this C++ library, keeps its names to itself.
+    """
+    gloo = _gloo()
+    if gloo is None:
+        return 0
+    waits = _waits(gloo.vtable)
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while waits and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)  # those that Gloo has told are about to go
+        waits &= _waits(gloo.vtable)
+    for wait in waits:
+        gloo.signal_exception(wait.buffer)
+    return len(waits)
+
+
+def _waits(vtable: int) -> set[Wait]:
+    """Return the threads of this process that wait for a buffer."""
+    return {Wait(thread, buffer) for thread, address in _sleepers() if (buffer := _buffer_of(address, vtable))}
+
+
+def _sleepers() -> Iterator[tuple[int, int]]:
+    """Yield the threads that sleep in a condition variable or lock, and where in memory that is."""
+    number = _FUTEX.get(platform.machine())
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            words = (task / "syscall").read_text().split()
+        except OSError:
+            continue  # it has ended, or this kernel does not tell
+        if words[0] == number:
+            yield int(task.name), int(words[1], 16)
+
+
+def _buffer_of(address: int, vtable: int) -> int | None:
+    """Return the UnboundBuffer that an address lies in; it begins with the address of its class's table."""
+    start = (address - OBJECT_BYTES) & ~7
+    try:
+        memory = os.open("/proc/self/mem", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        data = os.pread(memory, OBJECT_BYTES, start)
+    except OSError:
+        return None  # the object before it ends where the mapping begins, so it is none of ours
+    finally:
+        os.close(memory)
+    at = data.rfind(vtable.to_bytes(8, "little"))
+    return start + at if at >= 0 and at % 8 == 0 else None
+
+
+class _Gloo:
+    """What torch exports of Gloo, and the C++ library of exceptions."""
+
+    def __init__(self, torch_library: ctypes.CDLL, cpp: ctypes.CDLL) -> None:
+        table = ctypes.addressof(ctypes.c_void_p.in_dll(torch_library, f"_ZTV{_BUFFER}E"))
+        self.vtable = table + 16  # after the offset and the type
+        self._signal = torch_library[f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"]
+        self._signal.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._signal.restype = None
+        self._allocate = _function(cpp, "__cxa_allocate_exception", ctypes.c_void_p, ctypes.c_size_t)
+        self._construct = _function(cpp, "_ZNSt13runtime_errorC1EPKc", None, ctypes.c_void_p, ctypes.c_char_p)
+        self._prepare = _function(cpp, "__cxa_init_primary_exception", ctypes.c_void_p, *[ctypes.c_void_p] * 3)
+        self._copy = _function(
+            cpp, "_ZNSt15__exception_ptr13exception_ptrC1ERKS0_", None, ctypes.c_void_p, ctypes.c_void_p
+        )
+        self._type = ctypes.addressof(ctypes.c_void_p.in_dll(cpp, "_ZTISt13runtime_error"))
+        self._destructor = ctypes.cast(cpp["_ZNSt13runtime_errorD1Ev"], ctypes.c_void_p)
+
+    def signal_exception(self, buffer: int) -> None:
+        """Have who waits for a buffer get a ``std::runtime_error``: make_exception_ptr, then signalException."""
+        error = self._allocate(16)  # sizeof(std::runtime_error)
+        self._prepare(error, self._type, self._destructor)
+        self._construct(error, MESSAGE)
+        pointer, counted = ctypes.c_void_p(error), ctypes.c_void_p()
+        self._copy(ctypes.byref(counted), ctypes.byref(pointer))  # an exception_ptr is a pointer that counts its copies
+        self._signal(buffer, ctypes.byref(counted))  # which moves it into the buffer
+
+
+def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+    function = library[name]
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
+
+@functools.cache
+def _gloo() -> _Gloo | None:
+    """Return None where a name is missing: then such a wait ends with the group's time-out, or with its rank."""
+    import torch  # noqa: PLC0415
+
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        return _Gloo(ctypes.CDLL(str(library)), ctypes.CDLL("libstdc++.so.6"))
+    except (OSError, AttributeError, ValueError) as missing:
+        sys.stderr.write(f"waits that Gloo forgets can't be ended here: {missing}\n")
+        return None

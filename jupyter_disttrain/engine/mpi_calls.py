@@ -1,0 +1,85 @@
+"""Whether a thread is in a call of mpi4py, and of which communicator.
+
+Covers: reading the line that a frame is at.
+Does not cover: ending the call (``mpi_world``).
+
+mpi4py is compiled, so its calls have no frame of their own; what the frame that makes one is about to call is told by
+its bytecode and its variables.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class MpiCall:
+    """A call of a method of a communicator, request, window or file."""
+
+    name: str  # of the method
+    owner: Any
+
+
+def mpi_call(frame: FrameType | None) -> MpiCall | None:
+    """Return the call that the line of an innermost frame makes, None if it makes none.
+
+    Nothing is run for it: attributes are looked up in the dictionaries of modules and objects alone.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if frame is None or mpi is None or frame.f_lineno is None:
+        return None
+    owners = (mpi.Comm, mpi.Request, mpi.Win, mpi.File)
+    value: Any = _MISSING
+    found = None
+    steps = _steps_of_line(frame)
+    begin = _begin(steps[-1]) if steps else None  # of the call at hand, in the source; its callee begins there too
+    for step in steps[:-1]:
+        is_callee = begin is None or _begin(step) == begin
+        if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            if isinstance(value, owners) and is_callee:
+                found = MpiCall(str(step.argval), value)
+            value = _attribute(value, str(step.argval))
+        elif step.opname.startswith(("LOAD_", "STORE_FAST_LOAD_")):
+            names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            value = _variable(frame, names[-1]) if isinstance(names[-1], str) else _MISSING
+        elif step.opname.startswith("CALL"):
+            value = _MISSING
+            found = None if is_callee else found  # the call at hand is of what this one returned
+    return found
+
+
+def _begin(step: dis.Instruction) -> tuple[int | None, int | None] | None:
+    """Return where the expression begins that an instruction is of: line and column; None before Python 3.11."""
+    positions = getattr(step, "positions", None)
+    return None if positions is None else (positions.lineno, positions.col_offset)
+
+
+def _steps_of_line(frame: FrameType) -> list[dis.Instruction]:
+    """Return the instructions of the line up to the one at hand."""
+    lines = {start: line for start, line in dis.findlinestarts(frame.f_code) if line is not None}
+    steps, line = [], None
+    for step in dis.get_instructions(frame.f_code):
+        line = lines.get(step.offset, line)
+        if line == frame.f_lineno and step.offset <= frame.f_lasti:
+            steps.append(step)
+    return steps
+
+
+def _variable(frame: FrameType, name: str) -> Any:
+    for names in (frame.f_locals, frame.f_globals):
+        if name in names:
+            return names[name]
+    return _MISSING
+
+
+def _attribute(value: Any, name: str) -> Any:
+    names = getattr(value, "__dict__", None) if value is not _MISSING else None
+    return names.get(name, _MISSING) if isinstance(names, dict) else _MISSING

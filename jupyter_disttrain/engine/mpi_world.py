@@ -1,0 +1,248 @@
+"""The rank's MPI world, and how it is made whole again.
+
+Covers: ending who waits in MPI, the world without the dead, a new process that joins it, what takes its place if all
+that fails.
+Does not cover: when (``cluster.recovery``), whether a thread is in MPI (``mpi_calls``).
+
+The recipe is that of User-Level Failure Mitigation (W. Bland et al., 2013): Revoke ends every call, Shrink leaves the
+living, Spawn starts a process, Merge and Split put all in the order of their ranks. It takes part in no other recovery:
+whatever goes wrong here, the process group is formed, and ``comm`` says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .connection import MPI_HEALS
+from .mpi_calls import mpi_call
+from .process_group import RendezvousError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ..ranks import RankInfo
+
+MOST_ATTRIBUTES = 64  # that are looked for
+LIMIT_SECONDS = 5.0  # for a step that all ranks take together
+
+
+class LostWorld:
+    """What stands in the place of ``comm`` once MPI has no world of all ranks."""
+
+    def __init__(self, why: str) -> None:
+        self._reason = f"MPI has no world of all ranks: {why}; use dist, or start all ranks anew with %dist_reset"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say so."""
+        raise RendezvousError(self._reason)
+
+    def __repr__(self) -> str:
+        """Say so."""
+        return f"<{self._reason}>"
+
+
+class MpiWorld:
+    """MPI on this rank; without it there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._mpi = sys.modules.get("mpi4py.MPI")
+        self.comm: Any = None if self._mpi is None else self._mpi.COMM_WORLD
+        self.shown: Any = self.comm  # what the cells have seen
+        self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
+        self._rank = 0
+        self._respawning: threading.Thread | None = None
+        self._failure = ""
+        self._proved: Any = None  # the world in which all ranks were seen
+        self._is_revoked = False  # and not made anew yet
+        self._generation = 0  # how often it was settled, counted with the process group
+        self._runs_cell = False
+        self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which ends a cell
+
+    def enter(self, info: RankInfo) -> None:
+        """Become a rank: in the world that was started, or in one that lacks this process.
+
+        Raises
+        ------
+        RendezvousError
+            If MPI counts in another way than the client: ``comm`` and ``dist`` would disagree.
+        """
+        self._rank = info.rank
+        if self._mpi is None:
+            return
+        parent = self._mpi.Comm.Get_parent()
+        if parent != self._mpi.COMM_NULL:
+            self.comm = _within(LIMIT_SECONDS, lambda: parent.Merge(high=True).Split(0, info.rank))
+            self.shown = self.comm
+            vars(self._mpi)["COMM_WORLD"] = self.comm  # MPI's own is a world of this process alone
+        elif (self.comm.Get_rank(), self.comm.Get_size()) != (info.rank, info.world_size):
+            raise RendezvousError(
+                f"MPI says this is rank {self.comm.Get_rank()} of {self.comm.Get_size()}, "
+                f"the notebook says {info.rank} of {info.world_size}; "
+                "mpi4py was built for another MPI than the mpiexec that started the ranks "
+                "(run: jupyter disttrain doctor)"
+            )
+
+    # While a cell runs, on the control thread
+
+    def begin_cell(self) -> None:
+        """Note that there may be calls to end from now on."""
+        self._runs_cell = True
+
+    def end_cell(self) -> bool:
+        """Return whether the world was revoked; from now on it isn't."""
+        with self._turns:
+            self._runs_cell = False
+            return self._is_revoked
+
+    def release(self, generation: int, *, forced: bool) -> None:
+        """End the call of MPI that the main thread is in, on all ranks that are in it.
+
+        One that comes late, when the cell has ended or a next ``generation`` was formed, does nothing. ``forced``: end
+        the calls in the whole world even if none can be seen.
+        """
+        with self._turns:
+            if self._heals and not self._failure and self._runs_cell and generation >= self._generation:
+                self._release(forced=forced)
+
+    def _release(self, *, forced: bool) -> None:
+        call = mpi_call(sys._current_frames().get(threading.main_thread().ident or 0))  # noqa: SLF001
+        if call is None and not forced:
+            return
+        comm = self.comm
+        if call is not None and isinstance(call.owner, self._mpi.Comm):  # type: ignore[union-attr]
+            comm = call.owner
+        for each in (comm, *_hidden(self._mpi, comm)):
+            each.Revoke()
+        self._is_revoked = self._is_revoked or comm == self.comm
+
+    def respawn(self, command: Sequence[str]) -> None:
+        """Have all living ranks start a process together that takes the place of a dead one; returns at once."""
+        before = self._respawning
+        self._respawning = threading.Thread(target=self._respawn, args=(command, before), name="respawn", daemon=True)
+        self._respawning.start()
+
+    def _respawn(self, command: Sequence[str], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            self.comm.Revoke()
+            living = self.comm.Shrink()
+            child = living.Spawn(command[0], list(command[1:]), 1, root=0)
+            self.comm = child.Merge(high=False).Split(0, self._rank)
+            self._is_revoked = False
+        except self._mpi.Exception as error:  # type: ignore[union-attr]
+            self._failure = f"{error}"
+
+    # When no cell runs
+
+    def settle(self, generation: int, lost: str, *, revoked: bool) -> str:
+        """Have a world of all ranks again, if that can be; returns why not.
+
+        Parameters
+        ----------
+        generation
+            Of the process group that is formed next.
+        lost
+            Why there can't be one, as the client knows; empty if there can.
+        revoked
+            Some ranks have revoked it.
+        """
+        with self._turns:
+            self._generation = generation
+        if self.comm is None and not lost:
+            return ""
+        self._failure = lost or self._failure
+        if not self._failure:
+            try:
+                if self._respawning is not None:
+                    self._respawning.join(LIMIT_SECONDS)
+                    if self._respawning.is_alive():
+                        raise RendezvousError("a new process did not join it in time")  # noqa: TRY301
+                if revoked:
+                    self.comm = _within(LIMIT_SECONDS, self.comm.Shrink)
+                    self._is_revoked = False
+                if self.comm is not self._proved:
+                    _within(LIMIT_SECONDS, self._prove)
+            except (RendezvousError, self._mpi.Exception) as error:  # type: ignore[union-attr]
+                self._failure = str(error)
+        if self._failure:
+            self._is_revoked = False  # for good
+        return self._failure
+
+    def _prove(self) -> None:
+        """See that all ranks are there.
+
+        This also has mpi4py make its own duplicate of the communicator: it does so in its first reduction, and lets no
+        other thread run meanwhile, so that nobody could be released who waits there.
+        """
+        if self.comm.allreduce(1) != self.comm.Get_size():
+            raise RendezvousError("its first allreduce did not count all ranks")
+        self._proved = self.comm
+
+    def take_new(self) -> tuple[Any, Any] | None:
+        """Return what cells have seen as ``comm`` and what stands in its place now; None if that is the same.
+
+        The first is None on a rank that was started beside the MPI job.
+        """
+        new = LostWorld(self._failure) if self._failure else self.comm
+        if new is self.shown or (self._failure and isinstance(self.shown, LostWorld)):
+            return None
+        before, self.shown = self.shown, new
+        return before, new
+
+
+def _hidden(mpi: Any, comm: Any) -> Iterator[Any]:
+    """Find the communicators that are attached to one: mpi4py reduces Python objects in a duplicate of its own.
+
+    What an attribute points to is a communicator if it begins as one, with a pointer to Open MPI's class of them.
+    """
+    kind = _word(comm.handle)
+    for key in range(MOST_ATTRIBUTES):
+        try:
+            value = comm.Get_attr(key)
+        except mpi.Exception:
+            continue  # there is no such attribute
+        handle = _word(value) if isinstance(value, int) and value > 0 else 0
+        if handle and kind and _word(handle) == kind:
+            yield mpi.Comm.fromhandle(handle)
+
+
+def _word(address: int) -> int:
+    """Read a word of this process's memory; 0 where there is none."""
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+        return int.from_bytes(os.pread(memory, 8, address), sys.byteorder)
+    except (OSError, OverflowError):
+        return 0
+    finally:
+        os.close(memory)
+
+
+def _within(limit_s: float, call: Callable[[], Any]) -> Any:
+    """Return what a call returns that may never return.
+
+    Raises
+    ------
+    RendezvousError
+        If it takes longer than ``limit_s``; its thread is left to itself.
+    """
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001  (it is raised below)
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="mpi", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise RendezvousError(f"not all ranks answered within {limit_s:g} s")
+    return results[0]

@@ -1,0 +1,176 @@
+"""Interrupts that come at a bad moment.
+
+Covers: putting off an interrupt until the code at hand can bear it.
+Does not cover: what an interrupt does (``kernel``).
+
+KeyboardInterrupt is raised wherever the main thread happens to be. In some places that does lasting harm:
+
+- Python forgets a package whose import was cut off, but not the parts of it that had been imported: the next import
+  finds these and makes a package without them. Larger parts of torch are imported at the first step of a training
+  loop; cut off there, DistributedDataParallel would fail until the rank is restarted.
+- ``logging`` and ``threading`` take locks in Python code, one step before the ``try`` that gives them back. Cut off
+  there, the lock is never given back, and the thread that releases stuck ranks would wait for it.
+- What is raised in ``__del__``, or in the functions that run around a fork, Python only prints: the interrupt is lost.
+- This package's own code, which a cell calls when it prints, would be left half done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+INSTALLED = re.compile(r"/(site|dist)-packages/")
+PACKAGE = str(Path(__file__).parents[1])
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+
+
+_STARTS_OF_CHILDREN = ("start", "_Popen", "__init__", "_launch")  # of multiprocessing
+
+
+class Untimely:
+    """Decides, in the handler of SIGINT, whether an interrupt has to wait.
+
+    The handler may run in the midst of anything, of itself too, so it takes no lock and starts no thread.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._since: float | None = None  # an interrupt waits
+        self._is_overdue = False
+        self._limits: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # whose put() a handler may call
+        self._turns = threading.Lock()  # of a signal that is overdue and the begin of a cell
+        threading.Thread(target=self._watch, name="untimely interrupts", daemon=True).start()
+
+    def begin_cell(self) -> None:
+        """Forget an interrupt of an earlier cell; SIGINT must mean nothing while this is called."""
+        self._stop_tracing()
+        with self._turns:
+            self._since, self._is_overdue = None, False
+
+    def puts_off(self, frame: FrameType | None) -> bool:
+        """Return whether to do nothing now; the handler is called again once the code at hand has been left."""
+        if os.getpid() != self._pid:
+            return False  # a forked child has no thread that watches
+        is_overdue, self._is_overdue = self._is_overdue, False
+        is_second = self._since is not None
+        place = None if is_overdue else _place(frame)
+        if place is None or (is_second and place.bears_second):
+            self._stop_tracing()
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = time.monotonic()
+            self._limits.put((self._since, place.longest_s))
+            self._trace(place.caller)
+        return True
+
+    # Being called when the code has been left
+
+    def _trace(self, caller: FrameType) -> None:
+        if sys.gettrace() is not None:
+            return  # a debugger's; the limit remains
+
+        def on_event(frame: FrameType, event: str, _argument: Any) -> Any:
+            if event in ("line", "opcode"):
+                self._stop_tracing()
+                self._since = None
+                handler = signal.getsignal(signal.SIGINT)
+                if callable(handler):
+                    handler(signal.SIGINT, frame)
+                return None  # what is returned is traced on
+            return on_event
+
+        self._traced = caller
+        caller.f_trace, caller.f_trace_opcodes = on_event, True
+        sys.settrace(_trace_no_other)
+
+    def _stop_tracing(self) -> None:
+        if sys.gettrace() is _trace_no_other:
+            sys.settrace(None)
+            self._traced.f_trace, self._traced.f_trace_opcodes = None, False
+            del self._traced
+
+    def _watch(self) -> None:
+        while True:
+            since, longest_s = self._limits.get()
+            time.sleep(max(0.0, since + longest_s - time.monotonic()))
+            with self._turns:
+                if self._since == since:
+                    self._is_overdue = True
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def _trace_no_other(_frame: FrameType, _event: str, _argument: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Code that should not be cut off."""
+
+    caller: FrameType  # of it
+    longest_s: float = 2.0  # what takes longer hangs, and is cut off
+    bears_second: bool = False  # who presses stop again is obeyed at once
+
+
+def _place(frame: FrameType | None) -> Place | None:
+    """Return what the cell's code is in the midst of, if that should not be cut off."""
+    frames = list(_outwards(frame))
+    for at, each in enumerate(frames[:-1]):
+        name, file = each.f_code.co_name, each.f_code.co_filename
+        if name == "<module>" and _imports_library(each):
+            return Place(_caller(frames, at, _imports_library), longest_s=15.0, bears_second=True)
+        if file == logging.__file__ or (file == threading.__file__ and name in ("__enter__", "__exit__")):
+            return Place(_caller(frames, at, _is_in(file)))
+        if "/multiprocessing/" in file and name in _STARTS_OF_CHILDREN:
+            return Place(_caller(frames, at, _is_in("/multiprocessing/")))
+        if name == "__del__":
+            return Place(frames[at + 1])
+    ours = _caller(frames, -1, _is_standard)
+    if _is_ours(ours) and any("ipykernel_" in each.f_code.co_filename for each in frames):
+        return Place(_caller(frames, frames.index(ours), _is_ours))
+    return None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _caller(frames: list[FrameType], at: int, is_part: Callable[[FrameType], bool]) -> FrameType:
+    """Return the first frame further out that is not a part of the same thing."""
+    return next((each for each in frames[at + 1 :] if not is_part(each)), frames[-1])
+
+
+def _is_in(file: str) -> Callable[[FrameType], bool]:
+    return lambda frame: file in frame.f_code.co_filename
+
+
+def _imports_library(frame: FrameType) -> bool:
+    name, file = frame.f_code.co_name, frame.f_code.co_filename
+    is_library = name == "<module>" and bool(INSTALLED.search(file)) and not file.endswith("/__main__.py")
+    return is_library or file.startswith("<frozen importlib")
+
+
+def _is_standard(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(STANDARD_LIBRARY) and not INSTALLED.search(file)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PACKAGE)

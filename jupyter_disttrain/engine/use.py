@@ -1,0 +1,39 @@
+"""Telling that a rank is used, so that a cluster nobody uses can end.
+
+Covers: one word per period in which there was a cell or a request.
+Does not cover: ending the cluster (``cluster.controller``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from .connection import TELL_USE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .wire import NannyEnd
+
+
+class UseTeller:
+    """Tells, on the nanny, whether the rank was used since it was told last."""
+
+    def __init__(self, wire: NannyEnd, tell: Callable[[], None]) -> None:
+        self._wire = wire
+        self._tell = tell
+        self._told = 0
+        self._pause = float(os.environ.get(TELL_USE, "0"))
+        self.due = time.monotonic() + self._pause if self._pause else None
+
+    def tell_due(self) -> None:
+        """Tell, if it is time and there is something to tell."""
+        if self.due is None or time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + self._pause
+        in_use, count = self._wire.uses()
+        if in_use or count != self._told:
+            self._told = count
+            self._tell()

@@ -1,0 +1,169 @@
+"""MPI's world is released, and made whole again, like the process group."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.engine.loopback import hide_listeners
+from jupyter_disttrain.errors import RankFailure
+
+from .recovery_tools import SUM, interrupted
+from .test_lifecycle import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WORLD = "from mpi4py import MPI; (comm.allreduce(1), comm.Get_rank(), MPI.COMM_WORLD.allreduce(rank), row.allreduce(1))"
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    """Three ranks of one MPI job."""
+    with Cluster(n=3, name="world", grace_s=0.5, hang_after_s=2.0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def world(ranks: Cluster) -> Iterator[Cluster]:
+    """Those ranks with something to keep; whatever a test does, MPI has a world of all of them afterwards."""
+    ranks.run("kept = rank * 11; row = comm.Split(0, rank); held = {'in a dict': comm}")
+    yield ranks
+    assert ranks.run("comm.allreduce(1)", timeout_s=20).results == {0: 3, 1: 3, 2: 3}
+    assert ranks.run(SUM, timeout_s=20).results == {rank: [6.0] for rank in range(3)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "comm.Barrier()",
+        "total = comm.allreduce(1)",
+        "comm.recv(source=0, tag=5)",
+        "request = comm.irecv(source=0, tag=6); request.wait()",
+        "from mpi4py import MPI; MPI.COMM_WORLD.bcast(None, root=0)",
+    ],
+)
+def test_an_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) -> None:
+    error = interrupted(world, f"if rank:\n    {call}\nelse:\n    while True: pass", {1, 2})
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
+    assert world.run("held['in a dict'] is comm and kept").results == {0: 0, 1: 11, 2: 22}
+
+
+def test_a_second_interrupt_ends_calls_that_can_t_be_seen(world: Cluster) -> None:
+    run = world.run("if rank:\n    held['in a dict'].Barrier()\nelse:\n    while True: pass", block=False)
+    assert wait_until(lambda: len(world.where()) == 2)
+    world.interrupt()
+    assert wait_until(lambda: run.running_now == {1, 2})
+    world.interrupt(forced=True)
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
+
+
+def test_a_call_within_a_function_and_an_expression_is_seen(world: Cluster) -> None:
+    world.run("def total(comm, here):\n    here = here + comm.allreduce(comm.Get_rank())\n    return here")
+    error = interrupted(world, "if rank:\n    total(comm, 1)\nelse:\n    while True: pass", {1, 2})
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+
+
+def test_only_the_communicator_that_ranks_wait_in_is_revoked(world: Cluster) -> None:
+    interrupted(world, "if rank:\n    row.Barrier()\nelse:\n    while True: pass", {1, 2})
+    assert world.run("comm.allreduce(1)").results == {0: 3, 1: 3, 2: 3}
+    with pytest.raises(RankFailure, match="MPI_ERR_REVOKED"):
+        world.run("row.allreduce(1)")
+
+
+def test_who_waits_in_mpi_for_a_rank_that_failed_is_released(world: Cluster) -> None:
+    with pytest.raises(RankFailure) as caught:
+        world.run("if rank == 1:\n    raise ValueError('the cause')\ncomm.Barrier()")
+    (failure,) = caught.value.failures
+    assert failure.evalue == "the cause"
+    assert set(caught.value.waited) == {0, 2}
+
+
+def test_a_hang_in_mpi_explains_itself_and_a_loop_is_none(world: Cluster) -> None:
+    run = world.run("if rank:\n    comm.Barrier()\nelse:\n    while True: pass", block=False)
+    assert wait_until(lambda: bool(run.hang))
+    assert "ranks 1-2: waits in MPI Barrier at line 2: comm.Barrier()" in run.hang
+    world.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
+    assert wait_until(lambda: run._guardian.looks[0].answered_at - run._guardian.looks[0].asked_at > 0)
+    for _ in range(8):
+        looks = run._guardian.look_now({0, 1, 2}, 5)
+        assert max(look.waits_s or 0.0 for look in looks.values()) < 1.0
+    world.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_new_process_takes_the_place_of_a_dead_one_in_the_world(world: Cluster, victim: int) -> None:
+    pids = {entry.info.rank: entry.info.pid for entry in world.table}
+    run = world.run("while True: comm.allreduce(1)", block=False)
+    psutil.Process(pids[victim]).kill()
+    with pytest.raises(RankFailure, match="RankDied") as caught:
+        run.wait()
+    assert set(caught.value.waited) == {0, 1, 2} - {victim}
+    code = "from mpi4py import MPI; (comm.allreduce(1), comm.Get_rank(), MPI.COMM_WORLD.allreduce(rank))"
+    assert world.run(code).results == {rank: (3, rank, 3) for rank in range(3)}
+    living = [rank for rank in range(3) if rank != victim]
+    assert world.run("held['in a dict'] is comm and kept", living).results == {rank: rank * 11 for rank in living}
+
+
+def test_two_new_processes_at_once(world: Cluster) -> None:
+    pids = {entry.info.rank: entry.info.pid for entry in world.table}
+    run = world.run("comm.Barrier() if rank == 0 else __import__('time').sleep(1000)", block=False)
+    for rank in (1, 2):
+        psutil.Process(pids[rank]).kill()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert world.run("(comm.allreduce(1), comm.Get_rank())").results == {rank: (3, rank) for rank in range(3)}
+
+
+def test_a_world_of_nothing_but_new_processes() -> None:
+    with Cluster(n=2, name="all-new") as cluster:
+        for rank in (0, 1, 0, 1):
+            cluster.replace([rank])
+            if cluster.mpi_lost:  # it may be, once none is left that the job began with; then comm says so
+                with pytest.raises(RankFailure, match=r"MPI has no world of all ranks: .*%dist_reset"):
+                    cluster.run("comm.allreduce(1)")
+            else:
+                assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+            assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        cluster.reset()
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+
+
+def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")  # the person's own choice, which reaches no later process
+    with Cluster(n=2, name="comm") as cluster:
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+        cluster.replace([1])
+        expected = r"MPI has no world of all ranks: rank 1 was replaced after a death; use dist, or .*%dist_reset"
+        generation = cluster._launch.generation
+        for rank in (0, 1):
+            with pytest.raises(RankFailure, match=expected):
+                cluster.run("comm.allreduce(1)", rank)
+        assert cluster._launch.generation == generation, "the group is whole, and not formed again and again"
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        cluster.reset()
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+
+
+def test_a_hidden_listener_hears_this_host_alone() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert port in hide_listeners()
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+        for name, addresses in psutil.net_if_addrs().items():
+            for each in addresses if name in up else ():
+                if each.family == socket.AF_INET and not each.address.startswith("127."):
+                    with pytest.raises(TimeoutError):
+                        socket.create_connection((each.address, port), timeout=0.5)

@@ -1,0 +1,120 @@
+"""Interrupts at a moment at which KeyboardInterrupt would do lasting harm, or be lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.errors import RankFailure
+
+from .recovery_tools import is_whole
+from .test_lifecycle import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jupyter_disttrain import CellRun, Cluster
+
+
+def interrupt_at(cluster: Cluster, code: str, words: str) -> CellRun:
+    """Run code that never ends, interrupt it once all ranks are at a line with these words, return how it ended."""
+    run = cluster.run(code, block=False)
+    assert wait_until(lambda: all(words in line for line in cluster.where()))
+    cluster.interrupt()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
+    return run
+
+
+def test_the_import_of_a_library(three: Cluster, pids: dict[int, int], tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "slowly"
+    package.mkdir(parents=True)
+    (package / "part.py").touch()
+    slow = "import time\nfrom . import part\nfor _ in range(100): time.sleep(0.01)\nwhole = 1"
+    (package / "__init__.py").write_text(slow)
+    three.run(f"import sys; sys.path.insert(0, {str(package.parent)!r})")
+    run = interrupt_at(three, "import slowly\nimport time\ntime.sleep(100)", "line 1: import slowly")
+    assert {failure.line for failure in run.failures} <= {1, 2, 3}
+    assert three.run("import slowly; slowly.part and slowly.whole").results == {0: 1, 1: 1, 2: 1}
+    assert is_whole(three, pids)
+
+
+LOGGING = """
+import logging, threading, time
+lock = logging._lock
+class SlowLock:
+    def acquire(self):
+        lock.acquire()
+        time.sleep(0.2)
+    def release(self):
+        lock.release()
+    __enter__ = acquire
+    def __exit__(self, *_):
+        lock.release()
+logging._lock = SlowLock()
+try:
+    while True: logging.getLogger("busy").setLevel("ERROR")
+finally:
+    logging._lock = lock
+"""
+
+
+def test_a_lock_of_logging(three: Cluster, pids: dict[int, int]) -> None:
+    interrupt_at(three, LOGGING, "sleep(0.2)")
+    free = """
+found = []
+def take():
+    found.append(lock.acquire(timeout=5))
+    lock.release()
+thread = threading.Thread(target=take)
+thread.start()
+thread.join()
+found
+"""
+    assert three.run(free).results == {0: [True], 1: [True], 2: [True]}
+    assert is_whole(three, pids)
+
+
+FINALIZERS = """
+import time
+class Slow:
+    def __del__(self): time.sleep(0.2)
+while True: Slow()
+"""
+
+FORKS = """
+import multiprocessing, os, time
+slow = True
+os.register_at_fork(before=lambda: time.sleep(0.2 * slow))
+start = multiprocessing.get_context("fork").Process
+try:
+    while True:
+        child = start(target=int)
+        child.start()
+        child.join()
+finally:
+    slow = False
+"""
+
+
+@pytest.mark.parametrize("code", [FINALIZERS, FORKS], ids=["finalizers", "forks"])
+def test_where_python_only_prints_what_is_raised(three: Cluster, pids: dict[int, int], code: str) -> None:
+    run = interrupt_at(three, code, "0.2")
+    assert "Exception ignored" not in "".join(run.stderr.values())
+    assert is_whole(three, pids)
+
+
+@pytest.mark.parametrize("_attempt", range(3))
+def test_an_interrupt_that_was_put_off_does_not_reach_the_next_cell(
+    three: Cluster, pids: dict[int, int], _attempt: int
+) -> None:
+    code = "import time\nclass Slow:\n    def __del__(self): time.sleep(0.5)\nSlow() and None"
+    run = three.run(code, block=False)
+    assert wait_until(lambda: all("sleep(0.5)" in line for line in three.where()))
+    three.interrupt()
+    try:
+        run.wait()
+    except RankFailure as error:  # else the cell ended before
+        assert "KeyboardInterrupt" in str(error)  # noqa: PT017
+    assert is_whole(three, pids)
