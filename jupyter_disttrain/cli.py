@@ -1,7 +1,7 @@
 """The command ``jupyter disttrain``.
 
 Covers: its subcommands and their options.
-Does not cover: what they do (``doctor``).
+Does not cover: what they do (``doctor``, ``cluster.listing``, ``cluster.visitor``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import __version__
+from .errors import DisttrainError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="write JSON, for machines")
     doctor.set_defaults(run=_doctor)
+    listing = commands.add_parser(
+        "list",
+        help="list your clusters on this machine",
+        description="List your clusters that run on this machine, with what their ranks do and who holds them.",
+    )
+    listing.add_argument("--json", action="store_true", help="write JSON, for machines")
+    listing.set_defaults(run=_list)
+    stop = commands.add_parser(
+        "stop",
+        help="end a cluster and everything it started",
+        description="End a cluster and everything it started, whoever holds it.",
+    )
+    which = stop.add_mutually_exclusive_group(required=True)
+    which.add_argument("cluster", nargs="?", help="its name or id, as `jupyter disttrain list` shows them")
+    which.add_argument("--all", action="store_true", help="every cluster of yours on this machine")
+    stop.set_defaults(run=_stop)
     return parser
+
+
+def _list(args: argparse.Namespace) -> int:
+    from .cluster import listing  # noqa: PLC0415  (--help needs none of it)
+
+    listing.write(sys.stdout, as_json=args.json)
+    return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from .cluster import registry, visitor  # noqa: PLC0415
+
+    try:
+        for cluster in registry.running() if args.all else [registry.find(args.cluster)]:
+            visitor.stop(cluster)
+            print(f"{cluster.cluster_id} ended")  # noqa: T201  (a command speaks by printing)
+    except DisttrainError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:

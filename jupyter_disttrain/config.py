@@ -42,6 +42,7 @@ class ClusterConfig:
     on_rank_death: str = "replace"  # by a new process; "reset": all ranks start anew; "stop": the cluster ends
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
+    idle_timeout_s: float = 0.0  # without use, before the cluster ends; 0: it never does
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""
@@ -56,6 +57,8 @@ class ClusterConfig:
             raise UsageError(
                 f"a time-out is a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}"
             )
+        if self.idle_timeout_s < 0:
+            raise UsageError(f"an idle time-out is a number of seconds, or 0 for none, not {self.idle_timeout_s:g}")
         if not 0 <= self.port < 2**16:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
         if not _NAME.match(self.name):

@@ -87,6 +87,8 @@ class RankDeath(Record):
     crash: str  # Python's report of a crash in C code; empty without one
     stderr_tail: str
     expected: bool  # it was asked to end
+    peak_bytes: int = 0  # the most memory that it ever held
+    out_of_memory_kills: int = 0  # processes of its host that the kernel ended for want of memory during its cell
 
     @property
     def cause(self) -> str:
@@ -99,8 +101,16 @@ class RankDeath(Record):
             name = signal.Signals(self.signal_number).name
         except ValueError:
             name = f"signal {self.signal_number}"
-        hints = {"SIGKILL": ": kill -9, or the kernel's out-of-memory killer", "SIGSEGV": ": a segmentation fault"}
+        hints = {"SIGKILL": self._killer, "SIGSEGV": ": a segmentation fault", "SIGBUS": ": a bus error"}
         return f"was killed by {name}{hints.get(name, '')}"
+
+    @property
+    def _killer(self) -> str:
+        count = self.out_of_memory_kills
+        if not count:
+            return ": kill -9, or the kernel's out-of-memory killer"
+        those = "a process" if count == 1 else f"{count} processes"
+        return f", most likely for want of memory: the kernel ended {those} of {self.host} for that meanwhile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +145,16 @@ class Metrics(Record):
 
     samples: list[tuple[float, int | None, dict[str, float]]]  # (seconds since the epoch, step, values)
     dropped: int = 0  # samples lost because they came faster than they could be sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used(Record):
+    """A rank ran a cell, or served a request, since the last such message."""
+
+    msg_type: ClassVar[str] = "used"
+
+
+USED_TOPIC = b"used"  # under which it is published, for the controller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

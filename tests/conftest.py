@@ -52,9 +52,21 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     assert not listening, f"ports left: {listening}"
     clusters = own_folders / "runtime" / "disttrain"
     files = list(clusters.rglob("*")) if clusters.exists() else []
-    assert not files, f"files left: {files}"
+    assert not files, f"files left: {files}, of {[first_seen_in.get(path.name) for path in clusters.iterdir()]}"
     shared = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if not belongs_to_others(path.name)]
     assert not shared, f"shared memory left: {shared}"
+
+
+first_seen_in: dict[str, str] = {}  # the folder of a cluster: the test after which it was there first
+
+
+@pytest.fixture(autouse=True)
+def folders_are_noted(request: pytest.FixtureRequest, own_folders: Path) -> Iterator[None]:
+    """Note whose the folders are, so that one that is left at the end can be explained."""
+    yield
+    clusters = own_folders / "runtime" / "disttrain"
+    for path in clusters.iterdir() if clusters.exists() else ():
+        first_seen_in.setdefault(path.name, request.node.nodeid)
 
 
 def belongs_to_others(name: str) -> bool:
@@ -107,3 +119,16 @@ def bare_notebook() -> Iterator[Notebook]:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         yield notebook
+
+
+@pytest.fixture(scope="module", params=["mpi", "local"])
+def three(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Three ranks that soon lose patience; every test leaves them usable, or that is its failure."""
+    with Cluster(n=3, launcher=request.param, grace_s=0.5, hang_after_s=0.5, name="three") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pids(three: Cluster) -> dict[int, int]:
+    """The ranks' processes before the test, each with a variable that must stay."""
+    return three.run("import os; kept = rank * 11; os.getpid()").results

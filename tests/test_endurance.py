@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.cell_run import PATIENT_INTERRUPTS, CellRun
 from jupyter_disttrain.cluster.folders import KEPT_RUNS, Folders
+from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS
 from jupyter_disttrain.errors import RankFailure
 
 from .test_lifecycle import wait_until
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from jupyter_disttrain.cluster.cell_run import CellRun
     from jupyter_disttrain.cluster.events import Event
 
 
@@ -135,7 +136,7 @@ def test_who_is_impatient_gives_up_even_if_a_listener_hangs(ranks: Cluster) -> N
         run = hanging.get(timeout=10)
         for number in range(1, PATIENT_INTERRUPTS + 1):
             os.kill(os.getpid(), signal.SIGINT)
-            assert wait_until(lambda number=number: run._interrupts == number)  # type: ignore[misc]
+            assert wait_until(lambda number=number: run._held.pressed == number)  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)

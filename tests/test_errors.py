@@ -73,15 +73,36 @@ def test_a_failure_is_seen_while_others_still_run(notebook: Notebook) -> None:
     seen: list[str] = []
 
     def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
-        if "rank 1 failed" in outcome.text and not seen:
+        if "ZeroDivisionError" in outcome.text and not seen:
             seen.append(outcome.text)
             open(flag, "w").close()  # noqa: PTH123
 
     code = "import os, time\nif rank == 1: 1 / 0\nwhile not os.path.exists(flag): time.sleep(0.01)\nprint('went on')"
     outcome = notebook.run(f"%%distributed\n{code}", on_message=on_message)
-    assert seen == ["rank 1 failed at line 3: ZeroDivisionError: division by zero · rank 0 still running"]
+    assert seen == [f"rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero · rank 0 still running"]
     assert outcome.lines[0] == "rank 0 │ went on"
     assert outcome.error == f"RankFailure: rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero"
+
+
+def test_a_death_is_seen_while_others_still_run_and_until_the_rank_is_back(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%dist_init -n 2 --launcher local").check()
+    flag = bare_notebook.run("import tempfile, os; flag = os.path.join(tempfile.mkdtemp(), 'go'); print(flag)").text
+    bare_notebook.run("%dist_push flag").check()
+    seen: list[str] = []
+
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
+        seen.append(outcome.text)
+        if "RankDied" in outcome.text:
+            open(flag.strip(), "w").close()  # noqa: PTH123
+
+    code = "import os, time\nif rank == 1: os._exit(3)\nwhile not os.path.exists(flag): time.sleep(0.01)"
+    bare_notebook.run(f"%%distributed\n{code}", on_message=on_message)
+    first, *_, last = [text for text in seen if "RankDied" in text and "Traceback" not in text]
+    death = rf"rank 1 \({HOST}\): RankDied: process \d+ exited with code 3"
+    assert re.fullmatch(rf"{death} · rank 0 still running", first), first
+    while_coming_back = [text for text in seen if "starting a new process for rank 1 …" in text]
+    assert re.match(death, while_coming_back[0])
+    assert "rank 1 was replaced" in last
 
 
 def test_run_all_stops_at_a_failing_cell() -> None:

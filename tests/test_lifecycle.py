@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.folders import Folders
+from jupyter_disttrain.engine.connection import Connection
+from jupyter_disttrain.engine.shell import RankProfile
 from jupyter_disttrain.errors import ClusterClosedError, UsageError
 
 from .conftest import our_processes
@@ -104,7 +107,7 @@ def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
-def test_only_the_store_listens_and_on_loopback(cluster: Cluster) -> None:
+def test_only_the_store_is_heard_and_on_loopback(cluster: Cluster) -> None:
     cluster.run("dist.barrier()")
     ports = set()
     for process in of_cluster(cluster._launch.folders.cluster_id):
@@ -112,10 +115,24 @@ def test_only_the_store_listens_and_on_loopback(cluster: Cluster) -> None:
             continue  # its own channel, which Open MPI 5 refuses to bind to loopback
         for connection in process.net_connections():
             if connection.status == psutil.CONN_LISTEN:
-                assert connection.laddr.ip in ("127.0.0.1", "::1"), process.cmdline()
+                is_local = connection.laddr.ip in ("127.0.0.1", "::1")
+                assert is_local or not is_heard_elsewhere(connection.laddr.port), process.cmdline()
                 ports.add(connection.laddr.port)
     assert int(cluster.run("import os; os.environ['MASTER_PORT']").results[0]) in ports
     assert cluster._launch.folders.local.stat().st_mode & 0o777 == 0o700
+
+
+def is_heard_elsewhere(port: int) -> bool:
+    """Whether a port can be reached from another address than loopback's; every one of this host is tried."""
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family == socket.AF_INET and not each.address.startswith("127."):
+                try:
+                    socket.create_connection((each.address, port), timeout=0.3).close()
+                except OSError:
+                    continue
+                return True
+    return False
 
 
 def test_a_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
@@ -224,6 +241,39 @@ def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
         assert wait_until(lambda: len(of_cluster(cluster_id)) >= count, seconds=30)
         os.kill(notebook.pid, signal.SIGKILL)
         assert wait_until(lambda: is_all_gone(cluster_id), seconds=10), of_cluster(cluster_id)
+
+
+def test_a_controller_that_was_killed_is_missed_without_a_word_of_zeromq(tmp_path: Path) -> None:
+    file = tmp_path / "engine.json"
+    info = {"interface": f"ipc://{tmp_path / 's'}", "control": 3}
+    connection = Connection(file, info)
+    assert not connection.is_there(once_reached=False)
+    file.touch()
+    assert connection.is_there(once_reached=False)  # it does not listen yet
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(connection.url("control").removeprefix("ipc://"))
+        listener.listen(1)
+        assert all(connection.is_there(once_reached=True) for _ in range(10))  # more than it takes
+    assert not connection.is_there(once_reached=True)  # its file and its socket's are left
+
+
+def test_a_rank_that_comes_up_late_makes_no_folder(tmp_path: Path) -> None:
+    gone = tmp_path / "cluster"
+    profile = RankProfile(location=str(gone))
+    assert profile.security_dir == str(gone / "security")
+    assert not gone.exists()
+
+
+def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_path: Path) -> None:
+        assert folders() - before
+        raise KeyboardInterrupt
+
+    before, shelves_before = folders(), shelves()
+    monkeypatch.setattr("jupyter_disttrain.cluster.folders._probe", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Folders.make("interrupted")
+    assert (folders(), shelves()) == (before, shelves_before)
 
 
 def test_ranks_that_are_kept_outlive_the_kernel() -> None:

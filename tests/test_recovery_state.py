@@ -208,3 +208,50 @@ def test_what_the_person_chose_is_done_once_the_cell_has_ended(choice: str, what
     assert actions(state, 1.1) == [what]
     assert actions(state, 1.2) == []
     assert not state.settled
+
+
+def test_a_new_process_that_can_t_be_started_is_tried_again() -> None:
+    state = Recovery(2, Rules())
+    state.on_death(1, 0.0)
+    for _ in range(REPLACE_LIMIT):
+        assert actions(state, 1.0) == [Do.REPLACE]
+        assert not state.settled
+        state.on_replaced(1, well=False)
+    assert state.phase is Phase.LOST
+    state.on_asked(1)  # a person may still try
+    assert actions(state, 2.0) == [Do.REPLACE]
+    state.on_replaced(1, well=True)
+    assert actions(state, 2.0) == [Do.FORM]
+
+
+def test_who_was_seen_waiting_before_an_interrupt_is_looked_at_again() -> None:
+    state = Recovery(2, Rules())
+    for rank in range(2):
+        state.on_sent(rank, 0.0)
+    state.on_look(0, 1.0, 0.001)
+    state.on_interrupt(2.0, forced=False)
+    state.on_look(0, 1.9, 0.001)  # an answer that was under way
+    assert Do.RELEASE not in actions(state, 2.2)
+    state.on_look(0, 2.2, 0.2)
+    assert Do.RELEASE in actions(state, 2.3)
+
+
+def test_a_failure_in_one_cell_is_no_reason_to_release_who_waits_in_another() -> None:
+    state = Recovery(3, Rules(grace_s=1.0))
+    state.on_sent(0, 0.0, cell=1)
+    for rank in (1, 2):
+        state.on_sent(rank, 0.0, cell=2)
+    state.on_reply(1, 1.0, failed=True, broken=False)
+    state.on_look(0, 5.0, 5.0)
+    assert Do.RELEASE not in actions(state, 5.0)
+    state.on_look(2, 5.0, 4.0)
+    assert Do.RELEASE in actions(state, 5.0)
+
+
+def test_a_rank_that_a_person_ends_is_replaced_whatever_deaths_lead_to() -> None:
+    state = Recovery(2, Rules(on_rank_death="stop"))
+    state.on_asked(1)
+    state.on_death(1, 0.0)
+    assert actions(state, 0.0) == [Do.REPLACE]
+    state.on_replaced(1, well=True)
+    assert actions(state, 0.0) == [Do.FORM]

@@ -5,34 +5,32 @@ Does not cover: sending (``cells``), who runs and who failed (``cell_state``), r
 drawing (``notebook.screen``).
 
 Events wait in a queue for the thread that waits for the cell.
-Interrupts go through the queue's loop as well: raised in the midst of an event, KeyboardInterrupt would lose it, and
-with a lost reply the cell never ends.
+Interrupts wait for their turn as well (``interrupts``): raised in the midst of an event, KeyboardInterrupt would lose
+it, and with a lost reply the cell never ends.
 """
 
 from __future__ import annotations
 
 import queue
-import signal
-import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
 from ..ranks import format_ranks, label_ranks
 from .cell_state import CellState
 from .events import Died, Elided, Event, Replied, Said, Silent
+from .interrupts import PATIENT_INTERRUPTS, Held, held_interrupts
 from .variables import load_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..messages import CellFailure
     from .guardian import Guardian
 
 INTERRUPT_GRACE_SECONDS = 5.0
 SETTLE_SECONDS = 120.0  # for the session to come back before the prompt does
-PATIENT_INTERRUPTS = 3  # that wait for their turn; the next one is raised at once
+SETTLE_LOOK_SECONDS = 0.1
 
 
 class Listener(Protocol):
@@ -83,8 +81,8 @@ class CellRun:
         self._listener = listener
         self._said: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
-        self._interrupts = self._interrupts_obeyed = 0
-        self.interrupted = False
+        self._held = Held()
+        self.interrupts = 0  # that the ranks were told of
         self._deadline: float | None = None
         self._timed_out = False
 
@@ -92,6 +90,11 @@ class CellRun:
         """Hand in an event, from any one thread at a time."""
         self._arrived.apply(event)
         self._events.put(event)
+
+    def loses_step(self, event: Replied) -> bool:
+        """Whether with this reply the cell has failed and left ranks at different collectives; to be put afterwards."""
+        self._arrived.apply(event)
+        return bool(self._arrived.failures) and self._arrived.lost_step
 
     def abandon(self, reason: str) -> None:
         """Say that the cluster is gone, from any thread."""
@@ -117,6 +120,11 @@ class CellRun:
     def done(self) -> bool:
         """Whether it has ended on every rank; true also before :meth:`wait` has looked."""
         return self._arrived.done
+
+    @property
+    def running_now(self) -> set[int]:
+        """The ranks that have not ended it; ahead of what :meth:`wait` has looked at."""
+        return set(self._arrived.running)
 
     @property
     def failures(self) -> tuple[CellFailure, ...]:
@@ -188,44 +196,40 @@ class CellRun:
         CellTimeoutError
             If it ran longer than ``timeout_s``.
         KeyboardInterrupt
-            If it was interrupted; a first interrupt reaches the ranks, a second gives up waiting for them.
+            If it was interrupted when its ranks had ended.
+        GivenUpError
+            If it was interrupted for the third time: the first interrupt reaches the ranks, the second releases them
+            from whatever they wait for.
         ClusterClosedError
             If the cluster was shut down meanwhile.
         """
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._collect_interrupts():
-            while not self.state.done:
-                try:
-                    self._step()
-                except KeyboardInterrupt:  # another handler's, or an impatient person's
-                    self._interrupts += 1
-                    self._obey_interrupts()
-            if self.ended_s is None:
-                self._settle()
-                self._end()
-        if self._interrupts > self._interrupts_obeyed:
-            raise KeyboardInterrupt  # it came when there was nothing left to interrupt
+        with held_interrupts() as held:
+            self._held = held
+            held.wake = lambda: self._events.put(None)
+            try:
+                self._wait_for_ranks()
+            finally:
+                held.wake = lambda: None
+            too_late = held.waiting  # one came when there was nothing left to interrupt
+            held.obeyed = held.pressed
         self._raise(timeout_s)
+        if too_late:
+            raise KeyboardInterrupt
         return self
 
-    @contextmanager
-    def _collect_interrupts(self) -> Iterator[None]:
-        """Have an interrupt wait until the event at hand is dealt with, where this thread is the one it would hit."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield
-            return
-        signal.signal(signal.SIGINT, self._on_sigint)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _on_sigint(self, _number: int, _frame: Any) -> None:
-        if self._interrupts - self._interrupts_obeyed >= PATIENT_INTERRUPTS:
-            raise KeyboardInterrupt
-        self._interrupts += 1
-        self._events.put(None)
+    def _wait_for_ranks(self) -> None:
+        while not self.state.done:
+            try:
+                self._step()
+            except GivenUpError:
+                raise
+            except KeyboardInterrupt:  # another handler's, or an impatient person's
+                self._held.pressed += 1
+                self._obey_interrupts()
+        if self.ended_s is None:
+            self._settle()
+            self._end()
 
     def _step(self) -> None:
         abandoned = self._abandoned  # what ranks said before it has been put by now
@@ -248,15 +252,22 @@ class CellRun:
         """Who waits for whom, in words, once that takes longer than it should; else empty."""
         return self._guardian.hang()
 
+    @property
+    def coming_back(self) -> str:
+        """What is done for the session to come back, in words; empty if nothing is."""
+        return self._guardian.doing
+
     def _settle(self) -> None:
         """Wait until the session has come back from what this cell did to it; an interrupt ends the wait."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while not self._guardian.wait_until_settled(0.05) and time.monotonic() < deadline:
+        while not self._guardian.wait_until_settled(SETTLE_LOOK_SECONDS) and time.monotonic() < deadline:
             if self._listener is not None:
                 self._listener.on_events((), self)
-            if self._interrupts > self._interrupts_obeyed:
+            if self._held.waiting:
                 break
-        self.notes += self._guardian.take_notes()
+        self.notes += self._guardian.take_notes() + self.state.out_of_step()
+        if any(failure.of_group for failure in self.state.failures.values()) and self._guardian.waits_for:
+            self.notes.append(self._guardian.waits_for)
 
     def _take_events(self) -> list[Event]:
         """Return what has come; waits a moment for the first event."""
@@ -280,12 +291,12 @@ class CellRun:
             self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
     def _obey_interrupts(self) -> None:
-        while self._interrupts_obeyed < self._interrupts:
-            self._interrupts_obeyed += 1
-            if self._interrupts_obeyed >= PATIENT_INTERRUPTS:
+        while self._held.waiting:
+            self._held.obeyed += 1
+            self.interrupts += 1
+            if self.interrupts >= PATIENT_INTERRUPTS:
                 self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures))
-            self.interrupted = True
-            self._interrupt(sorted(self.state.running), forced=self._interrupts_obeyed > 1)
+            self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
 
     def _on_deadline(self) -> None:
         if self._timed_out:

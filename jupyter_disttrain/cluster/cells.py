@@ -11,18 +11,19 @@ import time
 from typing import TYPE_CHECKING
 
 from ..messages import OPTIONS
-from . import variables
+from . import memory, variables
 from .cell_run import CellRun, Listener
 from .events import Died, Replied, Silent
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .events import Event
     from .guardian import Guardian
     from .link import Message
     from .rank_table import RankEntry
+    from .registry import Ledger
     from .start import Launch
 
 LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
@@ -31,9 +32,10 @@ LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier
 class Cells:
     """What runs on the ranks of one launch."""
 
-    def __init__(self, launch: Launch, guardian: Guardian, count: int) -> None:
+    def __init__(self, launch: Launch, guardian: Guardian, ledger: Ledger, count: int) -> None:
         self._launch = launch
         self._guardian = guardian
+        self.ledger = ledger
         self._lock = threading.RLock()
         self._cells: dict[str, tuple[CellRun, int]] = {}  # by the id of the request, with its rank
         self._current: CellRun | None = None
@@ -64,8 +66,7 @@ class Cells:
         with self._lock:
             self.check_free(ranks)
             self.count += 1
-            hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
-            run = CellRun(self.count, ranks, hosts, interrupt, self._guardian, listener)
+            run = self._open(self.count, ranks, interrupt, listener)
             rest = [] if self._current is None else self._current.take_rest()
             for event in (*rest, *self._late):
                 run.put(event)
@@ -84,14 +85,62 @@ class Cells:
                 "allow_stdin": False,
                 "stop_on_error": False,
             }
-            for rank in ranks:
-                self._send_to_rank(run, rank, content, options)
+            link = self._launch.open_link
+            messages = {rank: link.make("execute_request", content, {OPTIONS: options}) for rank in ranks}
+            self._note_in_ledger(run, options["execution_count"], messages)
+            for rank, message in messages.items():
+                self._send_to_rank(run, rank, message, options["execution_count"])
         return run
 
-    def _send_to_rank(self, run: CellRun, rank: int, content: Message, options: Message) -> None:
+    def _note_in_ledger(self, run: CellRun, execution_count: int, messages: Mapping[int, Message]) -> None:
+        """Note the cell before it is sent, so that it is known whatever happens next."""
+        requests = {rank: message["header"]["msg_id"] for rank, message in messages.items()}
+        cell = {
+            "number": run.number,
+            "started_s": run.started_s,
+            "execution_count": execution_count,
+            "requests": requests,
+        }
+        self._try_ledger(lambda: self.ledger.add(cell))
+
+    def _try_ledger(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._guardian.note(f"%dist_attach would not know of this cell: {error}")
+
+    def _open(
+        self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
+    ) -> CellRun:
+        hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
+        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener)
+
+    def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
+        """Take up a cell that an earlier notebook sent, as its ledger tells of it."""
+        requests = {int(rank): msg_id for rank, msg_id in cell["requests"].items()}
+        with self._lock:
+            run = self._open(cell["number"], tuple(sorted(requests)), interrupt, None)
+            run.started_s = cell["started_s"]
+            self.count = max(self.count, run.number)
+            self._current = run
+            for rank, msg_id in requests.items():
+                entry = self._launch.table[rank]
+                entry.state, entry.cell, entry.request = "running", cell["execution_count"], msg_id
+                self._cells[msg_id] = (run, rank)
+                self._guardian.on_sent(rank, run.number)
+                self._launch.open_link.expect(msg_id, self._taker(run, entry))
+        return run
+
+    def _send_to_rank(self, run: CellRun, rank: int, message: Message, execution_count: int) -> None:
         entry = self._launch.table[rank]
-        entry.state, entry.cell = "running", options["execution_count"]
-        self._guardian.on_sent(rank)
+        entry.state, entry.cell, entry.request = "running", execution_count, message["header"]["msg_id"]
+        self._cells[entry.request] = (run, rank)
+        self._guardian.on_sent(rank, run.number)
+        self._launch.open_link.post(entry.engine, message, on_reply=self._taker(run, entry))
+
+    def _taker(self, run: CellRun, entry: RankEntry) -> Callable[[Message], None]:
+        """Return what takes a rank's reply."""
+        rank = entry.info.rank
 
         def on_reply(message: Message) -> None:
             told = message["metadata"].get(OPTIONS, {})
@@ -104,14 +153,16 @@ class Cells:
             failed = content["status"] != "ok"
             # A cell that fails between the end of one group and the making of the next leaves none.
             broken = entry.group == "broken" or (failed and not entry.group)
+            if memory.is_shortage(content):
+                self._guardian.note(memory.held(self._launch.table))
+            # Cut off by an error or an interrupt, ranks may be at different collectives, and never meet again.
+            broken = broken or run.loses_step(event) or bool(content.get("step_cut_off"))
+            if content.get("mpi_revoked"):
+                self._launch.mpi_revoked = broken = True
             self._guardian.on_reply(rank, failed=failed, broken=broken)
-            run.put(event)
+            self._put(run, event)  # now, because who waits for the cell asks then whether the session has settled
 
-        msg_id = self._launch.open_link.post(
-            entry.engine, "execute_request", content, metadata={OPTIONS: options}, on_reply=on_reply
-        )
-        entry.request = msg_id
-        self._cells[msg_id] = (run, rank)
+        return on_reply
 
     def take(self, entry: RankEntry, message: Message, event: Event) -> None:
         """Hand what a rank said to its cell; called on the link's thread."""
@@ -120,10 +171,10 @@ class Cells:
             return
         run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, entry.info.rank))
         with self._lock:
-            if run is not None and not run.ended_s:
-                run.put(event)
+            if run is not None and (isinstance(event, Silent) or not run.ended_s):
+                self._put(run, event)
             elif isinstance(event, Silent):
-                return  # of a cell that was given up; the cell that runs now has its own
+                return  # of a cell that nobody asks for any more
             elif self._current is not None and not self._current.ended_s:
                 self._current.put(event)  # said by a thread that an earlier cell left behind
             elif len(self._late) < LATE_LIMIT:
@@ -132,11 +183,21 @@ class Cells:
     def _on_death(self, entry: RankEntry, event: Died) -> None:
         with self._lock:  # a cell that is being sent at this moment has to learn of it too
             entry.state = "dead"
+            if memory.may_be_shortage(event.record):
+                peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
+                self._guardian.note(memory.held(self._launch.table, peaks))
+            # Before the cells: who waits for one asks then whether the session has settled.
+            self._guardian.on_death(entry.info.rank)
             for run, rank in list(self._cells.values()):
                 if rank == entry.info.rank:
-                    run.put(event)
-        self._guardian.on_death(entry.info.rank)
+                    self._put(run, event)
         entry.pid_gone.set()
+
+    def _put(self, run: CellRun, event: Event) -> None:
+        """Hand in an event; a cell whose end has arrived is none that a later notebook has to take up."""
+        run.put(event)
+        if run.done:
+            self._try_ledger(lambda: self.ledger.remove(run.number))
 
     def abandon(self, reason: str) -> None:
         """Tell every cell that nobody can be reached any more."""

@@ -16,21 +16,24 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
-from ..errors import UsageError
-from ..messages import NANNY_REQUEST
+from ..errors import LaunchError, UsageError
+from ..messages import NANNY_REQUEST, Used
 from ..ranks import label_ranks, parse_ranks
-from . import variables
+from . import attach
 from .cells import Cells
-from .group import restore_group
+from .group import barrier_code, restore_group
 from .guardian import Guardian
-from .hang import explain
 from .inbox import event_from
+from .interrupts import held_interrupts
+from .overview import Overview
 from .recovery import Rules
+from .registry import ClusterFile, Ledger, find
 from .start import Launch
 from .telemetry import MetricsTable
+from .variables import VariableMover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from typing_extensions import Self
@@ -45,7 +48,7 @@ SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new pro
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster:
+class Cluster(Overview, VariableMover):
     """Ranks that are ready to train.
 
     Parameters
@@ -73,61 +76,72 @@ class Cluster:
     """
 
     def __init__(self, n: int | None = None, launcher: str = "mpi", **options: Any) -> None:
-        self.config = ClusterConfig(n=n, launcher=launcher, **options)
+        self._prepare(ClusterConfig(n=n, launcher=launcher, **options))
+        self._start()
+        _open.add(self)
+
+    def _prepare(self, config: ClusterConfig) -> None:
+        self.config = config
         self.metrics = MetricsTable()
-        self._interrupts: list[Future[Message]] = []  # that nannies may not have passed on yet
+        self.missed: list[CellRun] = []
+        self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
-        self._start()
+        self._last_use = time.monotonic()
+
+    @classmethod
+    def attach(cls, which: str | None = None) -> Self:
+        """Join a cluster that outlived the notebook which held it.
+
+        Parameters
+        ----------
+        which
+            Its name or id; None where there is only one.
+
+        Returns
+        -------
+        Cluster
+            With its variables; in :attr:`missed` the cells whose end nobody saw, which may still run.
+
+        Raises
+        ------
+        UsageError
+            If there is none, or a process that runs holds it.
+        """
+        there = find(which, free=True)
+        self = cls.__new__(cls)
+        self._prepare(there.load_config())
+        self._join(there)
         _open.add(self)
+        return self
+
+    def _join(self, there: ClusterFile) -> None:
+        started = time.monotonic()
+        gate = attach.Gate(self._on_message)
+        self._launch = attach.join(there, gate, self._on_lost)
+        self._look_after()
+        try:
+            self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
+        except BaseException:  # an interrupt too: the cluster must be there for the next who asks
+            self._guardian.close()
+            self._launch.leave()
+            raise
+        self.start_seconds = time.monotonic() - started
 
     def _start(self) -> None:
         started = time.monotonic()
         self._launch = Launch(self.config, self._on_message, self._on_lost)
         self._launch.start()
         self.start_seconds = time.monotonic() - started
-        config = self.config
-        rules = Rules(
-            grace_s=config.grace_s,
-            hang_after_s=config.hang_after_s,
-            on_rank_death=config.on_rank_death,
-            has_group=config.backend != "none",
-        )
-        self._guardian = Guardian(self._launch, rules, self.reset, self.shutdown)
-        self._cells = Cells(self._launch, self._guardian, 0 if self._cells is None else self._cells.count)
+        self._look_after()
 
-    @property
-    def name(self) -> str:
-        """The name by which several clusters are told apart."""
-        return self.config.name
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return len(self._launch.table)
-
-    @property
-    def table(self) -> tuple[RankEntry, ...]:
-        """Each rank: who it is and what state it is in."""
-        return tuple(self._launch.table)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was shut down."""
-        return self._closed
-
-    @property
-    def log_folder(self) -> str:
-        """The folder with one log per rank."""
-        return str(self._launch.folders.run)
-
-    def __repr__(self) -> str:
-        """Say how many ranks there are, and where."""
-        hosts = ", ".join(dict.fromkeys(entry.info.host for entry in self.table))
-        state = "closed" if self._closed else f"{label_ranks(range(self.world_size))} on {hosts}"
-        return f"<Cluster {self.name!r}: {state}>"
+    def _look_after(self) -> None:
+        self._guardian = Guardian(self._launch, Rules.of(self.config), self.reset, self.shutdown)
+        ledger = Ledger(self._launch.folders.ledger if self.config.keep else None)
+        count = ledger.last if self._cells is None else self._cells.count
+        self._cells = Cells(self._launch, self._guardian, ledger, count)
 
     def __enter__(self) -> Self:
         """Return itself; the end of the block shuts it down."""
@@ -179,19 +193,22 @@ class Cluster:
         """
         self._settle()
         chosen = parse_ranks(ranks, self.world_size)
-        wait(self._interrupts, NANNY_SECONDS)  # one that comes late would hit this cell
+        # One that comes late would hit this cell.
+        wait([future for entry, future in self._interrupts if entry.state != "dead"], NANNY_SECONDS)
         self._interrupts.clear()
-        restore_group(self._launch, chosen)
-        run = self._open_cells.send(
-            code,
-            chosen,
-            self.interrupt,
-            values=values,
-            listener=listener,
-            execution_count=execution_count,
-            lines_before=lines_before,
-        )
-        return run.wait(timeout_s) if block else run
+        self._last_use = time.monotonic()
+        with held_interrupts():
+            restore_group(self._launch, chosen, self._guardian.form)
+            run = self._open_cells.send(
+                code,
+                chosen,
+                self.interrupt,
+                values=values,
+                listener=listener,
+                execution_count=execution_count,
+                lines_before=lines_before,
+            )
+            return run.wait(timeout_s) if block else run
 
     def _settle(self) -> None:
         """Wait until the session has come back from whatever befell it before."""
@@ -211,17 +228,22 @@ class Cluster:
         Ranks that wait in a collective are released: its process group is aborted and formed anew. ``forced`` aborts it
         without looking whether anybody waits.
         """
-        self._guardian.on_interrupt(forced=forced)
         chosen = None if ranks is None else set(ranks)
+        self._guardian.on_interrupt(chosen, forced=forced)
         for entry in self.table:
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
                 request = {"do": "interrupt", "cell": entry.request}
-                self._interrupts.append(self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request))
+                self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)))
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""
         nanny = self._launch.table[rank].nanny
         return self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
+
+    @property
+    def mpi_lost(self) -> str:
+        """Why MPI has no world of all ranks, so that ``comm`` is of no use; empty if it has one, or there is no MPI."""
+        return self._launch.mpi_lost
 
     def sync(self, timeout_s: float | None = None) -> float:
         """Wait at a barrier of all ranks; returns the seconds that it took.
@@ -231,75 +253,22 @@ class Cluster:
         UsageError
             If the ranks have nothing to meet in: no process group, and no MPI.
         """
-        barrier = "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
-        if self.config.backend == "none":
-            if self.config.launcher != "mpi":
-                raise UsageError("these ranks have no process group to meet in; start them without --backend none")
-            if self._launch.replaced:
-                raise UsageError("a rank was replaced, and MPI has no world of all ranks since; %dist_reset makes one")
-            barrier = "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
         start = time.monotonic()
-        self.run(barrier, timeout_s=timeout_s, values=False)
+        self.run(barrier_code(self._launch), timeout_s=timeout_s, values=False)
         return time.monotonic() - start
 
-    # Variables
-
-    def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
-        """Set variables on ranks.
-
-        Raises
-        ------
-        UsageError
-            If a name isn't one.
-        UnserializableValueError
-            If a value can't be sent; the message names it.
-        """
+    def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
         self._settle()
         chosen = parse_ranks(ranks, self.world_size)
-        variables.check_names(values)
         self._open_cells.check_free(chosen)
-        variables.push(self._launch, chosen, values)
-
-    def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
-        """Bring variables back: by rank, then by name.
-
-        Raises
-        ------
-        UsageError
-            If a name isn't one, or isn't there on a rank.
-        UnserializableValueError
-            If a value can't be sent; the message names it and its ranks.
-        """
-        self._settle()
-        chosen = parse_ranks(ranks, self.world_size)
-        wanted = [names] if isinstance(names, str) else list(names)
-        variables.check_names(wanted)
-        self._open_cells.check_free(chosen)
-        return variables.pull(self._launch, chosen, wanted)
-
-    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
-        """Copy variables from one rank to others.
-
-        Raises
-        ------
-        UsageError
-            If a name isn't one, or isn't there on the source.
-        UnserializableValueError
-            If a value can't be sent; the message names it.
-        """
-        self._settle()
-        (source,) = parse_ranks(source, self.world_size)
-        others = [rank for rank in parse_ranks(ranks, self.world_size) if rank != source]
-        if not others:
-            raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
-        variables.check_names(names)
-        self._open_cells.check_free([source, *others])
-        variables.copy(self._launch, source, others, names)
+        self._last_use = time.monotonic()
+        return self._launch, chosen
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Pass a front end's widget message on to a rank."""
         engine = self._launch.table[rank].engine
-        self._launch.open_link.post(engine, "comm_msg", content, buffers=buffers)
+        link = self._launch.open_link
+        link.post(engine, link.make("comm_msg", content), buffers=buffers)
 
     # What arrives, on the link's thread
 
@@ -312,6 +281,9 @@ class Cluster:
             return
         rank = entry.info.rank
         msg_type = message["header"]["msg_type"]
+        if msg_type == Used.msg_type:
+            self._last_use = time.monotonic()
+            return
         if msg_type == "metrics":
             self.metrics.add(rank, message["content"])
             return
@@ -321,33 +293,47 @@ class Cluster:
 
     def _on_lost(self) -> None:
         """Take note that the controller is gone, and nobody can be reached any more."""
+        if self._cells is None:
+            return  # it is just being joined, and that fails now
         for entry in self.table:
             entry.state = "dead"
-        self._open_cells.abandon(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
+        self._guardian.close()
+        limit = self.config.idle_timeout_s
+        if self._launch.is_being_stopped:
+            self._end_because("was ended by jupyter disttrain stop")
+        elif limit and self.idle_s >= limit:
+            self._end_because(f"was ended, because nobody had used it for {limit:g} s")
+        else:
+            self._cells.abandon(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
 
-    # What ranks do
-
-    def where(self, timeout_s: float = 1.0) -> list[str]:
-        """Say what each rank is doing at this moment, one line for ranks that do the same; also while a cell runs."""
-        running = {entry.info.rank for entry in self.table if entry.state == "running"}
-        dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
-        idle = [entry.info.rank for entry in self.table if entry.state == "idle"]
-        lines = explain(self._guardian.look_now(running, timeout_s), idle)
-        return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines
+    def _end_because(self, reason: str) -> None:
+        self._launch.closed_because = reason
+        self._open_cells.abandon(f"the cluster {self.name!r} {reason}; start one with %dist_init")
+        threading.Thread(target=self.shutdown, name="disttrain end").start()  # which joins this thread
 
     def replace(self, ranks: Iterable[int]) -> list[str]:
         """End the processes of some ranks, even if they hang, and start new ones; returns what was done, in words.
 
         The other ranks keep their variables; all form a new process group.
+
+        Raises
+        ------
+        LaunchError
+            If a rank can't be replaced.
         """
         chosen = sorted(set(ranks))
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
-            self.signal(rank, signal.SIGKILL)
+            self._guardian.on_asked(rank)
+            if self._launch.table[rank].state != "dead":
+                self.signal(rank, signal.SIGKILL)
         for each in gone:
             each.wait(NANNY_SECONDS)
         self._guardian.wait_until_settled(SETTLE_SECONDS)
-        return self._guardian.take_notes()
+        notes = self._guardian.take_notes()
+        if any(self._launch.table[rank].state == "dead" for rank in chosen):
+            raise LaunchError("; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts anew")
+        return notes
 
     # The end
 
@@ -380,6 +366,23 @@ class Cluster:
             self._guardian.close()
             self._launch.stop()
         self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
+
+    def detach(self) -> None:
+        """Leave the ranks to themselves, with all that runs on them, until somebody attaches to them.
+
+        Raises
+        ------
+        UsageError
+            If the cluster was not started to be kept: it would end with this process.
+        """
+        if not self.config.keep:
+            raise UsageError(f"the cluster {self.name!r} ends with its notebook; start it with %dist_init --keep")
+        self._launch.check_open()
+        self._closed = True
+        _open.discard(self)
+        self._guardian.close()
+        self._launch.leave()
+        self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 
 
 @atexit.register

@@ -2,8 +2,9 @@
 
 ``python -m jupyter_disttrain.cluster.controller`` takes ipcontroller's arguments, and ``--IPController.owner_pid=N``:
 the notebook's process. When that process ends, however it ends, the controller ends; the ranks' nannies notice and
-follow. Task and broadcast schedulers are left out (nobody sends through them), and the hub no longer receives a copy of
-every message: cells, output and tensors pass through the controller without being looked at.
+follow. With ``--DisttrainController.idle_timeout=S`` it ends as well once no rank has been used for so long. Task and
+broadcast schedulers are left out (nobody sends through them), and the hub no longer receives a copy of every message:
+cells, output and tensors pass through the controller without being looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 import psutil
 import zmq
 from ipyparallel.controller.app import IPController
-from traitlets import Integer, Unicode
+from traitlets import Float, Integer, Unicode
+
+from ..messages import USED_TOPIC
 
 OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
 
@@ -28,11 +31,19 @@ OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't te
 class DisttrainController(IPController):
     """An IPController with an owner."""
 
+    idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
     remove_dirs = Unicode("", config=True, help="Folders to remove at the end, separated like PATH.")
 
     def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
         """Leave them out."""
+
+    def init_schedulers(self) -> None:
+        """Let a client that joins take the place of one that has ended, however late that is noticed."""
+        super().init_schedulers()
+        for child in self.children:
+            if getattr(child, "name", "") in ("DirectScheduler", "ControlScheduler"):
+                child.setsockopt_in(zmq.ROUTER_HANDOVER, 1)
 
     def init_hub(self) -> None:
         """Subscribe to the heartbeats alone."""
@@ -45,6 +56,8 @@ class DisttrainController(IPController):
         """Run until the owner ends."""
         if self.owner_pid:
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
+        if self.idle_timeout:
+            threading.Thread(target=self._follow_use, name="follow use", daemon=True).start()
         try:
             super().start()
         finally:
@@ -55,6 +68,17 @@ class DisttrainController(IPController):
         _wait_for_end(self.owner_pid)
         self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
         # On the loop, because it turns only once every child has been started.
+        self.loop.add_callback(self._end)
+
+    def _follow_use(self) -> None:
+        """End once the ranks have not told for long enough that they are used."""
+        words: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        words.connect(self.client_url("iopub"))
+        words.subscribe(USED_TOPIC)
+        while words.poll(round(self.idle_timeout * 1000)):
+            words.recv_multipart()
+        words.close()
+        self.log.warning("nobody has used this cluster for %g s", self.idle_timeout)
         self.loop.add_callback(self._end)
 
     def _end(self) -> None:

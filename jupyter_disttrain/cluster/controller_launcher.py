@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
-from traitlets import Integer, Unicode
+from traitlets import Float, Integer, Unicode
 
 from .launchers.local import is_alive
 
@@ -18,6 +18,7 @@ class ControllerProcess(LocalControllerLauncher):
     """Start ``jupyter_disttrain.cluster.controller``."""
 
     owner_pid = Integer(0)
+    idle_timeout_s = Float(0.0)
     remove_dirs = Unicode("")
     sockets = Unicode("")
 
@@ -38,6 +39,7 @@ class ControllerProcess(LocalControllerLauncher):
             "--IPController.use_threads=True",
             "--TaskScheduler.scheme_name=none",
             f"--DisttrainController.owner_pid={self.owner_pid}",
+            f"--DisttrainController.idle_timeout={self.idle_timeout_s}",
             f"--DisttrainController.remove_dirs={self.remove_dirs}",
         ]
 

@@ -43,6 +43,7 @@ class Folders:
             If a folder can't be made; the message names it and the reason.
         """
         cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
+        local = _make_local(cluster_id)  # first: by it the next start finds what a notebook that was killed here left
         profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id
         runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
         run = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
@@ -50,16 +51,18 @@ class Folders:
             for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _probe(profile / "security" / "probe")
-        except OSError as error:
-            for folder in (profile, run):
+        except BaseException as error:  # an interrupt too leaves nothing
+            for folder in (profile, run, local):
                 shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             raise LaunchError(
                 f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
                 "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
             ) from error
         _prune(runs, profile.parent, keep=KEPT_RUNS)
         _sweep(profile.parent)
-        return cls(profile=profile, run=run, local=_make_local(cluster_id), cluster_id=cluster_id)
+        return cls(profile=profile, run=run, local=local, cluster_id=cluster_id)
 
     @property
     def engine_file(self) -> Path:
@@ -70,6 +73,16 @@ class Folders:
     def client_file(self) -> Path:
         """The connection file that clients read."""
         return self.profile / "security" / f"ipcontroller-{self.cluster_id}-client.json"
+
+    @property
+    def ledger(self) -> Path:
+        """The file of the cells that have not ended."""
+        return self.local / "open_cells.json"
+
+    @property
+    def stop_mark(self) -> Path:
+        """The file that is there once another process than the notebook's ends the cluster."""
+        return self.profile / "stopping"
 
     def rank_log(self, rank: int) -> Path:
         """Return where a rank's log is, once the rank has said something."""
@@ -144,7 +157,7 @@ def _sweep(profiles: Path) -> None:
         except FileNotFoundError:
             continue  # its own cluster has just removed it
         is_young = time.time() - found.st_mtime < STALE_SECONDS
-        if found.st_uid != os.getuid() or is_young or _owner_runs(cluster_id) or _answers(local):
+        if found.st_uid != os.getuid() or is_young or _owner_runs(cluster_id) or answers(local):
             continue
         for folder in (profiles / cluster_id, local):
             shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
@@ -155,7 +168,7 @@ def _owner_runs(cluster_id: str) -> bool:
     return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
-def _answers(local: Path) -> bool:
+def answers(local: Path) -> bool:
     """Whether a controller listens on any of its sockets; a kept cluster outlives its notebook."""
     for path in local.glob("s-*"):
         with socket.socket(socket.AF_UNIX) as probe:

@@ -1,6 +1,6 @@
 """The session's process group, as the client looks after it between cells.
 
-Covers: a cell that ended the group on all ranks, or on some.
+Covers: a cell that ended the group on all ranks, or on some; where ranks meet.
 Does not cover: the group itself (``engine.process_group``), ranks that are stuck in it.
 """
 
@@ -12,13 +12,30 @@ from ..errors import UsageError
 from ..ranks import format_ranks, label_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .start import Launch
 
 
-def restore_group(launch: Launch, ranks: Sequence[int]) -> None:
-    """Have all ranks make a new group if all have ended it, before the next cell runs on ``ranks``.
+def barrier_code(launch: Launch) -> str:
+    """Return code with which all ranks wait for each other.
+
+    Raises
+    ------
+    UsageError
+        If the ranks have nothing to meet in: no process group, and no MPI.
+    """
+    if launch.config.backend != "none":
+        return "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
+    if launch.config.launcher != "mpi":
+        raise UsageError("these ranks have no process group to meet in; start them without --backend none")
+    if launch.mpi_lost:
+        raise UsageError(f"MPI has no world of all ranks: {launch.mpi_lost}; %dist_reset makes one")
+    return "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
+
+
+def restore_group(launch: Launch, ranks: Sequence[int], form: Callable[[], None]) -> None:
+    """Have all ranks ``form`` a new group if all have ended it, before the next cell runs on ``ranks``.
 
     Raises
     ------
@@ -29,7 +46,7 @@ def restore_group(launch: Launch, ranks: Sequence[int]) -> None:
     if not without:
         return
     if len(without) == len(launch.table) and all(entry.state == "idle" for entry in launch.table):
-        launch.form()
+        form()
         return
     gone, kept = sorted(without & set(ranks)), sorted(set(ranks) - without)
     if gone and kept:

@@ -9,24 +9,30 @@ back as events, and what takes long runs in a thread of its own.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DisttrainError
-from ..messages import RANK_REQUEST
+from ..errors import DisttrainError, LaunchError
+from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
-from .hang import Look, explain
+from .hang import PATIENCE_SECONDS, Look, explain
+from .rank_table import ended
 from .recovery import Do, Phase, Recovery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from concurrent.futures import Future
 
+    from ..ranks import RankInfo
     from .link import Message
     from .recovery import Action, Rules
     from .start import Launch
+
+FORM_SECONDS = 120.0  # for the process group to be formed
+OUTSIDE_SECONDS = 0.3  # for nannies to say where a rank is that does not answer
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +56,10 @@ class Guardian:
 
     # What happens
 
-    def on_sent(self, rank: int) -> None:
+    def on_sent(self, rank: int, cell: int) -> None:
         """Note that a cell is sent to a rank."""
         with self._changed:
-            self._state.on_sent(rank, time.monotonic())
+            self._state.on_sent(rank, time.monotonic(), cell)
             self._wake_if(self._sleeps_long)
 
     def on_reply(self, rank: int, *, failed: bool, broken: bool) -> None:
@@ -66,9 +72,26 @@ class Guardian:
         """Note that a rank's process has ended."""
         self._tell(lambda state, now: state.on_death(rank, now))
 
-    def on_interrupt(self, *, forced: bool) -> None:
-        """Note that the person has interrupted the cell."""
-        self._tell(lambda state, now: state.on_interrupt(now, forced=forced))
+    def on_interrupt(self, ranks: Collection[int] | None, *, forced: bool) -> None:
+        """Note that the person has interrupted what ranks run; None: all."""
+        self._tell(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
+
+    def on_asked(self, rank: int) -> None:
+        """Note that the person wants a new process for a rank."""
+        self._tell(lambda state, _now: state.on_asked(rank))
+
+    def form(self) -> None:
+        """Have all ranks form a process group in place of the one that cells have ended, and wait for it.
+
+        Raises
+        ------
+        LaunchError
+            If they can't.
+        """
+        self._tell(lambda state, _now: state.on_group_ended())
+        self.wait_until_settled(FORM_SECONDS)
+        if self._state.phase is not Phase.FORMED:
+            raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed anew")
 
     def _wake_if(self, needed: bool) -> None:
         """Wake the thread only if there is something for it: cells that end well should cost nothing."""
@@ -89,9 +112,28 @@ class Guardian:
             return self._changed.wait_for(lambda: self._closed or self._state.settled, timeout_s)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the process group can't be formed any more."""
-        return self._state.phase is Phase.LOST
+    def doing(self) -> str:
+        """What is being done for the session to come back, in words; empty if nothing is."""
+        with self._changed:
+            replacing = [rank for rank, member in enumerate(self._state.members) if member.replacing]
+            if replacing:
+                return f"starting a new process for {label_ranks(replacing)}"
+            return "forming the process group anew" if self._state.phase is Phase.FORMING else ""
+
+    @property
+    def waits_for(self) -> str:
+        """What has to happen before the process group can be formed anew, in words; empty if nothing has to."""
+        with self._changed:
+            running = self._state.running
+            if self._state.phase is not Phase.BROKEN or not running:
+                return ""
+            verb = "ends its cell" if len(running) == 1 else "end their cell"
+            return f"the process group is formed anew once {label_ranks(running)} {verb}"
+
+    def note(self, words: str) -> None:
+        """Keep something that a person should know."""
+        with self._changed:
+            self._notes.append(words)
 
     def take_notes(self) -> list[str]:
         """Return what a person should know of what was done since the last call."""
@@ -108,7 +150,7 @@ class Guardian:
             if not waits or max(waits) < self._rules.hang_after_s:
                 return []
             idle = set(range(len(self._launch.table))) - running - self._state.dead
-            return explain(looks, sorted(idle))
+            return explain(looks, sorted(idle), ended(self._launch.table, running))
 
     def look_now(self, ranks: set[int], timeout_s: float) -> dict[int, Look]:
         """Look at ranks and wait for what they say; one that does not answer in time is in it all the same."""
@@ -116,8 +158,16 @@ class Guardian:
             began = time.monotonic()
             for rank in ranks:
                 self._look(rank)
-            self._changed.wait_for(lambda: all(self.looks[rank].answered_at >= began for rank in ranks), timeout_s)
+            self._changed.wait_for(lambda: not self._silent(ranks, began), timeout_s)
+            for rank in self._silent(ranks, began):
+                self._look_from_outside(rank)
+            self._changed.wait_for(
+                lambda: all(self.looks[rank].outside for rank in self._silent(ranks, began)), OUTSIDE_SECONDS
+            )
             return {rank: self.looks[rank] for rank in ranks}
+
+    def _silent(self, ranks: set[int], began: float) -> list[int]:
+        return [rank for rank in ranks if self.looks[rank].answered_at < began]
 
     # The thread
 
@@ -145,10 +195,9 @@ class Guardian:
                 for rank in self._state.running:
                     self._look(rank)
         elif action.do is Do.RELEASE:
-            request = {"do": "release", "generation": self._launch.generation}
-            for entry in self._launch.table:
-                if entry.state != "dead":
-                    self._launch.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
+            self.release(forced=action.forced)
+        elif self._launch.is_being_stopped:
+            return
         elif action.do is Do.REPLACE:
             assert action.rank is not None
             self._help(self._replace, action.rank)
@@ -159,16 +208,46 @@ class Guardian:
         elif action.do is Do.STOP:
             self._help(self._end, self._stop)
 
+    def release(self, *, forced: bool = False) -> None:
+        """Have whoever waits in a collective, or for the group to be formed, get an error."""
+        request = {"do": "release", "generation": self._launch.generation, "forced": forced}
+        for entry in self._launch.table:
+            if entry.state != "dead":
+                future = self._launch.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
+                future.add_done_callback(functools.partial(self._on_released, entry.info))
+
+    def _on_released(self, info: RankInfo, done: Future[Message]) -> None:
+        content = {"status": "ok"} if done.exception() is not None else done.result()["content"]
+        if content["status"] != "ok":
+            why = f"{content['ename']}: {content['evalue']}"
+            rank = info.rank
+            self.note(f"rank {rank} on {info.host} could not be released: {why}; %dist_reset -r {rank} replaces it")
+
     def _look(self, rank: int) -> None:
         """Ask a rank what it is doing, unless it still owes an answer."""
         look = self.looks.get(rank)
         if look is not None and look.asked_at > look.answered_at:
+            if look.silent_s > PATIENCE_SECONDS:
+                self._look_from_outside(rank)
             return
         asked_at = time.monotonic()
         self.looks[rank] = Look(asked_at=asked_at) if look is None else look.asked_again(asked_at)
         engine = self._launch.table[rank].engine
         future = self._launch.open_link.request(engine, RANK_REQUEST, {"do": "where"}, beside=True)
         future.add_done_callback(lambda done: self._on_look(rank, done))
+
+    def _look_from_outside(self, rank: int) -> None:
+        """Ask the nanny where a rank is that does not answer."""
+        nanny = self._launch.table[rank].nanny
+        future = self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "stack"})
+
+        def on_stack(done: Future[Message]) -> None:
+            if done.exception() is None:
+                with self._changed:
+                    self.looks[rank] = self.looks[rank].seen_from_outside(done.result()["content"].get("stack", ""))
+                    self._changed.notify_all()
+
+        future.add_done_callback(on_stack)
 
     def _on_look(self, rank: int, done: Future[Message]) -> None:
         if done.exception() is not None:
@@ -179,9 +258,8 @@ class Guardian:
             log.warning("rank %d could not say what it does: %s", rank, content)
             content = None
         with self._changed:
-            now = time.monotonic()
-            look = self.looks[rank] = self.looks[rank].answered(now, content)
-            self._state.on_look(rank, now, look.waits_s)
+            look = self.looks[rank] = self.looks[rank].answered(time.monotonic(), content)
+            self._state.on_look(rank, look.asked_at, look.waits_s)
             self._changed.notify_all()
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:
@@ -192,39 +270,52 @@ class Guardian:
     def _replace(self, rank: int) -> None:
         try:
             self._launch.replace(rank)
-        except DisttrainError as error:
-            note = f"rank {rank} can't be replaced: {error}; %dist_reset starts all ranks anew"
+        except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
+            note = f"rank {rank} can't be replaced: {_words(error)}; %dist_reset starts all ranks anew"
             self._finish(lambda state, _now: state.on_replaced(rank, well=False), note)
             return
-        self.looks.pop(rank, None)
+        self._write_down()
+        with self._changed:
+            self.looks[rank] = Look(asked_at=-1.0)  # nobody has asked the new process yet
         source = 0 if rank else 1
         note = (
             f"rank {rank} was replaced by a new process with fresh variables; "
             f"%dist_copy --from {source} --to {rank} NAME... fills it"
         )
-        self._finish(lambda state, _now: state.on_replaced(rank, well=True), note)
+        table = self._launch.table
+        self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != "dead"), note)
 
     def _end(self, how: Callable[[], None]) -> None:
         try:
             how()
-        except DisttrainError:
-            log.warning("a rank died, and what was to follow failed", exc_info=True)
+        except Exception as error:  # noqa: BLE001  (as above)
+            self.note(f"a rank died, and what was to follow failed: {_words(error)}")
 
     def _form(self) -> None:
         try:
             lost = self._launch.form()
-        except DisttrainError as error:
+        except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            note = "" if died else f"the process group can't be formed anew: {error}; %dist_reset starts the ranks anew"
-            self._finish(lambda state, _now: state.on_formed(well=False), note)
+            words = f"the process group can't be formed anew: {_words(error)}; %dist_reset starts the ranks anew"
+            try:
+                self.release()  # those that wait for the rank which could not
+            finally:
+                self._finish(lambda state, _now: state.on_formed(well=False), "" if died else words)
             return
+        self._write_down()
         notes = [f"gone with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
         self._finish(lambda state, _now: state.on_formed(well=True), *notes)
 
+    def _write_down(self) -> None:
+        try:
+            self._launch.write()
+        except OSError as error:
+            self.note(f"%dist_attach would not find the ranks as they are now: {error}")
+
     def _finish(self, event: Callable[[Recovery, float], None], *notes: str) -> None:
         with self._changed:
-            self._notes += filter(None, notes)
+            self._notes += [note for note in notes if note and note not in self._notes]
         self._tell(event)
 
     def close(self) -> None:
@@ -234,3 +325,8 @@ class Guardian:
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says; one of ours speaks for itself."""
+    return str(error) if isinstance(error, DisttrainError) else f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ Does not cover: asking the ranks (``guardian``), drawing (``notebook.screen``).
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
+_FRAME = re.compile(r'File "(.*?)", line (\d+) in (.*)')  # as faulthandler writes it
+_CELL = "ipykernel_"  # in the path of a cell's code
 PATIENCE_SECONDS = 1.0  # for a rank to answer; its control thread may wait for Python's lock
 
 
@@ -25,6 +28,7 @@ class Look:
     asked_at: float
     answered_at: float = -1.0
     told: dict[str, Any] | None = None  # see ``engine.where``
+    outside: str = ""  # the stack that its nanny got out of it, the innermost call first
     still_since: float = 0.0  # since when it was seen at the same place of the same call
 
     def asked_again(self, now: float) -> Look:
@@ -34,7 +38,11 @@ class Look:
     def answered(self, now: float, told: dict[str, Any] | None) -> Look:
         """Return the look with an answer; None if the rank could not say."""
         same = self.told is not None and told is not None and _place(self.told) == _place(told)
-        return replace(self, answered_at=now, told=told, still_since=self.still_since if same else now)
+        return replace(self, answered_at=now, told=told, outside="", still_since=self.still_since if same else now)
+
+    def seen_from_outside(self, stack: str) -> Look:
+        """Return the look with what the nanny found."""
+        return replace(self, outside=stack)
 
     @property
     def silent_s(self) -> float:
@@ -61,10 +69,10 @@ class Look:
 
 def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
     cell = told["cell"] or {}
-    return cell.get("number"), told["call"], told["stack"] and tuple(map(tuple, told["stack"]))
+    return cell.get("number"), told["call"], told.get("values"), told["stack"] and tuple(map(tuple, told["stack"]))
 
 
-def explain(looks: Mapping[int, Look], idle: Iterable[int]) -> list[str]:
+def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Collection[int] = ()) -> list[str]:
     """Say who waits where and who is missing, one line for ranks that do the same.
 
     Parameters
@@ -72,13 +80,16 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int]) -> list[str]:
     looks
         Of the ranks that run the cell.
     idle
-        Ranks that have ended it, or never ran it.
+        Ranks that run no cell.
+    ended
+        Those of them that have ended the cell which the others run.
     """
     groups: dict[str, list[int]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_doing(look), []).append(rank)
-    if idle:
-        groups.setdefault("in no cell" if looks else "idle", []).extend(idle)
+    for rank in idle:
+        done = "has ended the cell" if rank in ended else "in no cell"
+        groups.setdefault(done if looks else "idle", []).append(rank)
     lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
     return [*_mismatches(looks), *lines]
 
@@ -86,8 +97,7 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int]) -> list[str]:
 def _doing(look: Look) -> str:
     told = look.told
     if look.silent_s > PATIENCE_SECONDS:
-        seen = f", last seen {_at(told)}" if told is not None and told["line"] else ""
-        return f"not responding for {look.silent_s:.0f} s{seen}"
+        return f"not responding for {look.silent_s:.0f} s{_from_outside(look)}"
     if told is None or told["cell"] is None:
         return "between cells"
     if look.collective is not None:
@@ -95,6 +105,16 @@ def _doing(look: Look) -> str:
     if told["call"] is not None:
         return f"waits in {told['call']} {_at(told)}"
     return f"in Python code {_at(told)}"
+
+
+def _from_outside(look: Look) -> str:
+    """Say where a rank is that does not answer: in C code that holds Python's lock, or nowhere if it is stopped."""
+    frames = _FRAME.findall(look.outside)
+    own = [(line, name) for path, line, name in frames if _CELL in path]
+    if own:
+        inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
+        return f", in code that lets no other thread run, at line {own[0][0]}{inner}"
+    return f", last seen {_at(look.told)}" if look.told is not None and look.told["line"] else ""
 
 
 def _at(told: Mapping[str, Any]) -> str:

@@ -90,22 +90,28 @@ class Link:
 
     # Requests
 
+    def make(self, msg_type: str, content: Message, metadata: Message | None = None) -> Message:
+        """Make a message; the session counts them without a lock, and two of one number would share a reply."""
+        with self._numbering:
+            message: Message = self.session.msg(msg_type, content, metadata=metadata)
+        return message
+
     def post(
         self,
         target: str,
-        msg_type: str,
-        content: Message,
+        message: Message,
         *,
-        metadata: Message | None = None,
         buffers: Sequence[Any] = (),
         on_reply: Callable[[Message], None] | None = None,
-    ) -> str:
-        """Send a request to an engine; ``on_reply`` is called once on the link's thread. Returns the message's id."""
-        message = self._message(msg_type, content, metadata)
+    ) -> None:
+        """Send a request to an engine; ``on_reply`` is called once on the link's thread."""
         if on_reply is not None:
             self._pending[message["header"]["msg_id"]] = on_reply
         self._send(self._shell, target, message, buffers)
-        return str(message["header"]["msg_id"])
+
+    def expect(self, msg_id: str, on_reply: Callable[[Message], None]) -> None:
+        """Have the reply to a request that an earlier client sent handled here."""
+        self._pending[msg_id] = on_reply
 
     def request(
         self, target: str, msg_type: str, content: Message, *, buffers: Sequence[Any] = (), beside: bool = False
@@ -115,7 +121,7 @@ class Link:
         ``beside`` the cell that runs, an engine's control thread serves it.
         """
         future: Future[Message] = Future()
-        message = self._message(msg_type, content)
+        message = self.make(msg_type, content)
         msg_id = message["header"]["msg_id"]
         self._waiting[msg_id] = future
         self._pending[msg_id] = future.set_result
@@ -123,12 +129,6 @@ class Link:
         is_control = beside or msg_type == NANNY_REQUEST
         self._send(self._control if is_control else self._shell, target, message, buffers)
         return future
-
-    def _message(self, msg_type: str, content: Message, metadata: Message | None = None) -> Message:
-        """Make a message; the session counts them without a lock, and two of one number would share a reply."""
-        with self._numbering:
-            message: Message = self.session.msg(msg_type, content, metadata=metadata)
-        return message
 
     def _forget(self, msg_id: str) -> None:
         self._waiting.pop(msg_id, None)
@@ -167,14 +167,21 @@ class Link:
                     self._receive(sock, channel)
             if self._monitor in events:
                 self._monitor.recv_multipart()
-                self._on_lost()
+                self._tell(self._on_lost)
             if time.monotonic() >= next_tick:
-                self._on_tick()
+                self._tell(self._on_tick)
                 next_tick = time.monotonic() + TICK_SECONDS
         self._shell.disable_monitor()
         for sock in (*channels, self._monitor):
             sock.close()
         self._context.term()
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception:
+            # What is called belongs to others and may raise anything; the thread serves all the other messages too.
+            log.exception("what the link told could not be handled")
 
     def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:
         """Take every message that is there."""
@@ -192,12 +199,16 @@ class Link:
                 log.exception("a message on %s could not be handled", channel)
 
     def _dispatch(self, channel: str, message: Message) -> None:
-        if channel != "iopub":
-            handler = self._pending.pop(message["parent_header"].get("msg_id", ""), None)
-            if handler is not None:
-                handler(message)
-                return
-        self._on_message(channel, message)
+        if channel == "iopub" or not self.take_reply(message):
+            self._on_message(channel, message)
+
+    def take_reply(self, message: Message) -> bool:
+        """Hand a reply to whoever waits for it, once; returns whether somebody did."""
+        handler = self._pending.pop(message["parent_header"].get("msg_id", ""), None)
+        if handler is None:
+            return False
+        handler(message)
+        return True
 
     def fail_requests(self, reason: str) -> None:
         """Give who waits for a reply a :class:`ClusterClosedError`."""

@@ -14,26 +14,45 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
+import psutil
 from traitlets.config import Config
 
 from ..errors import LaunchError
 from .controller_launcher import ControllerProcess
 from .launchers import LAUNCHERS
-from .rank_environment import rank_environment
+from .rank_environment import rank_environment, untold_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ..config import ClusterConfig
     from .folders import Folders
 
+Births = dict[str, dict[str, float]]
+
 POLL_SECONDS = 0.005
+BIRTH_SECONDS = 2.0  # by which the clock may have been set meanwhile
+KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 class Processes:
-    """A controller and the processes of the ranks."""
+    """A controller and the processes of the ranks.
 
-    def __init__(self, config: ClusterConfig, folders: Folders, n: int, gpus: list[str]) -> None:
+    Parameters
+    ----------
+    births
+        What :attr:`births` said to an earlier notebook.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        folders: Folders,
+        n: int,
+        gpus: list[str],
+        births: Births | None = None,
+    ) -> None:
+        self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
         self._environment = rank_environment(config, folders, n, gpus)
         self.launcher = "mpiexec" if config.launcher == "mpi" else "the launcher"
         log = logging.getLogger("jupyter_disttrain.ipyparallel")
@@ -53,6 +72,8 @@ class Processes:
             shutdown_atexit=False,
         )
         self._owner = 0 if config.keep else os.getpid()
+        limit_s = config.idle_timeout_s
+        self._idle_timeout_s = limit_s + 2 * untold_s(limit_s) if limit_s else limit_s  # of what the controller hears
         self._folders = folders
         self._n = n
 
@@ -60,7 +81,13 @@ class Processes:
         """Start them all at the same moment."""
         removable = os.pathsep.join(map(str, self._folders.removable))
         start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
-        _outside_loop(start_controller, owner_pid=self._owner, remove_dirs=removable, sockets=self._folders.sockets)
+        _outside_loop(
+            start_controller,
+            owner_pid=self._owner,
+            idle_timeout_s=self._idle_timeout_s,
+            remove_dirs=removable,
+            sockets=self._folders.sockets,
+        )
         _outside_loop(start_engines, self._n, environment=self._environment)
 
     def start_one(self, name: str) -> None:
@@ -73,6 +100,11 @@ class Processes:
         finally:
             self._cluster.engine_launcher_class = before
 
+    @property
+    def mpi_heals(self) -> bool:
+        """Whether the ranks are an MPI job that can be made whole after a death."""
+        return any(getattr(engines, "heals", False) for engines in self._cluster.engines.values())
+
     def check(self) -> None:
         """Raise a LaunchError if the controller, or what starts the ranks, has ended."""
         controller = self._cluster.controller
@@ -81,6 +113,20 @@ class Processes:
         for engines in self._cluster.engines.values():
             if not engines.alive():
                 raise LaunchError(f"{self.launcher} ended before the ranks were up{said(engines.get_output())}")
+
+    @property
+    def births(self) -> Births:
+        """When each process began, in seconds since the epoch: by its role, then by its pid."""
+        engines = self._cluster.engines.values()
+        started = {
+            "controller": [self._cluster.controller] if self._cluster.controller else [],
+            "launcher": [each for one in engines for each in getattr(one, "launchers", {"": one}).values()],
+        }
+        found: Births = {}
+        for role, launchers in started.items():
+            processes = [each.process for each in launchers if each.process] + self._inherited.get(role, [])
+            found[role] = {str(each.pid): each.create_time() for each in processes if each.is_running()}
+        return found
 
     @property
     def output(self) -> str:
@@ -93,8 +139,31 @@ class Processes:
         try:
             while time.monotonic() < deadline and any(engines.alive() for engines in self._cluster.engines.values()):
                 time.sleep(POLL_SECONDS)
+            psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
         finally:  # who interrupts it only doesn't want to wait
             _outside_loop(self._cluster.stop_cluster_sync)
+            _end([each for processes in self._inherited.values() for each in processes])
+
+
+def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:
+    """Find processes again; one that only has the number of one that ended is another's."""
+    for pid, birth in births.items():
+        try:
+            process = psutil.Process(int(pid))
+            if abs(process.create_time() - birth) < BIRTH_SECONDS:
+                yield process
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        if process.is_running():
+            process.terminate()
+    _, left = psutil.wait_procs(processes, KILL_SECONDS)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, KILL_SECONDS)
 
 
 def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ..ranks import RankInfo
     from .folders import Folders
 
+LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
+
 
 def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list[str]) -> dict[str, str]:
     """Return what every rank's process starts with, beside the notebook's own environment."""
@@ -23,6 +25,10 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
         "DISTTRAIN_LAUNCHER": config.launcher,
         "PYTHONSAFEPATH": "1",  # a folder of this package's name in the working directory is not the package
     }
+    if config.keep:
+        environment["DISTTRAIN_KEEP"] = "1"
+    if config.idle_timeout_s:
+        environment["DISTTRAIN_TELL_USE"] = str(untold_s(config.idle_timeout_s))
     if folders.shelf is not None:
         # Open MPI's shared memory goes with the cluster, however its ranks end.
         environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
@@ -38,6 +44,11 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
     if "GLOO_SOCKET_IFNAME" not in os.environ and config.address is None:
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # one host: nothing has to leave it
     return environment
+
+
+def untold_s(idle_timeout_s: float) -> float:
+    """Return for how long the use of a rank may remain untold, in seconds."""
+    return min(idle_timeout_s / 10, LONGEST_UNTOLD_SECONDS)
 
 
 def session_environment(info: RankInfo) -> dict[str, str]:

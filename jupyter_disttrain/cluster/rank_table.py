@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError, UsageError
 from ..ranks import RankInfo, label_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ..messages import RankHello
+
+
+def _kept(**options: Any) -> Any:
+    """Declare a field that is written down for who joins the cluster later."""
+    return field(metadata={"kept": True}, **options)
 
 
 @dataclass(slots=True)
@@ -28,12 +33,13 @@ class RankEntry:
     """One rank as the client knows it."""
 
     info: RankInfo
-    engine: str
-    nanny: str
-    nanny_pid: int
-    state: str = "idle"  # "starting", "idle", "running", "dead"
-    group: str = ""  # which process group it is in: see ``engine.process_group.Group.tag``
-    sees_shelf: bool = False  # it shares memory with the client
+    engine: str = _kept()
+    nanny: str = _kept()
+    nanny_pid: int = _kept()
+    state: str = "idle"  # "idle", "running", "dead"
+    # Which process group it is in: see ``engine.process_group.Group.tag``.
+    group: str = _kept(default="")
+    sees_shelf: bool = _kept(default=False)  # it shares memory with the client
     request: str = ""  # the id of that cell's message
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
@@ -59,6 +65,12 @@ def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:
             f"{label_ranks(busy)} still {verb} cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
             "use other ranks with -r, or %dist_reset"
         )
+
+
+def ended(table: Sequence[RankEntry], running: Collection[int]) -> set[int]:
+    """Return the ranks that have ended the cell which others still run."""
+    cells = {table[rank].cell for rank in running}
+    return {entry.info.rank for entry in table if entry.state == "idle" and entry.cell in cells}
 
 
 def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[RankInfo, RankHello]]:

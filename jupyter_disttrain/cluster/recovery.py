@@ -14,11 +14,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from typing_extensions import Self
+
+    from ..config import ClusterConfig
 
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are looked at
 LOOK_SECONDS = 0.25  # between two looks at ranks that should end
 FORM_LIMIT = 3  # attempts to form the process group
-REPLACE_LIMIT = 3  # deaths of one rank in a row without a cell that ended well
+REPLACE_LIMIT = 3  # deaths of one rank in a row without a cell that ended well; failed starts of a new process
 
 
 class Phase(Enum):
@@ -47,6 +55,7 @@ class Action:
 
     do: Do
     rank: int | None = None
+    forced: bool = False  # a release: also what nobody was seen waiting in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +65,46 @@ class Rules:
     grace_s: float = 3.0  # for ranks to end by themselves once another has failed
     hang_after_s: float = 30.0  # in one collective, before it is called a hang
     on_rank_death: str = "replace"  # "replace", "reset" or "stop"
-    has_group: bool = True  # there is a process group at all
+    has_group: bool = True  # there is something that ranks wait in at all
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> Self:
+        """Return what was chosen with the cluster."""
+        return cls(
+            grace_s=config.grace_s,
+            hang_after_s=config.hang_after_s,
+            on_rank_death=config.on_rank_death,
+            has_group=config.backend != "none" or config.launcher == "mpi",
+        )
+
+
+@dataclass(slots=True)
+class RunningCell:
+    """A cell that runs on some ranks."""
+
+    began_at: float
+    failed_at: float | None = None  # the first time, on one of its ranks
+    interrupted_at: float | None = None
+    forced: bool = False  # interrupted for the second time
+    released_at: float | None = None  # the last time
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing has gone wrong with it."""
+        return self.failed_at is None and self.interrupted_at is None
 
 
 @dataclass(slots=True)
 class Member:
     """One rank."""
 
-    running: bool = False
+    cell: int | None = None  # that it runs
     dead: bool = False
     replacing: bool = False
+    asked: bool = False  # a person wants a new process for it
     deaths: int = 0
+    failed_starts: int = 0  # of a new process
     waits_s: float | None = None  # in the collective it waits in; None: in none, or not known
-    looked_at: float = -1.0
 
 
 class Recovery:
@@ -78,11 +114,7 @@ class Recovery:
         self.rules = rules
         self.phase = Phase.FORMED
         self.members = [Member() for _ in range(world_size)]
-        self._began_at = 0.0
-        self._failed_at: float | None = None  # the first failure among the cells that run
-        self._interrupted_at: float | None = None
-        self._forced = False
-        self._released_at = -1.0
+        self._cells: dict[int, RunningCell] = {}  # by number
         self._is_forming = False  # whatever the phase is by now
         self._is_stuck_forming = False
         self._form_failures = 0
@@ -91,52 +123,72 @@ class Recovery:
 
     # What happens
 
-    def on_sent(self, rank: int, now: float) -> None:
+    def on_sent(self, rank: int, now: float, cell: int = 0) -> None:
         """Note that a cell was sent to a rank."""
-        if not self.running:
-            self._failed_at = self._interrupted_at = None
-            self._forced = False
-            self._began_at = now
+        if not self._cells:
             self._next_look = now
+        self._cells.setdefault(cell, RunningCell(began_at=now))
         member = self.members[rank]
-        member.running, member.waits_s = True, None
+        member.cell, member.waits_s = cell, None
 
     def on_reply(self, rank: int, now: float, *, failed: bool, broken: bool) -> None:
         """Note that a rank has ended its cell; ``broken``: its process group can't be used any more."""
-        member = self.members[rank]
-        member.running, member.waits_s = False, None
-        if failed and self._failed_at is None:
-            self._failed_at = now
+        self._end_cell(rank, now, failed=failed)
         if not failed:
-            member.deaths = 0
+            self.members[rank].deaths = 0
         if broken and self.phase is Phase.FORMED:
             self.phase = Phase.BROKEN
+
+    def _end_cell(self, rank: int, now: float, *, failed: bool) -> None:
+        member = self.members[rank]
+        cell = self._cells.get(member.cell) if member.cell is not None else None
+        if cell is not None and failed and cell.failed_at is None:
+            cell.failed_at = now
+        member.cell, member.waits_s = None, None
+        self._cells = {number: each for number, each in self._cells.items() if self._runs(number)}
+
+    def _runs(self, number: int) -> bool:
+        return any(member.cell == number for member in self.members)
 
     def on_death(self, rank: int, now: float) -> None:
         """Note that a rank's process has ended."""
         member = self.members[rank]
         if member.dead:
             return
-        member.dead, member.running, member.waits_s, member.replacing = True, False, None, False
+        self._end_cell(rank, now, failed=True)
+        member.dead, member.replacing = True, False
         member.deaths += 1
-        if self._failed_at is None:
-            self._failed_at = now
         self._is_stuck_forming = self._is_forming  # the others wait for it
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
 
-    def on_interrupt(self, now: float, *, forced: bool) -> None:
-        """Note that the person has interrupted the cell; ``forced``: for the second time, so nothing is spared."""
-        if self._interrupted_at is None:
-            self._interrupted_at = now
-        self._forced = self._forced or forced
+    def on_interrupt(self, now: float, *, forced: bool, ranks: Collection[int] | None = None) -> None:
+        """Note that the person has interrupted what ranks run; ``forced``: for the second time, so nothing is spared.
+
+        ``ranks`` None means all.
+        """
+        for rank, member in enumerate(self.members):
+            if member.cell is not None and (ranks is None or rank in ranks):
+                cell = self._cells[member.cell]
+                cell.interrupted_at = now if cell.interrupted_at is None else cell.interrupted_at
+                cell.forced = cell.forced or forced
+                member.waits_s = None  # what was seen before says nothing of what follows
         self._next_look = min(self._next_look, now + INTERRUPT_SECONDS)
 
     def on_look(self, rank: int, now: float, waits_s: float | None) -> None:
-        """Note what a rank was seen doing."""
+        """Note what a rank was seen doing; ``now`` is when it was asked."""
         member = self.members[rank]
-        if member.running:
-            member.looked_at, member.waits_s = now, waits_s
+        cell = None if member.cell is None else self._cells[member.cell]
+        if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
+            member.waits_s = waits_s
+
+    def on_asked(self, rank: int) -> None:
+        """Note that a person wants a new process for a rank, whatever became of earlier ones."""
+        member = self.members[rank]
+        member.asked, member.deaths, member.failed_starts = True, 0, 0
+        self._form_failures = 0
+        if self.phase is Phase.LOST:
+            self.phase = Phase.BROKEN
 
     def on_replaced(self, rank: int, *, well: bool) -> None:
         """Note that a dead rank has a new process, or that none could be started."""
@@ -145,9 +197,17 @@ class Recovery:
             return  # the new process has died as well, or all was reset meanwhile
         member.replacing = False
         if well:
-            member.dead = False
-        else:
+            member.dead, member.asked, member.failed_starts = False, False, 0
+            return
+        member.failed_starts += 1
+        if member.failed_starts >= REPLACE_LIMIT:
+            member.asked = False
             self.phase = Phase.LOST
+
+    def on_group_ended(self) -> None:
+        """Note that cells have ended the process group on all ranks."""
+        if self.phase is Phase.FORMED:
+            self.phase = Phase.BROKEN
 
     def on_formed(self, *, well: bool) -> None:
         """Note that the process group was formed anew, or could not be."""
@@ -165,7 +225,7 @@ class Recovery:
     @property
     def running(self) -> set[int]:
         """The ranks that run a cell."""
-        return {rank for rank, member in enumerate(self.members) if member.running}
+        return {rank for rank, member in enumerate(self.members) if member.cell is not None}
 
     @property
     def dead(self) -> set[int]:
@@ -175,7 +235,7 @@ class Recovery:
     @property
     def is_calm(self) -> bool:
         """Whether nothing has gone wrong that is not over."""
-        return self._failed_at is None and self._interrupted_at is None and self.phase is Phase.FORMED
+        return self.phase is Phase.FORMED and all(cell.is_calm for cell in self._cells.values())
 
     @property
     def settled(self) -> bool:
@@ -183,24 +243,27 @@ class Recovery:
         if self.phase is Phase.LOST or self.phase is Phase.FORMED:
             return True
         if self.dead:
-            return not self._is_ending and not self._replaces_all() and self.rules.on_rank_death == "replace"
+            return not any(member.dead and self._follows(member) for member in self.members)
         return self.phase is Phase.BROKEN and bool(self.running)
 
-    def _replaces_all(self) -> bool:
-        limited = any(member.dead and member.deaths > REPLACE_LIMIT for member in self.members)
-        return self.rules.on_rank_death == "replace" and not limited
+    def _follows(self, member: Member) -> bool:
+        """Whether something is to follow from a death: a new process, or what the person chose in place of it."""
+        return self._may_replace(member) or self.rules.on_rank_death != "replace"
+
+    def _may_replace(self, member: Member) -> bool:
+        return member.asked or (self.rules.on_rank_death == "replace" and member.deaths <= REPLACE_LIMIT)
 
     # What is to be done
 
     def actions(self, now: float) -> list[Action]:
         """Return what is to be done now, in this order; it is taken as begun."""
         actions = self._releases(now)
-        if self._replaces_all() and self.phase is not Phase.LOST:
-            for rank, member in enumerate(self.members):
-                if member.dead and not member.replacing:
-                    member.replacing = True
-                    actions.append(Action(Do.REPLACE, rank))
-        if self.dead and self.rules.on_rank_death != "replace" and not self.running and not self._is_ending:
+        for rank, member in enumerate(self.members):
+            if member.dead and not member.replacing and self._may_replace(member) and self.phase is not Phase.LOST:
+                member.replacing = True
+                actions.append(Action(Do.REPLACE, rank))
+        left = any(member.dead and not self._may_replace(member) for member in self.members)
+        if left and self.rules.on_rank_death != "replace" and not self.running and not self._is_ending:
             self._is_ending = True
             actions.append(Action(Do.RESET if self.rules.on_rank_death == "reset" else Do.STOP))
         if self.phase is Phase.BROKEN and not self.running and not self.dead and not self._is_forming:
@@ -217,29 +280,37 @@ class Recovery:
         if self._is_stuck_forming:
             self._is_stuck_forming = False
             return [Action(Do.RELEASE)]
-        if not self.rules.has_group or not self.running or not self._should_release(now):
+        if not self.rules.has_group or not any(self._should_release(number, now) for number in self._cells):
             return []
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
-        self._released_at = now
+        for cell in self._cells.values():
+            cell.released_at = now
         for member in self.members:
             member.waits_s = None  # what is seen from now on is a wait that came after it
-        return [Action(Do.RELEASE)]
+        return [Action(Do.RELEASE, forced=any(cell.forced for cell in self._cells.values()))]
 
-    def _should_release(self, now: float) -> bool:
-        first = self._released_at < self._began_at
+    def _should_release(self, number: int, now: float) -> bool:
+        """Whether what this cell waits for will not come; another cell may still meet those that wait here."""
+        cell = self._cells[number]
+        first = cell.released_at is None
         if self.phase in (Phase.BROKEN, Phase.LOST) and first:
             return True  # somebody has left the group, so nobody will come
-        if self._forced and now - self._released_at >= LOOK_SECONDS:
+        if cell.forced and (cell.released_at is None or now - cell.released_at >= LOOK_SECONDS):
             return True
-        waits = [member.waits_s for member in self.members if member.running and member.waits_s is not None]
+        waits = [member.waits_s for member in self.members if member.cell == number and member.waits_s is not None]
         if not waits:
             return False
         if not first:
             return True  # in a group that was made after the last release
-        if self._interrupted_at is not None and now - self._interrupted_at >= INTERRUPT_SECONDS:
+        if cell.interrupted_at is not None and now - cell.interrupted_at >= INTERRUPT_SECONDS:
             return True
-        return self._failed_at is not None and max(waits) >= self.rules.grace_s
+        return cell.failed_at is not None and max(waits) >= self.rules.grace_s
+
+    @property
+    def _began_at(self) -> float:
+        """When the cell began that was sent last."""
+        return max((cell.began_at for cell in self._cells.values()), default=0.0)
 
     def _look_due(self) -> float:
         return max(self._next_look, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)

@@ -1,7 +1,7 @@
 """Bring a cluster up, and down.
 
-Covers: the folders, controller and ranks as processes, hearing from each rank, telling each who it is.
-Does not cover: running cells (``cluster``).
+Covers: the folders, controller and ranks as processes, telling each rank who it is, joining what runs already.
+Does not cover: running cells (``cluster``), ranks that come and go (``arrivals``).
 
 Controller and ranks are started at the same moment: while the controller comes up, the ranks import torch.
 """
@@ -9,59 +9,80 @@ Controller and ranks are started at the same moment: while the controller comes 
 from __future__ import annotations
 
 import json
-import queue
-import signal
-import socket
+import os
 import threading
 import time
-from concurrent.futures import wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
-from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
-from ..ranks import RankInfo, label_ranks
+from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankHello
+from .arrivals import Arrivals, as_message, check_reply, too_late, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
+from .interrupts import deferred_interrupts
+from .launchers.local import RANK_COMMAND
 from .link import Link, Message
-from .processes import POLL_SECONDS, Processes, said, tail
+from .processes import POLL_SECONDS, Processes, said
 from .rank_environment import session_environment
 from .rank_table import RankEntry, decide
+from .registry import ClusterFile, Hold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from ..config import ClusterConfig
+    from ..ranks import RankInfo
 
-MISSED_LOOKS = 3  # for a nanny that is gone: what it said last may be on its way
+RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
 class Launch:
-    """The processes of one cluster."""
+    """The processes of one cluster.
+
+    Parameters
+    ----------
+    config
+        What is asked for.
+    on_message, on_lost
+        Called on the link's thread: with what ranks publish, and when the controller has ended.
+    there
+        A cluster that runs already and is joined; None: a new one is started.
+    """
 
     def __init__(
-        self, config: ClusterConfig, on_message: Callable[[str, Message], None], on_lost: Callable[[], None]
+        self,
+        config: ClusterConfig,
+        on_message: Callable[[str, Message], None],
+        on_lost: Callable[[], None],
+        there: ClusterFile | None = None,
     ) -> None:
         self.config = config
         self._on_message = on_message
         self._on_lost = on_lost
-        self.generation = 0  # of the process group: how often it was formed
-        self._arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._arrivals = Arrivals()
         self._started = False
         self._awaits_rank = False  # a new process for a rank that died
+        self._is_being_stopped = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
         self._processes: Processes | None = None
-        self.table: list[RankEntry] = []
-        self.replaced: set[int] = set()  # ranks that have a process of their own since a death
+        self._hold: Hold | None = None
         self.link: Link | None = None
-        self.gpus = choose_gpus(config)
-        self.n = config.n or len(self.gpus) or 2
-        self.folders = Folders.make(config.name)
+        self.closed_because = "was shut down"
+        self.gpus = choose_gpus(config) if there is None else there.gpus
+        self.n = len(there.table) if there else config.n or len(self.gpus) or 2
+        self.folders = there.folders if there else Folders.make(config.name)
+        self.started_s = there.started_s if there else time.time()
+        self.address = there.address if there else config.address or "127.0.0.1"
+        self.generation = there.generation if there else 0  # of the process group: how often it was formed
+        self.table: list[RankEntry] = there.load_table() if there else []
+        self.mpi_heals = there.mpi_heals if there else False
+        self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
+        self.mpi_revoked = False  # and is to be made anew with the group
+        self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
 
     # Up
@@ -76,12 +97,12 @@ class Launch:
         """
         self._processes = Processes(self.config, self.folders, self.n, self.gpus)
         try:
-            with _interrupts_deferred():  # ipyparallel's event loop would lose one
+            with deferred_interrupts():  # ipyparallel's event loop would lose one
                 self._processes.start()
+            self.mpi_heals = self._processes.mpi_heals
             info = self._wait_for_connection()
-            self.link = Link(
-                info, self.folders.cluster_id, self._on_early_message, self._on_controller_lost, self._look_for_nannies
-            )
+            self._hold = Hold(self.folders.profile)
+            self._connect(info, self.folders.cluster_id)
             entries = self._hear_from_ranks()
             self._introduce(entries)
         except KeyboardInterrupt:
@@ -91,6 +112,37 @@ class Launch:
             self.stop()
             raise
         self._started = True
+        self.write()
+
+    def join(self, *, visitor: bool = False) -> None:
+        """Reach the ranks of a cluster that runs already.
+
+        Parameters
+        ----------
+        visitor
+            Don't take the right to send cells.
+
+        Raises
+        ------
+        OSError
+            If another process has that right.
+        """
+        if not visitor:
+            self._hold = Hold(self.folders.profile)
+        self._processes = Processes(self.config, self.folders, self.n, self.gpus, self._births)
+        identity = f"{self.folders.cluster_id}-{os.getpid()}" if visitor else self.folders.cluster_id
+        self._started = True
+        self._connect(self._wait_for_connection(), identity)
+        if not visitor:
+            self.write()
+
+    def _connect(self, info: dict[str, Any], identity: str) -> None:
+        self.link = Link(info, identity, self._on_early_message, self._on_controller_lost, self._on_tick)
+
+    def write(self) -> None:
+        """Write what somebody who joins later has to know."""
+        assert self._processes is not None
+        ClusterFile.of(self, self._processes.births).write()
 
     def _wait_for_connection(self) -> dict[str, Any]:
         while True:
@@ -104,40 +156,15 @@ class Launch:
 
     def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, str]]:
         """Wait for every rank and every nanny to say hello; return who is which rank."""
-        hellos: dict[str, RankHello] = {}
-        nannies: dict[str, str] = {}
-        while not (len(hellos) == self.n and hellos.keys() <= nannies.keys()):
-            try:
-                arrival = self._arrivals.get(timeout=0.2)
-            except queue.Empty:
-                self._check_time(len(hellos))
-                continue
-            if isinstance(arrival, RankHello):
-                self._check_hello(arrival)
-                hellos[arrival.engine] = arrival
-            elif isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival.nanny
-            elif isinstance(arrival, RankDeath):
-                self._fail_dead(arrival)
-        decided = decide(list(hellos.values()), self._backend(hellos), len(self.gpus))
+        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
+        decided = decide(hellos, self._backend(hellos), len(self.gpus))
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
-    def _backend(self, hellos: dict[str, RankHello]) -> str:
+    def _backend(self, hellos: list[RankHello]) -> str:
         if self.config.backend != "auto":
             return self.config.backend
         shared = self.n > len(self.gpus)  # NCCL takes one rank per GPU
-        return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos.values()) else "gloo"
-
-    def _check_hello(self, hello: RankHello) -> None:
-        if hello.failure is None:
-            return
-        remedies = {
-            "torch": "install torch for the Python that runs the notebook, or start without it: --backend none",
-            "mpi4py": "install it for the Python that runs the notebook, or start without MPI: --launcher local",
-        }
-        module = hello.failure.split(" ", 1)[0]
-        remedy = remedies.get(module, "jupyter disttrain doctor checks the installation")
-        raise LaunchError(f"a rank on {hello.host} can't start: {hello.failure}; {remedy}")
+        return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos) else "gloo"
 
     def _introduce(self, entries: list[tuple[RankInfo, RankHello, str]]) -> None:
         """Tell each rank who it is, and have all form the process group."""
@@ -145,10 +172,9 @@ class Launch:
             RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
             for info, hello, nanny in entries
         ]
-        self.address = self.config.address or "127.0.0.1"
-        told = [self._identify(entry) for entry in self.table]
-        for entry, future in zip(self.table, told, strict=True):
-            entry.sees_shelf = self._wait(future, entry, "answer")["sees_shelf"]
+        told = [(entry, self._identify(entry)) for entry in self.table]
+        for entry, content in zip(self.table, self._wait(told, "answer"), strict=True):
+            entry.sees_shelf = content["sees_shelf"]
         self.form()
 
     @property
@@ -183,45 +209,47 @@ class Launch:
         """
         self.generation += 1
         place = {"address": self.address, "port": self.config.port if self.generation == 1 else 0}
+        place["generation"] = self.generation
         opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
-        place["port"] = self._wait(opened, self.table[0], "open the store")["port"]
-        # MPI has no world with a process that was started later.
-        outside_mpi = sorted(self.replaced) if self.config.launcher == "mpi" else []
-        request = {"do": "form", **place, "generation": self.generation, "outside_mpi": outside_mpi}
-        futures = [self.open_link.request(entry.engine, RANK_REQUEST, request) for entry in self.table]
+        place["port"] = self._wait([(self.table[0], opened)], "open the store")[0]["port"]
+        request = {"do": "form", **place, "mpi_lost": self.mpi_lost, "mpi_revoked": self.mpi_revoked}
+        asked = [(entry, self.open_link.request(entry.engine, RANK_REQUEST, request)) for entry in self.table]
         lost: dict[str, list[int]] = {}
-        for entry, future in zip(self.table, futures, strict=True):
-            for line in self._wait(future, entry, "join its process group")["lost"]:
+        for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
+            for line in content["lost"]:
                 lost.setdefault(line, []).append(entry.info.rank)
+            self.mpi_lost = self.mpi_lost or content["mpi_lost"]
             entry.group = "none" if self.config.backend == "none" else f"session/{self.generation}"
-        return lost
+        self.mpi_revoked = False
+        return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
 
-    def _wait(self, future: Future[Message], entry: RankEntry, what: str) -> dict[str, Any]:
-        info = entry.info
+    def _wait(
+        self, asked: Sequence[tuple[RankEntry, Future[Message]]], what: str, *, is_new: bool = False
+    ) -> list[dict[str, Any]]:
+        """Wait for the replies of ranks, and return what they say; the first that fails is the one that is told of."""
         deadline = time.monotonic() + self.config.start_timeout_s if self._started else self._deadline
-        while not wait([future], 0.01 if self._started else 0.002).done:
-            if not self._started:
-                self._heed_deaths()
-            if entry.state == "dead":
-                raise LaunchError(f"rank {info.rank} died; %dist_reset starts the ranks anew")
-            if time.monotonic() > deadline:
-                log = self.folders.rank_log(info.rank)
-                said = f"its log may say why: {log}" if log.exists() else "it said nothing"
-                raise LaunchError(
-                    f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within "
-                    f"{self.config.start_timeout_s:g} s; {said}; give more with --start-timeout, or start anew"
-                )
-        content: dict[str, Any] = future.result()["content"]
-        if content["status"] == "error":
-            raise LaunchError(f"rank {info.rank} on {info.host}: {content['evalue'] or content['ename']}")
-        return content
+        pause = 0.01 if self._started else 0.002
+        pending = list(asked)
+        while pending:
+            wait([future for _, future in pending], pause, FIRST_COMPLETED)
+            for entry, future in pending:
+                check_reply(entry, future)
+            pending = [(entry, future) for entry, future in pending if not future.done()]
+            if not self._started or is_new:
+                self._arrivals.heed_deaths([entry for entry, _ in pending], others=not self._started)
+            for entry, _ in pending:
+                if entry.state == "dead":
+                    raise LaunchError(f"rank {entry.info.rank} died; %dist_reset starts the ranks anew")
+            if pending and time.monotonic() > deadline:
+                entry = pending[0][0]
+                raise too_late(entry, what, self.config.start_timeout_s, self.folders.rank_log(entry.info.rank))
+        return [future.result()["content"] for _, future in asked]
 
-    def _heed_deaths(self) -> None:
-        """Fail if a rank has died while starting."""
-        while not self._arrivals.empty():
-            arrival = self._arrivals.get()
-            if isinstance(arrival, RankDeath):
-                self._fail_dead(arrival)
+    @property
+    def is_being_stopped(self) -> bool:
+        """Whether another process ends the cluster, rank by rank."""
+        self._is_being_stopped = self._is_being_stopped or self.folders.stop_mark.exists()
+        return self._is_being_stopped
 
     @property
     def open_link(self) -> Link:
@@ -239,7 +267,9 @@ class Launch:
     def check_open(self) -> None:
         """Raise a ClusterClosedError if the cluster was shut down."""
         if self.link is None:
-            raise ClusterClosedError(f"the cluster {self.config.name!r} was shut down; start one with %dist_init")
+            raise ClusterClosedError(
+                f"the cluster {self.config.name!r} {self.closed_because}; start one with %dist_init"
+            )
 
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
@@ -253,37 +283,36 @@ class Launch:
             self._awaits_rank = True
             try:
                 assert self._processes is not None
-                self._processes.start_one(f"replacement-{rank}")
-                hello, nanny = self._hear_from_one({entry.engine for entry in self.table})
+                hello, nanny = self._start_one(rank)
                 old = self.table[rank]
                 info = replace(old.info, host=hello.host, pid=hello.pid)
                 entry = RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
-                entry.sees_shelf = self._wait(self._identify(entry), entry, "answer")["sees_shelf"]
+                entry.sees_shelf = self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0]["sees_shelf"]
                 entry.group = "none" if self.config.backend == "none" else "broken"
                 self.table[rank] = entry
-                self.replaced.add(rank)
+                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
+                if entry.state == "dead":
+                    raise LaunchError("the new process has died as well")
             finally:
                 self._awaits_rank = False
 
-    def _hear_from_one(self, known: set[str]) -> tuple[RankHello, str]:
-        hello: RankHello | None = None
-        nannies: dict[str, str] = {}
-        deadline = time.monotonic() + self.config.start_timeout_s
-        while hello is None or hello.engine not in nannies:
+    def _start_one(self, rank: int) -> tuple[RankHello, str]:
+        """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
+        assert self._processes is not None
+        known = {entry.engine for entry in self.table}
+        if self.mpi_heals and not self.mpi_lost:
+            for entry in self.table:
+                if entry.state != "dead":
+                    request = {"do": "respawn", "command": RANK_COMMAND}
+                    self.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
             try:
-                arrival = self._arrivals.get(timeout=0.2)
-            except queue.Empty:
-                if time.monotonic() > deadline:
-                    raise LaunchError(f"no new process came up within {self.config.start_timeout_s:g} s") from None
-                continue
-            if isinstance(arrival, RankHello) and arrival.engine not in known:
-                self._check_hello(arrival)
-                hello = arrival
-            elif isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival.nanny
-            elif isinstance(arrival, RankDeath) and arrival.engine not in known:
-                self._fail_dead(arrival)
-        return hello, nannies[hello.engine]
+                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS)
+            except LaunchError:
+                self.mpi_lost = f"rank {rank} was replaced after a death, and could not be started within the MPI job"
+        elif self.config.launcher == "mpi":
+            self.mpi_lost = self.mpi_lost or f"rank {rank} was replaced after a death"
+        self._processes.start_one(f"replacement-{rank}")
+        return self._arrivals.hear_from_one(known, self.config.start_timeout_s)
 
     # What goes wrong on the way
 
@@ -296,35 +325,20 @@ class Launch:
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
         if not self._started or self._awaits_rank:
-            for record in (RankHello, NannyHello, RankDeath):
-                if message["header"]["msg_type"] == record.msg_type:
-                    self._arrivals.put(record.from_content(message["content"]))
+            self._arrivals.take(message)
+        elif message["header"]["msg_type"] == NannyHello.msg_type:
+            self._send_away(NannyHello.from_content(message["content"]))
         self._on_message(channel, message)
 
-    def _look_for_nannies(self) -> None:
-        """Tell of ranks whose nanny was killed with them, and so could not tell; called on the link's thread."""
-        for entry in self.table:
-            info = entry.info
-            if entry.state == "dead" or info.host != socket.gethostname() or psutil.pid_exists(entry.nanny_pid):
-                entry.nanny_missed = 0
-                continue
-            entry.nanny_missed += 1
-            if entry.nanny_missed < MISSED_LOOKS:
-                continue
-            death = RankDeath(
-                engine=entry.engine,
-                pid=info.pid,
-                host=info.host,
-                exit_code=None,
-                signal_number=signal.SIGKILL,
-                crash="",
-                stderr_tail="",
-                expected=False,
-            )
-            header = {"msg_type": death.msg_type}
-            metadata = {"engine": entry.engine}
-            told = {"header": header, "parent_header": {}, "metadata": metadata, "content": death.to_content()}
-            self._on_early_message("iopub", told)
+    def _send_away(self, hello: NannyHello) -> None:
+        """End a rank that came up too late to be taken."""
+        if self.link is not None and all(entry.engine != hello.engine for entry in self.table):
+            self.link.request(hello.nanny, NANNY_REQUEST, {"do": "end"})
+
+    def _on_tick(self) -> None:
+        """Tell of ranks whose nanny was killed with them; called on the link's thread."""
+        for death in untold_deaths(self.table):
+            self._on_early_message("iopub", as_message(death))
 
     def _check_time(self, heard: int = 0) -> None:
         assert self._processes is not None
@@ -335,13 +349,6 @@ class Launch:
                 f"{heard} of {self.n} ranks came up within {self.config.start_timeout_s:g} s; "
                 f"give more with --start-timeout, or see what {self._processes.launcher} did{words}"
             )
-
-    def _fail_dead(self, death: RankDeath) -> None:
-        known = [entry.info.rank for entry in self.table if entry.engine == death.engine]
-        who = label_ranks(known) if known else "a rank"
-        words = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
-        words = words or "; jupyter disttrain doctor may tell why"
-        raise LaunchError(f"{who} on {death.host} {death.cause} while starting{words}")
 
     # Down
 
@@ -357,25 +364,24 @@ class Launch:
         finally:  # an interrupt here, too
             if link is not None:
                 link.close()
+            self._let_go()
             self.folders.remove()
+
+    def leave(self) -> None:
+        """Leave the processes to themselves: they are there for who joins them later."""
+        link, self.link = self.link, None
+        self._processes = None
+        self.closed_because = "was left to itself"
+        if link is not None:
+            link.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
 
     def _end_ranks(self, link: Link) -> None:
         for entry in self.table:
             if entry.state != "dead":
                 link.request(entry.nanny, NANNY_REQUEST, {"do": "end"})
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Raise an interrupt that comes meanwhile only at the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError, UsageError
@@ -80,6 +81,59 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
     _send(launch, ranks, pickled, buffers)
 
 
+class VariableMover(ABC):
+    """The part of a cluster that moves variables."""
+
+    @abstractmethod
+    def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
+        """Wait until ranks can be asked; return the launch and them."""
+
+    def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
+        """Set variables on ranks.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        check_names(values)
+        push(*self._ready(ranks), values)
+
+    def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
+        """Bring variables back: by rank, then by name.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one, or isn't there on a rank.
+        UnserializableValueError
+            If a value can't be sent; the message names it and its ranks.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        check_names(wanted)
+        return pull(*self._ready(ranks), wanted)
+
+    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
+        """Copy variables from one rank to others.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one, or isn't there on the source.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        check_names(names)
+        launch, (source,) = self._ready(source)
+        launch, chosen = self._ready(ranks)
+        others = [rank for rank in chosen if rank != source]
+        if not others:
+            raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
+        copy(launch, source, others, names)
+
+
 def _have(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
@@ -116,6 +170,9 @@ def with_value(content: Message, buffers: Sequence[Any]) -> tuple[Message, list[
     """Return a cell's reply and its buffers; a value that can't be mapped must not cost the reply."""
     try:
         return content, off_the_shelf(content.get("value", {}).get("shelf"), buffers)
+    except FileNotFoundError:
+        reason = "it was given to the notebook that ran the cell"  # and the reply was repeated since
+        return content | {"value": {"kind": "unserializable", "reason": reason}}, []
     except OSError as error:
         reason = f"the notebook can't map its memory ({error.strerror})"
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []

@@ -51,6 +51,12 @@ def _init() -> _Parser:
     )
     add("--on-rank-death", choices=ON_RANK_DEATH, help="replace it, reset all ranks or stop (default: replace)")
     add("--keep", action="store_true", help="let the ranks outlive the notebook's kernel")
+    add(
+        "--idle-timeout",
+        type=float,
+        metavar="S",
+        help="end the cluster when nobody has used it for so many seconds (default: never)",
+    )
     add("--name", default=None, help="a name, to have several clusters side by side (default: default)")
     return parser
 
@@ -109,6 +115,14 @@ def _copy() -> _Parser:
     return parser
 
 
+def _attach() -> _Parser:
+    parser = _parser("dist_attach")
+    add = parser.add_argument
+    add("cluster", nargs="?", help="its name or id, as `jupyter disttrain list` shows them (default: the only one)")
+    add("--noblock", action="store_true", help="don't wait for a cell that still runs; %%dist_wait shows it")
+    return parser
+
+
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
     parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
@@ -127,6 +141,7 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_pull": _names("dist_pull", "0"),
     "dist_where": _plain("dist_where"),
     "dist_copy": _copy(),
+    "dist_attach": _attach(),
     "dist_reset": _reset(),
     "dist_shutdown": _shutdown(),
 }

@@ -12,6 +12,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from traitlets import Bool, Enum, Float, Int, Unicode
 
 from ..cluster import CellRun, Cluster
+from ..cluster.registry import find
 from ..cluster.variables import check_names
 from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
@@ -20,7 +21,7 @@ from .arguments import PARSERS, parse, parse_gpus
 from .comms import CommRelay
 from .screen import Screen
 from .sinks import sink_for
-from .status import started_text, status_text
+from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class DistributedMagics(Magics):
     grace = Float(3.0, help="Seconds ranks may go on once another has failed.").tag(config=True)
     hang_after = Float(30.0, help="Seconds in one collective until a cell says who is missing.").tag(config=True)
     on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What is done when a rank dies.").tag(config=True)
+    idle_timeout = Float(0.0, help="Seconds without use that end a cluster; 0: it never ends.").tag(config=True)
     keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
     max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
@@ -73,7 +75,7 @@ class DistributedMagics(Magics):
         args = parse("dist_init", line)
         name = args.name or "default"
         running = self._clusters.get(name)
-        if running is not None:
+        if running is not None and not running.closed:
             raise UsageError(
                 f"the cluster {name!r} ({label_ranks(range(running.world_size))}) is running; "
                 "use it, restart it with %dist_reset, end it with %dist_shutdown, "
@@ -93,11 +95,35 @@ class DistributedMagics(Magics):
             hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
             on_rank_death=args.on_rank_death or self.on_rank_death,
             keep=args.keep or self.keep,
+            idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,
             name=name,
         )
-        self._clusters[name] = cluster
-        self._last = name
-        print(started_text(cluster))  # noqa: T201  (a magic speaks by printing)
+        self._add(cluster)
+        print("\n".join([started_text(cluster), *kept_text()]))  # noqa: T201  (a magic speaks by printing)
+
+    def _add(self, cluster: Cluster) -> None:
+        if cluster.name in self._clusters:
+            self._forget(self._clusters[cluster.name])  # it was closed
+        self._clusters[cluster.name] = cluster
+        self._last = cluster.name
+
+    @_documented
+    @line_magic
+    def dist_attach(self, line: str) -> None:
+        """Bring back a cluster that outlived its kernel, with its variables and what it has said meanwhile."""
+        args = parse("dist_attach", line)
+        for here in self._clusters.values():
+            if not here.closed and args.cluster in (here.name, here.cluster_id):
+                raise UsageError(f"the cluster {here.name!r} is in this notebook already; %dist_status shows it")
+        there = find(args.cluster, free=True)
+        if there.name in self._clusters and not self._clusters[there.name].closed:
+            raise UsageError(f"another cluster {there.name!r} is in this notebook; end it first with %dist_shutdown")
+        cluster = Cluster.attach(there.cluster_id)
+        self._add(cluster)
+        print(attached_text(cluster))  # noqa: T201
+        self._waiting[cluster.name] = [(run, None) for run in cluster.missed]
+        if not args.noblock:
+            self._wait_for_cells(cluster)
 
     @_documented
     @line_magic
@@ -159,6 +185,8 @@ class DistributedMagics(Magics):
         if cluster is None:
             raise UsageError("no cluster is running; start one with %dist_init, e.g. %dist_init -n 2")
         self._last = name
+        if cluster.closed:
+            cluster.check_open()
         return cluster
 
     # Cells
@@ -185,13 +213,13 @@ class DistributedMagics(Magics):
             check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)
         code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
-        listener = None if args.noblock else self._screen(cluster, chosen)
         run = cluster.run(
             code,
             chosen,
             values=args.out is not None,
-            block=False,
-            listener=listener,
+            block=not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
+            timeout_s=args.timeout,
+            listener=None if args.noblock else self._screen(cluster, chosen),
             execution_count=_prompt(self.shell),
             lines_before=lines_before,
         )
@@ -199,11 +227,10 @@ class DistributedMagics(Magics):
             self._waiting.setdefault(cluster.name, []).append((run, args.out))
             print(f"running on {label_ranks(chosen)}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
             return
-        self._finish(run, args.out, args.timeout)
+        self._keep(run, args.out)
 
-    def _finish(self, run: CellRun, out: str | None, timeout_s: float | None) -> None:
-        """Wait for a cell and keep its values, if they were asked for."""
-        run.wait(timeout_s)
+    def _keep(self, run: CellRun, out: str | None) -> None:
+        """Keep a cell's values, if they were asked for."""
         if out is not None:
             self.shell.user_ns[out] = run.results
 
@@ -225,14 +252,18 @@ class DistributedMagics(Magics):
     def dist_wait(self, line: str) -> None:
         """Wait for the cells that were started with --noblock, and show what came of them."""
         cluster = self._require(parse("dist_wait", line))
-        waiting = self._waiting.get(cluster.name, [])
-        if not waiting:
+        if not self._waiting.get(cluster.name):
             raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
+        self._wait_for_cells(cluster)
+
+    def _wait_for_cells(self, cluster: Cluster) -> None:
+        """Show what comes of the cells that nobody waits for yet."""
+        waiting = self._waiting.get(cluster.name, [])
         while waiting:
             run, out = waiting[0]
             run.listen(self._screen(cluster, run.ranks))
             try:
-                self._finish(run, out, None)
+                self._keep(run.wait(), out)
             finally:
                 if run.done:  # else the wait was given up, and can be taken up again
                     waiting.pop(0)
@@ -271,9 +302,8 @@ class DistributedMagics(Magics):
     def dist_status(self, line: str) -> None:
         """Show nodes and ranks."""
         args = parse("dist_status", line)
-        if not self._clusters:
-            raise UsageError("no cluster is running; start one with %dist_init, e.g. %dist_init -n 2")
-        chosen = [self._require(args)] if args.name else list(self._clusters.values())
+        there = [cluster for cluster in self._clusters.values() if not cluster.closed]
+        chosen = there if there and not args.name else [self._require(args)]
         print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
 
     @_documented

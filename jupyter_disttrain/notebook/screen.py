@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..cluster.events import Cleared, CommSent, Displayed, Elided, LogFailed, Replied, Said
+from ..cluster.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
 from ..ranks import label_ranks
 from .rows import TAIL_ROWS
 from .transcript import Transcript
@@ -90,10 +90,12 @@ class Screen:
         ):  # what came together stands in the order of the ranks
             self._take(event, run)
         now = time.monotonic()
-        if now >= self._progress_at and not run.done:
+        if run.state.done and run.coming_back:
+            self._set_coming_back(run)
+        elif now >= self._progress_at and not run.done:
             self._progress_at = now + 1.0
             self._set_progress(run)
-        if self._changed and now >= self._due and not run.done:
+        if self._changed and now >= self._due and not (run.done and not run.coming_back):
             self._draw()
             cost = time.monotonic() - now
             self._due = now + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
@@ -129,8 +131,8 @@ class Screen:
             self._note_log(event)
         elif isinstance(event, CommSent):
             self._forward_comm(event)
-        elif isinstance(event, Replied):
-            self._note_failure(event, run)
+        elif isinstance(event, (Replied, Died)):
+            self._note_failure(event.rank, run)
 
     def _note_log(self, event: LogFailed) -> None:
         record = event.record
@@ -139,16 +141,21 @@ class Screen:
             "what it says is still shown here; free the disk, then %dist_reset"
         )
 
-    def _note_failure(self, event: Replied, run: CellRun) -> None:
+    def _note_failure(self, rank: int, run: CellRun) -> None:
         """Report a failure at once while others still run; at the end the exception tells all of them."""
-        running = run.state.running
-        if event.content["status"] == "ok" or not running:
+        running, failure = run.state.running, run.state.failures.get(rank)
+        if failure is None or not running:
             return
-        content = event.content
-        where = f" at line {content['line']}" if content.get("line") else ""
-        failed = f"{RED}rank {event.rank} failed{where}: {content['ename']}: {content['evalue']}{RESET}"
-        self._progress = [f"{failed}{QUIET} · {label_ranks(running)} still running{RESET}"]
+        self._progress = [f"{RED}{failure.headline}{RESET}{QUIET} · {label_ranks(running)} still running{RESET}"]
         self._progress_at = time.monotonic() + 1.0
+
+    def _set_coming_back(self, run: CellRun) -> None:
+        """Say how it ended and what is done now, while the prompt is not back yet."""
+        first = next(iter(run.failures), None)
+        progress = [f"{RED}{first.headline}{RESET}"] if first else []
+        progress.append(f"{QUIET}{run.coming_back} …{RESET}")
+        self._changed = self._changed or progress != self._progress
+        self._progress = progress
 
     def _set_progress(self, run: CellRun) -> None:
         """Say who still runs; a failure that was reported stays in front of it."""
@@ -169,7 +176,7 @@ class Screen:
                 "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables:"
             )
             self._progress += [f"  {line}" for line in hang]
-        if run.interrupted:
+        if run.interrupts:
             advice = "interrupt sent; stop again to abort whatever ranks wait for, a third time to get the prompt back"
             self._progress.append(f"{QUIET}{advice}{RESET}")
         self._changed = True

@@ -7,11 +7,13 @@ Does not cover: live figures.
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import psutil
 
 from ..cluster.devices import gpu_figures
+from ..cluster.registry import running
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
@@ -20,11 +22,38 @@ if TYPE_CHECKING:
     from ..cluster import Cluster
     from ..cluster.rank_table import RankEntry
 
+WARNED_PART = 0.5  # of the idle time-out, before whose end the status warns
+MINUTE = 60.0
+
 
 def started_text(cluster: Cluster) -> str:
-    """Say what was started: in one line on one host, else with a line per host."""
+    """Say what was started."""
+    return _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
+
+
+def attached_text(cluster: Cluster) -> str:
+    """Say what was brought back, and what became of the cells that nobody watched."""
+    lines = [_where(cluster, f"{label_ranks(range(cluster.world_size))} are back with their variables")]
+    for run in cluster.missed:
+        began = time.strftime("%H:%M:%S", time.localtime(run.started_s))
+        state = "has ended" if run.done else f"still runs on {label_ranks(run.running_now)}"
+        lines.append(f"the cell that was sent at {began} to {label_ranks(run.ranks)} {state}; what it said:")
+    return "\n".join(lines)
+
+
+def kept_text() -> list[str]:
+    """Remind of clusters that an earlier notebook left running."""
+    free = [cluster for cluster in running() if cluster.config["keep"] and not cluster.is_held]
+    return [
+        f"{cluster.name!r}, which was kept, still runs with {len(cluster.table)} ranks: "
+        f"%dist_attach {cluster.cluster_id} brings it back"
+        for cluster in free
+    ]
+
+
+def _where(cluster: Cluster, what: str) -> str:
+    """Say where it is: in one line on one host, else with a line per host."""
     first = cluster.table[0].info
-    what = f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s"
     hosts = list(dict.fromkeys(entry.info.host for entry in cluster.table))
     places = [_place(cluster, host) for host in hosts]
     if len(hosts) == 1:
@@ -51,7 +80,22 @@ def status_text(cluster: Cluster) -> str:
     rows += [_row(entry, gpus.get(entry.info.device)) for entry in cluster.table]
     backend = cluster.table[0].info.backend
     title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {cluster.config.launcher} · {backend}"
-    return "\n".join([title, *_align(rows)])
+    return "\n".join([title, *_warning(cluster), *_align(rows)])
+
+
+def _warning(cluster: Cluster) -> list[str]:
+    """Warn before a cluster ends that nobody uses."""
+    limit = cluster.config.idle_timeout_s
+    left = limit - cluster.idle_s
+    if not limit or left > limit * WARNED_PART:
+        return []
+    return [
+        f"  not used for {_time(cluster.idle_s)}: it ends in {_time(max(left, 0))} (--idle-timeout), unless it is used"
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 2 * MINUTE else f"{seconds / MINUTE:.0f} min"
 
 
 def _row(entry: RankEntry, gpu: tuple[int, int, int] | None) -> tuple[str, ...]:

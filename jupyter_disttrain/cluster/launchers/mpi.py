@@ -7,6 +7,7 @@ Does not cover: several hosts.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from ...errors import LaunchError
 from .local import RANK_COMMAND, is_alive
 
+_LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
+FIRST_THAT_HEALS = 5  # version of Open MPI
 VERSION_SECONDS = 20.0  # for mpiexec to tell its version
 
 
@@ -45,9 +48,22 @@ def find_mpiexec() -> str:
     )
 
 
-@lru_cache(maxsize=8)
 def mpi_flavour(mpiexec: str) -> str:
-    """Return ``"openmpi"`` or ``"mpich"``.
+    """Return ``"openmpi"`` or ``"mpich"``; errors are those of :func:`_version_of`."""
+    said = _version_of(mpiexec)
+    return "openmpi" if "Open MPI" in said or "OpenRTE" in said or "prte" in said.lower() else "mpich"
+
+
+def mpi_heals(mpiexec: str) -> bool:
+    """Whether this MPI can be made whole after a death: Open MPI from 5 on, unless the user chose its layers."""
+    found = re.search(r"Open MPI\) (\d+)", _version_of(mpiexec))
+    chosen = any(name in os.environ for name in _LAYERS)
+    return found is not None and int(found[1]) >= FIRST_THAT_HEALS and not chosen
+
+
+@lru_cache(maxsize=8)
+def _version_of(mpiexec: str) -> str:
+    """Return what mpiexec says of its version.
 
     Raises
     ------
@@ -63,7 +79,7 @@ def mpi_flavour(mpiexec: str) -> str:
     if code:
         said = " ".join(said.split())[-300:] or "it said nothing"
         raise LaunchError(_broken(mpiexec, f"--version exited with code {code}: {said}"))
-    return "openmpi" if "Open MPI" in said or "OpenRTE" in said or "prte" in said.lower() else "mpich"
+    return said
 
 
 def _ask_version(mpiexec: str) -> tuple[int | None, str]:
@@ -97,6 +113,7 @@ class MPIRanks(MPIEngineSetLauncher):
         mpiexec = find_mpiexec()
         self.mpi_cmd = [mpiexec]
         self._flavour = mpi_flavour(mpiexec)
+        self.heals = mpi_heals(mpiexec)
 
     @property
     def program(self) -> list[str]:
@@ -108,7 +125,7 @@ class MPIRanks(MPIEngineSetLauncher):
         if self._flavour == "openmpi":
             # --continuous: the death of one rank is not the death of all. ppr: ranks in order, and more than cores.
             placement = ["--map-by", f"ppr:{n}:node:oversubscribe", "--bind-to", "none"]
-            self.mpi_args = ["--continuous", *placement]
+            self.mpi_args = ["--continuous", *(["--with-ft", "ulfm"] if self.heals else []), *placement]
         return super().start(n)
 
     def alive(self) -> bool:
@@ -122,10 +139,12 @@ class MPIRanks(MPIEngineSetLauncher):
             defaults = {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                # On one host; without these MPI_Init waits a second for networks that can't be there, and every
-                # rank listens on all interfaces.
+                # On one host; without these MPI_Init waits a second for networks that can't be there. Shared memory
+                # reaches only those that were started together, so who comes later needs the loopback interface.
                 "OMPI_MCA_pml": "ob1",
-                "OMPI_MCA_btl": "self,sm",
+                "OMPI_MCA_btl": "self,sm,tcp" if self.heals else "self,sm",
+                "OMPI_MCA_btl_tcp_if_include": "lo",
+                "DISTTRAIN_MPI_HEALS": "1" if self.heals else "",
                 # Python's report of a crash names the cell's line; Open MPI's would bury it under addresses.
                 "OMPI_MCA_opal_signal": "",
             }

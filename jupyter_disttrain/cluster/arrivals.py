@@ -1,0 +1,173 @@
+"""Ranks that come, and ranks that go.
+
+Covers: hearing from processes that were just started, refusing those that can't be ranks, deaths that nobody
+could tell.
+Does not cover: telling ranks who they are (``start``), what follows a death (``guardian``).
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ..errors import LaunchError
+from ..messages import NannyHello, RankDeath, RankHello
+from ..ranks import label_ranks
+from .processes import tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from .link import Message
+    from .rank_table import RankEntry
+
+MISSED_LOOKS = 3  # for a nanny that is gone: what it said last may be on its way
+QUIET_SECONDS = 0.2  # without a word, before it is asked whether there is still something to wait for
+
+
+class Arrivals:
+    """What processes say of themselves until they are known."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def take(self, message: Message) -> None:
+        """Take a message, if it is one of a rank that comes or goes; called on the link's thread."""
+        for record in (RankHello, NannyHello, RankDeath):
+            if message["header"]["msg_type"] == record.msg_type:
+                self._queue.put(record.from_content(message["content"]))
+
+    def hear_from_all(self, n: int, on_silence: Callable[[int], None]) -> tuple[list[RankHello], dict[str, str]]:
+        """Wait for ``n`` ranks and their nannies; return the ranks' words and the nannies by engine.
+
+        ``on_silence`` is called with the number of ranks so far when nothing is heard for a moment.
+        """
+        hellos: dict[str, RankHello] = {}
+        nannies: dict[str, str] = {}
+        while not (len(hellos) == n and hellos.keys() <= nannies.keys()):
+            try:
+                arrival = self._queue.get(timeout=QUIET_SECONDS)
+            except queue.Empty:
+                on_silence(len(hellos))
+                continue
+            if isinstance(arrival, RankHello):
+                _check_hello(arrival)
+                hellos[arrival.engine] = arrival
+            elif isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival.nanny
+            elif isinstance(arrival, RankDeath):
+                _fail_dead(arrival, ())
+        return list(hellos.values()), nannies
+
+    def hear_from_one(self, known: Collection[str], timeout_s: float) -> tuple[RankHello, str]:
+        """Wait for a rank that is not among the known engines; return its words and its nanny."""
+        hello: RankHello | None = None
+        nannies: dict[str, str] = {}
+        deadline = time.monotonic() + timeout_s
+        while hello is None or hello.engine not in nannies:
+            try:
+                arrival = self._queue.get(timeout=QUIET_SECONDS)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
+                continue
+            if isinstance(arrival, RankHello) and arrival.engine not in known:
+                _check_hello(arrival)
+                hello = arrival
+            elif isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival.nanny
+            elif isinstance(arrival, RankDeath) and arrival.engine not in known:
+                _fail_dead(arrival, ())
+        return hello, nannies[hello.engine]
+
+    def heed_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
+        """Fail if one of these ranks has died while starting; ``others``: or any other process."""
+        engines = {entry.engine for entry in table}
+        while not self._queue.empty():
+            arrival = self._queue.get()
+            if isinstance(arrival, RankDeath) and (others or arrival.engine in engines):
+                _fail_dead(arrival, table)
+
+
+def _check_hello(hello: RankHello) -> None:
+    if hello.failure is None:
+        return
+    remedies = {
+        "torch": "install torch for the Python that runs the notebook, or start without it: --backend none",
+        "mpi4py": "install it for the Python that runs the notebook, or start without MPI: --launcher local",
+    }
+    module = hello.failure.split(" ", 1)[0]
+    remedy = remedies.get(module, "jupyter disttrain doctor checks the installation")
+    raise LaunchError(f"a rank on {hello.host} can't start: {hello.failure}; {remedy}")
+
+
+def _fail_dead(death: RankDeath, table: Sequence[RankEntry]) -> None:
+    known = [entry.info.rank for entry in table if entry.engine == death.engine]
+    who = label_ranks(known) if known else "a rank"
+    words = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+    words = words or "; jupyter disttrain doctor may tell why"
+    raise LaunchError(f"{who} on {death.host} {death.cause} while starting{words}")
+
+
+def check_reply(entry: RankEntry, future: Future[Message]) -> None:
+    """Fail if a rank has replied that it could not."""
+    content = future.result()["content"] if future.done() else {"status": "ok"}
+    if content["status"] == "error":
+        info = entry.info
+        raise LaunchError(f"rank {info.rank} on {info.host}: {content['evalue'] or content['ename']}")
+
+
+def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchError:
+    """Return what is to be raised when a rank does not do in time what it was asked."""
+    info = entry.info
+    said = f"its log may say why: {log}" if log.exists() else "it said nothing"
+    return LaunchError(
+        f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {said}; "
+        "give more with --start-timeout, or start anew"
+    )
+
+
+def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
+    """Look for ranks of this host whose nanny was killed with them, and so could not tell."""
+    for entry in table:
+        info = entry.info
+        if entry.state == "dead" or info.host != socket.gethostname() or _runs(entry.nanny_pid):
+            entry.nanny_missed = 0
+            continue
+        entry.nanny_missed += 1
+        if entry.nanny_missed >= MISSED_LOOKS:
+            yield RankDeath(
+                engine=entry.engine,
+                pid=info.pid,
+                host=info.host,
+                exit_code=None,
+                signal_number=signal.SIGKILL,
+                crash="",
+                stderr_tail="",
+                expected=False,
+            )
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has reaped does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def as_message(death: RankDeath) -> Message:
+    """Return a death as the message with which its nanny would have told of it."""
+    return {
+        "header": {"msg_type": death.msg_type},
+        "parent_header": {},
+        "metadata": {"engine": death.engine},
+        "content": death.to_content(),
+    }

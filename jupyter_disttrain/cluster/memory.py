@@ -1,0 +1,69 @@
+"""What ranks hold in memory, told when one ran out of it.
+
+Covers: ranks of this host.
+Does not cover: the memory of GPUs, of which torch's own message tells.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..messages import RankDeath
+    from .rank_table import RankEntry
+
+_SHORTAGE = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
+)
+
+
+def is_shortage(content: Mapping[str, Any]) -> bool:
+    """Whether a failed cell's reply tells of too little memory."""
+    return content.get("ename") == "MemoryError" or bool(_SHORTAGE.search(content.get("evalue", "")))
+
+
+def may_be_shortage(death: RankDeath) -> bool:
+    """Whether a process most likely was ended by the kernel for want of memory."""
+    return death.signal_number == signal.SIGKILL and death.out_of_memory_kills > 0 and not death.expected
+
+
+def held(table: Sequence[RankEntry], peaks: Mapping[int, int] | None = None) -> str:
+    """Say what each rank of this host holds, with its children, and what is left.
+
+    Parameters
+    ----------
+    peaks
+        The most that ranks held that have died, in bytes.
+    """
+    host = socket.gethostname()
+    parts = []
+    for entry in table:
+        rank = entry.info.rank
+        if entry.info.host == host:
+            peak = (peaks or {}).get(rank)
+            words = _size(_resident(entry.info.pid)) if peak is None else f"{_size(peak)} at most"
+            parts.append(f"rank {rank} {words}")
+    memory = psutil.virtual_memory()
+    return f"memory held: {', '.join(parts)}; {host} has {_size(memory.total)}, {_size(memory.available)} of it free"
+
+
+def _resident(pid: int) -> int:
+    total = 0
+    try:
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            total += each.memory_info().rss
+    except psutil.Error:
+        return total  # it has just ended, or belongs to somebody else
+    return total
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,85 @@
+"""What can be read off a cluster.
+
+Covers: its name, its ranks and what they do, how long nobody has used it.
+Does not cover: sending anything but questions (``cluster``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ..ranks import label_ranks
+from .hang import explain
+from .rank_table import ended
+
+if TYPE_CHECKING:
+    from ..config import ClusterConfig
+    from .guardian import Guardian
+    from .rank_table import RankEntry
+    from .start import Launch
+
+
+class Overview:
+    """The part of a cluster that only tells."""
+
+    config: ClusterConfig
+    _launch: Launch
+    _guardian: Guardian
+    _closed: bool
+    _last_use: float  # of a clock that never goes back
+
+    @property
+    def name(self) -> str:
+        """The name by which several clusters are told apart."""
+        return self.config.name
+
+    @property
+    def cluster_id(self) -> str:
+        """What tells it from every other cluster."""
+        return self._launch.folders.cluster_id
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self._launch.table)
+
+    @property
+    def table(self) -> tuple[RankEntry, ...]:
+        """Each rank: who it is and what state it is in."""
+        return tuple(self._launch.table)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise a ClusterClosedError that says why the cluster ended, if it did."""
+        self._launch.check_open()
+
+    @property
+    def log_folder(self) -> str:
+        """The folder with one log per rank."""
+        return str(self._launch.folders.run)
+
+    def __repr__(self) -> str:
+        """Say how many ranks there are, and where."""
+        hosts = ", ".join(dict.fromkeys(entry.info.host for entry in self.table))
+        state = "closed" if self._closed else f"{label_ranks(range(self.world_size))} on {hosts}"
+        return f"<Cluster {self.name!r}: {state}>"
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a rank was used, as far as is known here."""
+        busy = any(entry.state == "running" for entry in self.table)
+        return 0.0 if busy else time.monotonic() - self._last_use
+
+    def where(self, timeout_s: float = 1.0) -> list[str]:
+        """Say what each rank is doing at this moment, one line for ranks that do the same; also while a cell runs."""
+        running = {entry.info.rank for entry in self.table if entry.state == "running"}
+        dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
+        idle = [entry.info.rank for entry in self.table if entry.state == "idle"]
+        looks = self._guardian.look_now(running, timeout_s)
+        lines = explain(looks, idle, ended(self.table, running))
+        return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines

@@ -1,0 +1,243 @@
+"""The clusters of this user, as their files tell.
+
+Covers: what a cluster writes of itself, who holds it, which cells nobody has seen the end of, which clusters run.
+Does not cover: joining a cluster (``attach``), ending one (``visitor``).
+
+Everything lies in the cluster's private folders, readable by the user alone, and goes with them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_core.paths import jupyter_runtime_dir
+
+from ..config import ClusterConfig
+from ..errors import UsageError
+from ..ranks import RankInfo
+from .folders import Folders, answers
+from .rank_table import RankEntry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .start import Launch
+
+FILE = "cluster.json"
+HOLDER = "holder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFile:
+    """What a running cluster writes of itself."""
+
+    cluster_id: str
+    host: str  # of the notebook that started it, and of its controller
+    started_s: float  # seconds since the epoch
+    notebook: str  # its path, where Jupyter tells; else empty
+    holder_pid: int  # of the process that holds it, or held it last
+    config: dict[str, Any]
+    profile: str
+    run: str
+    local: str
+    address: str
+    gpus: list[str]
+    generation: int
+    mpi_heals: bool  # MPI can be made whole after a death
+    mpi_lost: str  # why MPI has no world of all ranks; empty if it has
+    table: list[dict[str, Any]]
+    births: dict[str, dict[str, float]]  # of its processes: see ``processes.Processes.births``
+
+    @classmethod
+    def of(cls, launch: Launch, births: dict[str, dict[str, float]]) -> Self:
+        """Describe a launch, which this process holds."""
+        kept = {f.name for f in fields(RankEntry) if f.metadata.get("kept")}
+        return cls(
+            cluster_id=launch.folders.cluster_id,
+            host=socket.gethostname(),
+            started_s=launch.started_s,
+            notebook=os.environ.get("JPY_SESSION_NAME", ""),
+            holder_pid=os.getpid(),
+            config=asdict(launch.config),
+            profile=str(launch.folders.profile),
+            run=str(launch.folders.run),
+            local=str(launch.folders.local),
+            address=launch.address,
+            gpus=launch.gpus,
+            generation=launch.generation,
+            mpi_heals=launch.mpi_heals,
+            mpi_lost=launch.mpi_lost,
+            table=[
+                {name: getattr(entry, name) for name in kept} | {"info": entry.info.as_dict()} for entry in launch.table
+            ],
+            births=births,
+        )
+
+    def write(self) -> None:
+        """Write it, whole or not at all."""
+        _write(Path(self.profile) / FILE, asdict(self))
+
+    @classmethod
+    def read(cls, profile: Path) -> Self:
+        """Read the file of the cluster with this profile folder."""
+        return cls(**json.loads((profile / FILE).read_text()))
+
+    @property
+    def folders(self) -> Folders:
+        """Where the cluster keeps what it needs."""
+        return Folders(
+            profile=Path(self.profile), run=Path(self.run), local=Path(self.local), cluster_id=self.cluster_id
+        )
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return str(self.config["name"])
+
+    def load_config(self) -> ClusterConfig:
+        """Return what was asked for."""
+        gpus = self.config["gpus"]
+        return ClusterConfig(**self.config | {"gpus": None if gpus is None else tuple(gpus)})
+
+    def load_table(self) -> list[RankEntry]:
+        """Return its ranks, as idle as they may not be."""
+        return [RankEntry(**entry | {"info": RankInfo(**entry["info"])}) for entry in self.table]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process holds it that runs."""
+        try:
+            with (Path(self.profile) / HOLDER).open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    @property
+    def holder(self) -> str:
+        """Who holds it, or held it last, as a person says it."""
+        return f"process {self.holder_pid}" + (f" ({self.notebook})" if self.notebook else "")
+
+
+class Hold:
+    """The right to send cells to a cluster: one process at a time has it, and its end gives it up."""
+
+    def __init__(self, profile: Path) -> None:
+        self._file = (profile / HOLDER).open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise
+
+    def release(self) -> None:
+        """Give it up."""
+        self._file.close()
+
+
+class Ledger:
+    """The cells that were sent and have not ended: what a later notebook has to take up.
+
+    Parameters
+    ----------
+    path
+        The file; None where the cluster ends with its notebook, and nobody can join later.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._cells: dict[str, dict[str, Any]] = {}
+        self.last = 0  # number of a cell
+        if path is not None and path.exists():
+            found = json.loads(path.read_text())
+            self._cells, self.last = found["cells"], found["last"]
+
+    @property
+    def open_cells(self) -> list[dict[str, Any]]:
+        """The cells that have not ended, by their numbers."""
+        return sorted(self._cells.values(), key=lambda cell: cell["number"])
+
+    def add(self, cell: dict[str, Any]) -> None:
+        """Note a cell that is about to be sent."""
+        with self._lock:
+            self._cells[str(cell["number"])] = cell
+            self.last = cell["number"]
+            self._write()
+
+    def remove(self, number: int) -> None:
+        """Note that a cell has ended on every rank."""
+        with self._lock:
+            if self._cells.pop(str(number), None) is not None:
+                self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            _write(self._path, {"cells": self._cells, "last": self.last})
+
+
+def _write(path: Path, content: Any) -> None:
+    temporary = path.with_suffix(".new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(content, file)
+    temporary.replace(path)
+
+
+def running() -> list[ClusterFile]:
+    """Return the clusters of this user that run on this host, the oldest first."""
+    folder = Path(jupyter_runtime_dir()) / "disttrain"
+    profiles = list(folder.iterdir()) if folder.is_dir() else []
+    found = []
+    for profile in profiles:
+        try:
+            cluster = ClusterFile.read(profile)
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError, KeyError):
+            continue  # it is just starting, has just ended, or was written by another version
+        if cluster.host == socket.gethostname() and answers(Path(cluster.local)):
+            found.append(cluster)
+    return sorted(found, key=lambda cluster: cluster.started_s)
+
+
+def find(which: str | None, *, free: bool = False) -> ClusterFile:
+    """Return the running cluster of this name or id, or the only one.
+
+    Parameters
+    ----------
+    which
+        A name, an id, or None for the only one.
+    free
+        Look at those alone that were kept and that no running process holds.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or more than one; the message lists what there is.
+    """
+    there = running()
+    named = [cluster for cluster in there if which in (None, cluster.name, cluster.cluster_id)]
+    if free:
+        named = [cluster for cluster in named if cluster.config["keep"]]
+    chosen = [cluster for cluster in named if not (free and cluster.is_held)]
+    if len(chosen) == 1:
+        return chosen[0]
+    if chosen:
+        ids = ", ".join(cluster.cluster_id for cluster in chosen)
+        raise UsageError(f"there are {len(chosen)} such clusters: {ids}; name one of them")
+    if named:
+        holder = named[0].holder
+        raise UsageError(
+            f"the cluster {named[0].name!r} is held by {holder}, which still runs; use it there, or shut that kernel "
+            "down or restart it first"
+        )
+    listed = ", ".join(cluster.name for cluster in there) or "none"
+    what = "no cluster runs" if which is None else f"no cluster {which!r} runs (there: {listed})"
+    raise UsageError(f"{what}; one that outlives its kernel is started with %dist_init --keep")

@@ -1,0 +1,61 @@
+"""Look at a running cluster, or end it, without holding it.
+
+Covers: what its ranks do, ending it from a shell.
+Does not cover: sending cells (``cluster``), which clusters there are (``registry``).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..messages import RANK_REQUEST
+from ..ranks import label_ranks
+from .start import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .registry import ClusterFile
+
+ANSWER_SECONDS = 1.0
+
+
+@contextmanager
+def _visiting(there: ClusterFile) -> Iterator[Launch]:
+    launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
+    launch.join(visitor=True)
+    try:
+        yield launch
+    finally:
+        launch.leave()
+
+
+def what_ranks_do(there: ClusterFile) -> str:
+    """Return in words what the ranks do at this moment."""
+    with _visiting(there) as launch:
+        asked = {
+            entry.info.rank: launch.open_link.request(entry.engine, RANK_REQUEST, {"do": "where"}, beside=True)
+            for entry in launch.table
+        }
+        wait(asked.values(), ANSWER_SECONDS)
+        doing: dict[str, list[int]] = {}
+        for rank, answer in asked.items():
+            doing.setdefault(_words(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
+    if len(doing) == 1:
+        return next(iter(doing))
+    return "; ".join(f"{label_ranks(ranks)}: {words}" for words, ranks in doing.items())
+
+
+def _words(content: dict[str, object]) -> str:
+    cell = content.get("cell")
+    return f"cell {cell['execution_count']} runs" if isinstance(cell, dict) else "idle"
+
+
+def stop(there: ClusterFile) -> None:
+    """End every process of a cluster and remove its folders, whoever holds it."""
+    launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
+    launch.join(visitor=True)
+    launch.folders.stop_mark.touch()  # who holds it sees ranks end, and must not replace them
+    launch.stop()

@@ -1,0 +1,49 @@
+"""What the tests of recovery share: looking at ranks that wait, checking that a session is whole."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jupyter_disttrain.errors import RankFailure
+
+from .test_lifecycle import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_disttrain import CellRun, Cluster
+
+HOST = socket.gethostname()
+SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
+
+
+def is_whole(cluster: Cluster, pids: dict[int, int]) -> bool:
+    """Whether the same processes hold the same variables and can talk to each other."""
+    total = float(sum(range(1, cluster.world_size + 1)))
+    assert cluster.run(SUM).results == {rank: [total] for rank in range(cluster.world_size)}
+    assert cluster.run("(os.getpid(), kept)").results == {rank: (pid, rank * 11) for rank, pid in pids.items()}
+    return True
+
+
+def waits(run: CellRun, ranks: set[int], what: str = "") -> Callable[[], bool]:
+    """Whether these ranks are seen waiting for others."""
+
+    def look() -> bool:
+        looks = run._guardian.look_now(ranks, 5)
+        seen = [look for look in looks.values() if look.waits_s is not None and what in str(look.told)]
+        return len(seen) == len(ranks)
+
+    return look
+
+
+def interrupted(cluster: Cluster, code: str, waiting: set[int], **options: Any) -> RankFailure:
+    """Run code, interrupt it once these ranks wait for others, and return how it ended."""
+    run = cluster.run(code, block=False, **options)
+    assert wait_until(waits(run, waiting))
+    cluster.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    return caught.value

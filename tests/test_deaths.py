@@ -1,0 +1,123 @@
+"""A rank dies: it is named and replaced, and the others keep everything."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import ClusterClosedError, RankFailure
+
+from .recovery_tools import HOST, SUM, is_whole
+from .test_lifecycle import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, victim: int) -> None:
+    pids = three.run("import os; kept = rank * 11; pair = dist.new_group([0, 1]); os.getpid()").results
+    run = three.run("while True: dist.all_reduce(torch.ones(1000))", block=False)
+    psutil.Process(pids[victim]).kill()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    error = caught.value
+    assert str(error) == (
+        f"rank {victim} ({HOST}): RankDied: process {pids[victim]} was killed by SIGKILL: "
+        "kill -9, or the kernel's out-of-memory killer"
+    )
+    assert set(error.waited) == {0, 1, 2} - {victim}
+    assert any(note.startswith(f"rank {victim} was replaced by a new process") for note in error.notes)
+    gone = [note for note in error.notes if note.startswith("gone with") and "os.getpid()" in note]
+    others = {0, 1} - {victim}
+    assert len(gone) == (1 if victim < 2 else 0)
+    assert all(f"rank {other}" in note and "pair = dist.new_group([0, 1])" in note for note in gone for other in others)
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+    kept = three.run("(os.getpid(), kept) if 'kept' in globals() else None").results
+    assert kept == {rank: None if rank == victim else (pid, rank * 11) for rank, pid in pids.items()}
+
+
+def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(three: Cluster) -> None:
+    pids = three.run("import os; os.getpid()").results
+    psutil.Process(pids[1]).kill()
+    assert wait_until(lambda: three.table[1].info.pid != pids[1])
+    psutil.Process(pids[2]).kill()
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_two_ranks_die_at_once(three: Cluster) -> None:
+    pids = three.run("import os; os.getpid()").results
+    run = three.run("dist.barrier() if rank == 0 else __import__('time').sleep(1000)", block=False)
+    for rank in (1, 2):
+        psutil.Process(pids[rank]).kill()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert {failure.ename for failure in caught.value.failures} == {"RankDied"}
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_all_ranks_start_anew_if_the_person_wants_that() -> None:
+    with Cluster(n=2, launcher="local", on_rank_death="reset", name="reset") as cluster:
+        cluster.run("kept = 1")
+        with pytest.raises(RankFailure, match="RankDied"):
+            cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+        assert cluster.run("'kept' in globals()").results == {0: False, 1: False}
+
+
+def test_the_cluster_ends_if_the_person_wants_that() -> None:
+    with Cluster(n=2, launcher="local", on_rank_death="stop", name="stop") as cluster:
+        with pytest.raises(RankFailure, match="RankDied"):
+            cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+        assert wait_until(lambda: cluster.closed)
+        with pytest.raises(ClusterClosedError):
+            cluster.run("1")
+
+
+# Memory
+
+
+def test_who_held_how_much_is_told_when_a_rank_can_t_get_memory(three: Cluster, pids: dict[int, int]) -> None:
+    three.run("import resource; limits = resource.getrlimit(resource.RLIMIT_AS)")
+    limited = "if rank == 1: resource.setrlimit(resource.RLIMIT_AS, (2 << 33, limits[1]))\nmine = torch.ones(1 << 33)"
+    with pytest.raises(RankFailure) as caught:
+        three.run(limited, 1)
+    (failure,) = caught.value.failures
+    assert "memory" in failure.evalue
+    (note,) = caught.value.notes
+    assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 \d+\.\d GiB, rank 2 ", note), note
+    three.run("resource.setrlimit(resource.RLIMIT_AS, limits)")
+    assert is_whole(three, pids)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Path]:
+    """A control group with 1 GiB: what a process in it takes beyond that has the kernel end it."""
+    own = next(line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
+    group = Path("/sys/fs/cgroup/memory") / own.strip("/") / f"disttrain-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(1 << 30))
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_as_that(three: Cluster, little_memory: Path) -> None:
+    pid = three.table[1].info.pid
+    (little_memory / "tasks").write_text(str(pid))
+    with pytest.raises(RankFailure) as caught:
+        three.run("hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())")
+    error = caught.value
+    assert "was killed by SIGKILL, most likely for want of memory: the kernel ended a process" in str(error)
+    assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 [01]\.\d GiB at most, rank 2 ", error.notes[0]), (
+        error.notes
+    )
+    assert set(error.waited) == {0, 2}
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}

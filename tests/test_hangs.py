@@ -1,0 +1,135 @@
+"""A hang explains itself, and whoever hangs is released."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain.errors import RankFailure
+
+from .recovery_tools import is_whole, waits
+from .test_lifecycle import wait_until
+
+if TYPE_CHECKING:
+    from jupyter_disttrain import Cluster
+
+
+def test_a_hang_explains_itself(three: Cluster, pids: dict[int, int]) -> None:
+    code = "import time\nx = torch.ones(30, 2)\nif rank != 1:\n    dist.all_reduce(x)\nelse:\n    time.sleep(1000)"
+    run = three.run(code, block=False)
+    assert wait_until(waits(run, {0, 2}, "all_reduce"))
+    lines = three.where()
+    number = lines[0].split("number ")[1].split()[0]
+    assert lines == [
+        f"ranks 0,2: waits in all_reduce number {number} (Float 30x2) at line 4: dist.all_reduce(x)",
+        "rank 1: in Python code at line 6: time.sleep(1000)",
+    ]
+    assert wait_until(lambda: run.hang == lines)
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert three.where() == ["ranks 0-2: idle"]
+    assert is_whole(three, pids)
+
+
+def test_who_has_ended_the_cell_and_who_never_ran_it_is_told_apart(three: Cluster, pids: dict[int, int]) -> None:
+    run = three.run("if rank == 0: dist.barrier()", "0-1", block=False)
+    assert wait_until(waits(run, {0}))
+    assert wait_until(lambda: "rank 1: has ended the cell" in three.where())
+    assert "rank 2: in no cell" in three.where()
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert is_whole(three, pids)
+
+
+def test_collectives_that_do_not_match_are_called_that(three: Cluster, pids: dict[int, int]) -> None:
+    code = "x = torch.ones(4)\nif rank == 0: dist.all_reduce(x)\nelif rank == 1: dist.broadcast(x, 2)"
+    run = three.run(code, block=False)
+    assert wait_until(waits(run, {0, 1}))
+    first = three.where()[0]
+    assert first.startswith("collective number ")
+    assert (
+        "is not the same on all ranks, so it can't end well: rank 0 in all_reduce of [[4]]; rank 1 in broadcast"
+        in first
+    )
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert is_whole(three, pids)
+
+
+def test_ranks_out_of_step_are_told_at_the_end_of_the_cell(three: Cluster, pids: dict[int, int]) -> None:
+    run = three.run("x = torch.ones(4)\nif rank == 0: pending = dist.all_reduce(x, async_op=True)")
+    (note,) = run.notes
+    assert note.startswith("out of step: of this cell's collectives rank 0 called 1, ranks 1-2 called 0; the next one")
+    hanging = three.run("dist.all_reduce(torch.ones(4))", block=False)
+    assert wait_until(waits(hanging, {0}))
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        hanging.wait()
+    assert three.run("dist.all_reduce(torch.ones(1))").notes == []
+    assert is_whole(three, pids)
+
+
+def test_a_rank_that_is_stopped_is_seen_to_be_silent(three: Cluster, pids: dict[int, int]) -> None:
+    run = three.run("import time\nif rank == 1: time.sleep(1000)\ndist.barrier()", block=False)
+    assert wait_until(waits(run, {0, 2}))
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        assert wait_until(lambda: any("rank 1: not responding for" in line for line in three.where(0.1)))
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert is_whole(three, pids)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "waiting"),
+    [
+        ("request = dist.irecv(big, 0)", "dist.send(big, 1)"),  # half of it is sent
+        ("request = dist.isend(big, 0)", "dist.recv(big, 1)"),  # half of it is received
+    ],
+)
+def test_who_waits_for_the_rest_of_a_message_is_released(
+    three: Cluster, pids: dict[int, int], stopped: str, waiting: str
+) -> None:
+    three.run("import threading; big = torch.ones(125_000_000)")
+    stop = f"    threading.Timer(0.02, os.kill, (os.getpid(), 19)).start()\n    {stopped}\n    request.wait()"
+    run = three.run(f"if rank == 1:\n{stop}\nif rank == 0:\n    {waiting}", block=False)
+    assert wait_until(waits(run, {0}))
+    assert wait_until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED)
+    three.interrupt()
+    assert wait_until(lambda: three.table[0].state == "idle"), three.where()
+    os.kill(pids[1], signal.SIGCONT)
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert is_whole(three, pids)
+
+
+def test_an_interrupt_of_a_stopped_rank_is_not_lost_when_it_goes_on(three: Cluster, pids: dict[int, int]) -> None:
+    for _ in range(5):  # while it is stopped, Linux may give a process's signal to any of its threads
+        run = three.run("import time\ntime.sleep(1000)", 1, block=False)
+        assert wait_until(lambda: any("line 2" in line for line in three.where(0.1)))
+        os.kill(pids[1], signal.SIGSTOP)
+        three.interrupt()
+        assert three.signal(1, 0).result(10)["content"]["status"] == "ok"  # so the nanny has passed the interrupt on
+        os.kill(pids[1], signal.SIGCONT)
+        with pytest.raises(RankFailure):
+            run.wait()
+
+
+def test_a_rank_that_lets_no_thread_run_is_seen_from_outside(three: Cluster, pids: dict[int, int]) -> None:
+    held = "import re\nif rank == 1:\n    re.match('(a+)+$', 'a' * 26 + 'b')\ndist.barrier()"
+    run = three.run(held, block=False)
+    assert wait_until(
+        lambda: any("in code that lets no other thread run, at line 3" in line for line in three.where(1.1))
+    )
+    run.wait()
+    assert is_whole(three, pids)
