@@ -4,7 +4,7 @@
 # PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab bench check labextension clean
+.PHONY: help demo test lab bench faults check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not meet in one .venv
 
@@ -29,6 +29,9 @@ lab: .venv/.installed-demo ## open the examples in JupyterLab
 
 bench: .venv/.installed-bench ## measure against the peers; print the table that README quotes
 	python -m benchmarks $(ARGS)
+
+faults: .venv/.installed-bench ## break sessions at random and count how they come back
+	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
 
 check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy strict, and the TypeScript checks
 	ruff check

@@ -89,8 +89,8 @@ def write(path: Path, plan: Plan, facts: Sequence[str], figures: Sequence[Figure
     peers = list(dict.fromkeys(f.arm for f in figures if f.arm != OURS))
     repeated = (
         f"repetitions: {plan.starts} starts, {plan.passes} passes ({plan.many_passes} with {plan.many_ranks} ranks), "
-        f"{plan.first_lines} first lines, {plan.floods} floods, {plan.transfers} transfers, {plan.loops} loops; "
-        "each in turns with its yardstick"
+        f"{plan.first_lines} first lines, {plan.floods} floods, {plan.transfers} transfers, {plan.loops} loops "
+        f"({plan.peer_loops} for a peer); each in turns with its yardstick"
     )
     threads = ", ".join(f"{plan.environment(n)['OMP_NUM_THREADS']} at N={n}" for n in plan.ranks)
     alike = f"OMP_NUM_THREADS, the same for every contender and torchrun: {threads}"

