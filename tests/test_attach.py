@@ -338,6 +338,11 @@ def test_a_shell_lists_and_ends_clusters(light: Cluster) -> None:
     assert command("stop", "light").returncode == 1
 
 
+def test_a_shell_is_told_when_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    assert "no cluster of yours runs" in command("list").stdout
+
+
 def test_who_holds_a_cluster_that_a_shell_ends_is_told_and_starts_nothing_anew(light: Cluster) -> None:
     pids = [entry.info.pid for entry in light.table]
     assert command("stop", "light").returncode == 0
