@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LAUNCHERS = ["mpi", "local"]
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the tests in the background has them ignore interrupts, and so would every kernel of theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
