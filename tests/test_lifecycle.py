@@ -264,6 +264,11 @@ def test_a_rank_that_comes_up_late_makes_no_folder(tmp_path: Path) -> None:
     assert not gone.exists()
 
 
+def test_no_file_is_there_that_the_end_would_write_again(plain: Cluster) -> None:
+    files = {path.name.partition("-")[0] for path in (plain._launch.folders.profile / "security").iterdir()}
+    assert files == {"ipcontroller"}  # the connection files, which the controller writes once
+
+
 def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_path: Path) -> None:
         assert folders() - before

@@ -65,7 +65,7 @@ class Processes:
             load_profile=False,
             profile_dir=str(folders.profile),
             cluster_id=folders.cluster_id,
-            cluster_file=str(folders.profile / "security" / "cluster.json"),
+            cluster_file="",  # none: it would be written once more when the controller ends, and its folder made for it
             controller=ControllerProcess,
             engines=LAUNCHERS[config.launcher],
             send_engines_connection_env=False,
