@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from .adapters import log_metrics as log_metrics
     from .cluster import Cluster as Cluster
     from .cluster.cell_run import CellRun as CellRun
 
 __version__ = "0.1.0"
-__all__ = ["CellRun", "Cluster", "__version__", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = ["CellRun", "Cluster", "__version__", "load_ipython_extension", "log_metrics", "unload_ipython_extension"]
 
-_HOMES = {"Cluster": ".cluster", "CellRun": ".cluster.cell_run"}
+_HOMES = {"Cluster": ".cluster", "CellRun": ".cluster.cell_run", "log_metrics": ".adapters"}
 
 
 def __getattr__(name: str) -> Any:
@@ -40,6 +41,18 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from .notebook import unload  # noqa: PLC0415
 
     unload(shell)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """Name the extension of Jupyter Server."""
+    return [{"module": "jupyter_disttrain"}]
+
+
+def _load_jupyter_server_extension(server: Any) -> None:
+    """Serve the clusters of this user to the side panel."""
+    from .server import load  # noqa: PLC0415
+
+    load(server)
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ LAUNCHERS = ("mpi", "local")
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
+SHORTEST_SAMPLE_SECONDS = 0.1
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")
 
 
@@ -40,6 +41,7 @@ class ClusterConfig:
     grace_s: float = 3.0  # for ranks to end by themselves once another has failed, before they are released
     hang_after_s: float = 30.0  # in one collective, before the cell says who waits and who is missing
     on_rank_death: str = "replace"  # by a new process; "reset": all ranks start anew; "stop": the cluster ends
+    sample_s: float = 1.0  # between two figures of each rank and node; 0: none are taken
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
     idle_timeout_s: float = 0.0  # without use, before the cluster ends; 0: it never does
@@ -59,6 +61,10 @@ class ClusterConfig:
             )
         if self.idle_timeout_s < 0:
             raise UsageError(f"an idle time-out is a number of seconds, or 0 for none, not {self.idle_timeout_s:g}")
+        if self.sample_s and self.sample_s < SHORTEST_SAMPLE_SECONDS:
+            raise UsageError(
+                f"figures are taken every {SHORTEST_SAMPLE_SECONDS:g} s at most, not {self.sample_s:g} s; 0 takes none"
+            )
         if not 0 <= self.port < 2**16:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
         if not _NAME.match(self.name):

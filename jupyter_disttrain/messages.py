@@ -145,6 +145,53 @@ class Metrics(Record):
 
     samples: list[tuple[float, int | None, dict[str, float]]]  # (seconds since the epoch, step, values)
     dropped: int = 0  # samples lost because they came faster than they could be sent
+    cell: int | None = None  # the number of the cell that logged them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankVitals(Record):
+    """What a rank does, and what it uses; counts and seconds are totals since it started."""
+
+    msg_type: ClassVar[str] = "rank_vitals"
+
+    time_s: float  # seconds since the epoch
+    beat_s: float  # when the rank showed what it does; of a clock of its host that never goes back
+    state: str  # "idle", "running", "in collective", "not responding", "stopped"
+    silent_s: float = 0.0  # since the rank showed anything; 0 while it responds
+    cell: int | None = None
+    execution_count: int | None = None
+    line: int | None = None  # of the cell, that runs
+    call: str = ""  # the collective that it waits in
+    waits_s: float = 0.0  # in that collective
+    steps: int = 0  # of optimizers
+    samples: int = 0  # from DataLoaders
+    looks: int = 0  # at what the main thread does
+    waits: int = 0  # those that found it waiting for other ranks
+    data_wait_s: float = 0.0  # for batches
+    cpu_percent: float = 0.0  # of one core, its children's included
+    memory_bytes: int = 0  # its children's included
+    gpu: dict[str, Any] | None = None  # see ``engine.devices.Gpu.read``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVitals(Record):
+    """What a host does."""
+
+    msg_type: ClassVar[str] = "node_vitals"
+
+    time_s: float  # seconds since the epoch
+    host: str
+    cores: int
+    cpu_percent: float  # of all cores
+    load: float  # processes that ran or wanted to, on average over a minute
+    memory_used_bytes: int
+    memory_total_bytes: int
+    disk_free_bytes: int  # where the ranks work
+    disk_total_bytes: int
+    received_bytes_per_s: int  # from other hosts
+    sent_bytes_per_s: int
+    infiniband_received_bytes_per_s: int
+    infiniband_sent_bytes_per_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +199,25 @@ class Used(Record):
     """A rank ran a cell, or served a request, since the last such message."""
 
     msg_type: ClassVar[str] = "used"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Record):
+    """Somebody beside the notebook wants the process that holds the cluster to do something."""
+
+    msg_type: ClassVar[str] = "asked"
+
+    what: str  # "interrupt", "reset", "stop"
+    token: str  # tells this wish from every other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard(Record):
+    """The process that holds the cluster has heard a wish, and does it."""
+
+    msg_type: ClassVar[str] = "heard"
+
+    token: str
 
 
 USED_TOPIC = b"used"  # under which it is published, for the controller

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from .test_lifecycle import wait_until
+
 if TYPE_CHECKING:
     from .notebook_driver import Notebook
 
@@ -74,11 +76,13 @@ def test_options_and_their_choices_are_completed(notebook: Notebook) -> None:
 def test_status_shows_each_rank(notebook: Notebook) -> None:
     notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
     pids = notebook.run("print(*pids.values())").text.split()
-    title, head, *rows = notebook.run("%dist_status").check().text.splitlines()
+    assert wait_until(lambda: "MiB" in notebook.run("%dist_status --text").text)
+    title, head, *rows = notebook.run("%dist_status --text").check().text.splitlines()
     assert title == "default: ranks 0-1 · mpi · gloo"
     assert head.split() == ["rank", "state", "cell", "host", "local", "device", "pid", "CPU", "memory"]
-    for rank, row in enumerate(rows):
-        assert re.fullmatch(rf"  {rank} +idle +\d+ +{HOST} +{rank} +cpu +{pids[rank]} +\d+ MiB", row), row
+    for rank, row in enumerate(rows[:2]):
+        assert re.fullmatch(rf"  {rank} +idle +\d+ +{HOST} +{rank} +cpu +{pids[rank]} +\d+ % +\d+ MiB", row), row
+    assert re.fullmatch(rf"  {HOST}: \d+ cores \d+ % busy, load [\d.]+ · memory .* GiB · disk .* free · .*", rows[2])
 
 
 def test_every_cell_on_the_ranks_and_back(notebook: Notebook) -> None:

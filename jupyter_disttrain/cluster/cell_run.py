@@ -253,6 +253,12 @@ class CellRun:
         return self._guardian.hang()
 
     @property
+    def remarks(self) -> list[str]:
+        """What a person should know of its metrics and of the ranks' speed while it runs."""
+        remarks = self._guardian.remarks
+        return remarks.of_values(self.number) + remarks.of_speed(self.running_now)
+
+    @property
     def coming_back(self) -> str:
         """What is done for the session to come back, in words; empty if nothing is."""
         return self._guardian.doing
@@ -266,6 +272,7 @@ class CellRun:
             if self._held.waiting:
                 break
         self.notes += self._guardian.take_notes() + self.state.out_of_step()
+        self.notes += self._guardian.remarks.of_values(self.number)
         if any(failure.of_group for failure in self.state.failures.values()) and self._guardian.waits_for:
             self.notes.append(self._guardian.waits_for)
 

@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
-from ..messages import NANNY_REQUEST, Used
+from ..messages import NANNY_REQUEST
 from ..ranks import label_ranks, parse_ranks
 from . import attach
 from .cells import Cells
 from .group import barrier_code, restore_group
 from .guardian import Guardian
-from .inbox import event_from
+from .hearing import Hearing
 from .interrupts import held_interrupts
-from .overview import Overview
 from .recovery import Rules
 from .registry import ClusterFile, Ledger, find
 from .start import Launch
-from .telemetry import MetricsTable
+from .telemetry import Telemetry
 from .variables import VariableMover
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new pro
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(Overview, VariableMover):
+class Cluster(Hearing, VariableMover):
     """Ranks that are ready to train.
 
     Parameters
@@ -82,7 +81,7 @@ class Cluster(Overview, VariableMover):
 
     def _prepare(self, config: ClusterConfig) -> None:
         self.config = config
-        self.metrics = MetricsTable()
+        self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
         self._cells: Cells | None = None
@@ -122,6 +121,8 @@ class Cluster(Overview, VariableMover):
         gate = attach.Gate(self._on_message)
         self._launch = attach.join(there, gate, self._on_lost)
         self._look_after()
+        if any(self._launch.folders.run.glob("*.metrics.jsonl")):
+            self.metrics.read(self._launch.folders.run)
         try:
             self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
         except BaseException:  # an interrupt too: the cluster must be there for the next who asks
@@ -138,7 +139,9 @@ class Cluster(Overview, VariableMover):
         self._look_after()
 
     def _look_after(self) -> None:
-        self._guardian = Guardian(self._launch, Rules.of(self.config), self.reset, self.shutdown)
+        self._guardian = Guardian(
+            self._launch, Rules.of(self.config), self.telemetry.remarks, self.reset, self.shutdown
+        )
         ledger = Ledger(self._launch.folders.ledger if self.config.keep else None)
         count = ledger.last if self._cells is None else self._cells.count
         self._cells = Cells(self._launch, self._guardian, ledger, count)
@@ -269,47 +272,6 @@ class Cluster(Overview, VariableMover):
         engine = self._launch.table[rank].engine
         link = self._launch.open_link
         link.post(engine, link.make("comm_msg", content), buffers=buffers)
-
-    # What arrives, on the link's thread
-
-    def _on_message(self, channel: str, message: Message) -> None:
-        if channel != "iopub":
-            return
-        engine = message["metadata"].get("engine", "")
-        entry = next((entry for entry in self._launch.table if entry.engine == engine), None)
-        if entry is None:
-            return
-        rank = entry.info.rank
-        msg_type = message["header"]["msg_type"]
-        if msg_type == Used.msg_type:
-            self._last_use = time.monotonic()
-            return
-        if msg_type == "metrics":
-            self.metrics.add(rank, message["content"])
-            return
-        event = event_from(rank, message)
-        if event is not None and self._cells is not None:
-            self._cells.take(entry, message, event)
-
-    def _on_lost(self) -> None:
-        """Take note that the controller is gone, and nobody can be reached any more."""
-        if self._cells is None:
-            return  # it is just being joined, and that fails now
-        for entry in self.table:
-            entry.state = "dead"
-        self._guardian.close()
-        limit = self.config.idle_timeout_s
-        if self._launch.is_being_stopped:
-            self._end_because("was ended by jupyter disttrain stop")
-        elif limit and self.idle_s >= limit:
-            self._end_because(f"was ended, because nobody had used it for {limit:g} s")
-        else:
-            self._cells.abandon(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
-
-    def _end_because(self, reason: str) -> None:
-        self._launch.closed_because = reason
-        self._open_cells.abandon(f"the cluster {self.name!r} {reason}; start one with %dist_init")
-        threading.Thread(target=self.shutdown, name="disttrain end").start()  # which joins this thread
 
     def replace(self, ranks: Iterable[int]) -> list[str]:
         """End the processes of some ranks, even if they hang, and start new ones; returns what was done, in words.

@@ -1,7 +1,7 @@
 """The GPUs of this machine, seen without torch.
 
 Covers: counting, CUDA_VISIBLE_DEVICES, which GPU each local rank gets.
-Does not cover: their figures over time.
+Does not cover: their figures (``engine.devices``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from ..config import ClusterConfig
 
@@ -75,27 +75,3 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
             f"ask for -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
         )
     return chosen
-
-
-def gpu_figures(devices: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return memory used and total in bytes and utilisation in percent, by torch's name of the device."""
-    wanted = {device for device in devices if device.startswith("cuda")}
-    if not wanted:
-        return {}
-    import pynvml  # noqa: PLC0415
-
-    figures = {}
-    names = visible_gpus()
-    pynvml.nvmlInit()
-    try:
-        for device in wanted:
-            name = names[int(device.partition(":")[2])]
-            by_index = name.isdigit()
-            handle = (
-                pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(name)
-            )
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            figures[device] = (memory.used, memory.total, pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    finally:
-        pynvml.nvmlShutdown()
-    return figures

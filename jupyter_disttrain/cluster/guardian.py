@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..ranks import RankInfo
     from .link import Message
     from .recovery import Action, Rules
+    from .remarks import Remarks
     from .start import Launch
 
 FORM_SECONDS = 120.0  # for the process group to be formed
@@ -40,9 +41,12 @@ log = logging.getLogger(__name__)
 class Guardian:
     """Look after one started cluster until it is closed."""
 
-    def __init__(self, launch: Launch, rules: Rules, reset: Callable[[], None], stop: Callable[[], None]) -> None:
+    def __init__(
+        self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
+    ) -> None:
         self._launch = launch
         self._rules = rules
+        self.remarks = remarks
         self._reset, self._stop = reset, stop
         self._state = Recovery(len(launch.table), rules)
         self._changed = threading.Condition()

@@ -16,14 +16,17 @@ from .rank_table import ended
 if TYPE_CHECKING:
     from ..config import ClusterConfig
     from .guardian import Guardian
+    from .metrics_table import MetricsTable
     from .rank_table import RankEntry
     from .start import Launch
+    from .telemetry import Telemetry
 
 
 class Overview:
     """The part of a cluster that only tells."""
 
     config: ClusterConfig
+    telemetry: Telemetry
     _launch: Launch
     _guardian: Guardian
     _closed: bool
@@ -50,6 +53,11 @@ class Overview:
         return tuple(self._launch.table)
 
     @property
+    def metrics(self) -> MetricsTable:
+        """What cells logged with ``log_metrics``."""
+        return self.telemetry.metrics
+
+    @property
     def closed(self) -> bool:
         """Whether it was shut down."""
         return self._closed
@@ -57,6 +65,16 @@ class Overview:
     def check_open(self) -> None:
         """Raise a ClusterClosedError that says why the cluster ended, if it did."""
         self._launch.check_open()
+
+    @property
+    def started_s(self) -> float:
+        """When it was started, in seconds since the epoch."""
+        return self._launch.started_s
+
+    @property
+    def hang(self) -> list[str]:
+        """Who waits for whom, once that takes longer than it should; else empty."""
+        return [] if self._closed else self._guardian.hang()
 
     @property
     def log_folder(self) -> str:

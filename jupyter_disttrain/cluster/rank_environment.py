@@ -27,6 +27,8 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
     }
     if config.keep:
         environment["DISTTRAIN_KEEP"] = "1"
+    if config.sample_s:
+        environment["DISTTRAIN_SAMPLE_SECONDS"] = str(config.sample_s)
     if config.idle_timeout_s:
         environment["DISTTRAIN_TELL_USE"] = str(untold_s(config.idle_timeout_s))
     if folders.shelf is not None:

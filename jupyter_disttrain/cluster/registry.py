@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 from dataclasses import asdict, dataclass, fields
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .start import Launch
 
 FILE = "cluster.json"
+VERSION = metadata.version("jupyter_disttrain")
 HOLDER = "holder"
 
 
@@ -38,6 +40,7 @@ HOLDER = "holder"
 class ClusterFile:
     """What a running cluster writes of itself."""
 
+    version: str  # of this package
     cluster_id: str
     host: str  # of the notebook that started it, and of its controller
     started_s: float  # seconds since the epoch
@@ -60,6 +63,7 @@ class ClusterFile:
         """Describe a launch, which this process holds."""
         kept = {f.name for f in fields(RankEntry) if f.metadata.get("kept")}
         return cls(
+            version=VERSION,
             cluster_id=launch.folders.cluster_id,
             host=socket.gethostname(),
             started_s=launch.started_s,
@@ -200,11 +204,30 @@ def running() -> list[ClusterFile]:
     for profile in profiles:
         try:
             cluster = ClusterFile.read(profile)
+            if cluster.version != VERSION:
+                continue
         except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError, KeyError):
             continue  # it is just starting, has just ended, or was written by another version
         if cluster.host == socket.gethostname() and answers(Path(cluster.local)):
             found.append(cluster)
     return sorted(found, key=lambda cluster: cluster.started_s)
+
+
+def unreadable() -> list[dict[str, str]]:
+    """Return the names and versions of clusters on this host that another version of this package has started."""
+    folder = Path(jupyter_runtime_dir()) / "disttrain"
+    found = []
+    for path in folder.glob(f"*/{FILE}"):
+        try:
+            told = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError):
+            continue  # it is just starting, or has just ended
+        version = str(told.get("version", "an earlier version"))
+        is_here = told.get("host") == socket.gethostname() and answers(Path(str(told.get("local", "/"))))
+        if is_here and version != VERSION:
+            name = str(told.get("config", {}).get("name", path.parent.name))
+            found.append({"id": path.parent.name, "name": name, "version": version, "own": VERSION})
+    return found
 
 
 def find(which: str | None, *, free: bool = False) -> ClusterFile:

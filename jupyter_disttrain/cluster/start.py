@@ -67,6 +67,7 @@ class Launch:
         self._started = False
         self._awaits_rank = False  # a new process for a rank that died
         self._is_being_stopped = False
+        self._is_visitor = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
         self._processes: Processes | None = None
         self._hold: Hold | None = None
@@ -127,6 +128,7 @@ class Launch:
         OSError
             If another process has that right.
         """
+        self._is_visitor = visitor
         if not visitor:
             self._hold = Hold(self.folders.profile)
         self._processes = Processes(self.config, self.folders, self.n, self.gpus, self._births)
@@ -326,7 +328,7 @@ class Launch:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
         if not self._started or self._awaits_rank:
             self._arrivals.take(message)
-        elif message["header"]["msg_type"] == NannyHello.msg_type:
+        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._is_visitor:
             self._send_away(NannyHello.from_content(message["content"]))
         self._on_message(channel, message)
 

@@ -1,53 +1,177 @@
-"""What the ranks tell of themselves over time.
+"""What ranks and nodes tell of themselves, over time.
 
-Covers: the values of ``log_metrics``, by rank.
+Covers: the last figures of each, rates, histories for plots, the metrics table; whose silence shows.
+Does not cover: drawing (``notebook``), serving (``server``), what it means that ranks differ (``stragglers``).
+
+Used by the notebook's kernel and by the server alike, each from its own subscription.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from ..messages import Metrics
+from ..messages import Metrics, NodeVitals, RankVitals
+from .remarks import Remarks
 
-ROWS = 1_000_000  # kept; the oldest go first, or a session of days would fill the notebook's memory
+if TYPE_CHECKING:
+    from .metrics_table import MetricsTable
+
+KEPT = 600  # figures of each rank: ten minutes at one a second
+RATE_SECONDS = 5.0  # over which rates are taken
+SILENT_SAMPLES = 4  # that did not come, before a rank's nanny or host counts as not responding
+
+STATES = ("starting", "idle", "running", "in collective", "not responding", "dead")
+TOPICS = (RankVitals.msg_type, NodeVitals.msg_type, Metrics.msg_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One value that one rank logged."""
+class Rates:
+    """How fast a rank went between two of its figures; None where there is nothing to count."""
 
-    rank: int
-    time_s: float  # seconds since the epoch, on the rank
-    step: int | None
-    name: str
-    value: float
+    seconds: float  # between the two
+    steps: int
+    steps_per_s: float | None
+    samples_per_s: float | None
+    waiting: float | None  # for other ranks: the part of the time, 0 to 1
+    waiting_for_data: float | None  # the part of the time, 0 to 1
+    looks: int  # on which ``waiting`` is founded
 
 
-class MetricsTable:
-    """The last million values that were logged, in the order of arrival."""
+@dataclass(slots=True)
+class RankFigures:
+    """One rank, as it told last."""
 
-    def __init__(self) -> None:
+    vitals: RankVitals
+    arrived: float  # of ``time.monotonic``, here
+    history: deque[RankVitals] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def rates(self, seconds: float = RATE_SECONDS) -> Rates | None:
+        """Return how fast it went in the last seconds; None before it has told twice."""
+        last = self.vitals
+        earlier = next(
+            (each for each in reversed(self.history) if last.beat_s - each.beat_s >= seconds),
+            self.history[0] if self.history else last,
+        )
+        return rates_between(earlier, last)
+
+
+def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
+    """Return how fast a rank went between two of its figures; None if they are of one moment, or of two processes."""
+    seconds = later.beat_s - earlier.beat_s
+    steps, samples, looks = (
+        later.steps - earlier.steps,
+        later.samples - earlier.samples,
+        later.looks - earlier.looks,
+    )
+    if seconds <= 0 or min(steps, samples, looks) < 0:
+        return None
+    waited_for_data = later.data_wait_s - earlier.data_wait_s
+    return Rates(
+        seconds=seconds,
+        steps=steps,
+        steps_per_s=steps / seconds if steps else None,
+        samples_per_s=samples / seconds if samples else None,
+        waiting=(later.waits - earlier.waits) / looks if looks else None,
+        waiting_for_data=min(1.0, waited_for_data / seconds) if samples else None,
+        looks=looks,
+    )
+
+
+class Telemetry:
+    """Figures and metrics of one cluster.
+
+    Parameters
+    ----------
+    sample_s
+        Seconds between two figures of a rank, as the cluster was started with; 0 if there are none.
+    """
+
+    def __init__(self, sample_s: float) -> None:
         self._lock = threading.Lock()
-        self._rows: deque[Metric] = deque(maxlen=ROWS)
-        self.dropped = 0  # samples that came faster than a rank could send them
+        self._sample_s = sample_s
+        self._ranks: dict[int, RankFigures] = {}
+        self._nodes: dict[str, NodeVitals] = {}
+        self._metrics: MetricsTable | None = None
+        self.remarks = Remarks(self)
 
-    def add(self, rank: int, content: dict[str, Any]) -> None:
-        """Take a rank's message."""
-        record = Metrics.from_content(content)
-        rows = [
-            # JSON has no NaN and no infinity, so they arrive as text.
-            Metric(rank=rank, time_s=time_s, step=step, name=name, value=float(value))
-            for time_s, step, values in record.samples
-            for name, value in values.items()
-        ]
+    @property
+    def metrics(self) -> MetricsTable:
+        """What cells logged with ``log_metrics``."""
         with self._lock:
-            self._rows += rows
-            self.dropped += record.dropped
+            if self._metrics is None:
+                from .metrics_table import MetricsTable  # noqa: PLC0415  (numpy: only who has metrics pays for it)
 
-    def rows(self, name: str | None = None) -> list[Metric]:
-        """Return the values of one metric, or of all."""
+                self._metrics = MetricsTable()
+            return self._metrics
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether anything was logged."""
+        return self._metrics is not None
+
+    def take(self, rank: int, msg_type: str, content: dict[str, Any]) -> None:
+        """Take a message of a rank's nanny; its type is one of ``TOPICS``."""
+        if msg_type == Metrics.msg_type:
+            self.metrics.add(rank, content)
+            self.remarks.take(rank, Metrics.from_content(content))
+        elif msg_type == NodeVitals.msg_type:
+            node = NodeVitals.from_content(content)
+            with self._lock:
+                self._nodes[node.host] = node
+        else:
+            self._take_vitals(rank, RankVitals.from_content(content))
+
+    def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
         with self._lock:
-            return [row for row in self._rows if name is None or row.name == name]
+            figures = self._ranks.get(rank)
+            if figures is None or rates_between(figures.vitals, vitals) is None:
+                figures = RankFigures(vitals, time.monotonic())  # a new process counts from zero
+                self._ranks[rank] = figures
+            figures.vitals, figures.arrived = vitals, time.monotonic()
+            figures.history.append(vitals)
+
+    def forget(self, rank: int) -> None:
+        """Forget a rank whose process has ended."""
+        with self._lock:
+            self._ranks.pop(rank, None)
+
+    @property
+    def ranks(self) -> dict[int, RankFigures]:
+        """The ranks that have told of themselves."""
+        with self._lock:
+            return dict(sorted(self._ranks.items()))
+
+    @property
+    def nodes(self) -> tuple[NodeVitals, ...]:
+        """The nodes that have told of themselves, in the order in which they first did."""
+        with self._lock:
+            return tuple(self._nodes.values())
+
+    def state(self, rank: int, known: str) -> tuple[str, str]:
+        """Return a rank's state: one word of ``STATES``, and what a person reads.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        known
+            What the cluster knows: ``"idle"``, ``"running"`` or ``"dead"``. It is ahead of what the rank tells.
+        """
+        figures = self._ranks.get(rank)
+        if known == "dead" or figures is None or not self._sample_s:
+            return known, known
+        unheard_s = time.monotonic() - figures.arrived
+        if unheard_s > SILENT_SAMPLES * self._sample_s + 1.0:
+            return "not responding", f"not heard of for {unheard_s:.0f} s"
+        told = figures.vitals
+        if told.state == "not responding":
+            return told.state, f"not responding for {told.silent_s:.0f} s"
+        if told.state == "stopped":
+            return "not responding", "stopped"
+        if known == "running" and told.state == "in collective":
+            return told.state, f"in {told.call} for {told.waits_s:.0f} s"
+        return known, known

@@ -1,7 +1,7 @@
-"""Move variables between the notebook and the ranks.
+"""Move variables between the notebook and the ranks, and compare them.
 
-Covers: push, pull, which rank has not, or can't send, which name.
-Does not cover: pickling (``values``), shared memory (``shelf``).
+Covers: push, pull, copy, diff, which rank has not, or can't send, which name.
+Does not cover: pickling (``values``), shared memory (``shelf``), what is a difference (``differences``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from ..messages import RANK_REQUEST
 from ..ranks import label_ranks
 from ..shelf import drop, fetch, lend
 from ..values import dump_values, load_value
+from .differences import compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from .differences import Comparison
     from .link import Message
     from .rank_table import RankEntry
     from .start import Launch
@@ -81,8 +83,26 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
     _send(launch, ranks, pickled, buffers)
 
 
+def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
+    """Compare a variable over ranks."""
+    told = {rank: reply["content"] for rank, reply in _ask(launch, ranks, {"do": "digest", "name": name}).items()}
+    missing = [rank for rank, content in told.items() if content["status"] == "missing"]
+    if missing:
+        listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
+        raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
+
+    def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
+        replies = _ask(launch, some, {"do": "numbers", "name": name, "path": path})
+        return {
+            rank: load_from(rank, off_the_shelf(reply["content"]["shelf"], reply["buffers"]))
+            for rank, reply in replies.items()
+        }
+
+    return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
+
+
 class VariableMover(ABC):
-    """The part of a cluster that moves variables."""
+    """The part of a cluster that moves and compares variables."""
 
     @abstractmethod
     def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
@@ -132,6 +152,22 @@ class VariableMover(ABC):
         if not others:
             raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
         copy(launch, source, others, names)
+
+    def diff(self, name: str, ranks: str | int | Iterable[int] = "all") -> Comparison:
+        """Compare a variable over ranks, e.g. a model whose parameters should be the same on all.
+
+        Returns
+        -------
+        Comparison
+            True if ranks differ; as text it names the first part that does, by how much and on which ranks.
+
+        Raises
+        ------
+        UsageError
+            If the name isn't one, or isn't there on a rank.
+        """
+        check_names([name])
+        return diff(*self._ready(ranks), name)
 
 
 def _have(ranks: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Look at a running cluster, or end it, without holding it.
 
-Covers: what its ranks do, ending it from a shell.
+Covers: what its ranks do, interrupting them, ending it.
 Does not cover: sending cells (``cluster``), which clusters there are (``registry``).
 """
 
@@ -10,12 +10,12 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..messages import RANK_REQUEST
+from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
 from .start import Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from .registry import ClusterFile
 
@@ -51,6 +51,23 @@ def what_ranks_do(there: ClusterFile) -> str:
 def _words(content: dict[str, object]) -> str:
     cell = content.get("cell")
     return f"cell {cell['execution_count']} runs" if isinstance(cell, dict) else "idle"
+
+
+def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
+    """Interrupt ranks of a cluster that nobody holds, and release those that wait for others in a collective.
+
+    Whoever attaches next has the process group formed anew.
+    """
+    entries = [launch.table[rank] for rank in ranks]
+    link = launch.open_link
+    told = [link.request(entry.engine, RANK_REQUEST, {"do": "where"}, beside=True) for entry in entries]
+    wait(told, ANSWER_SECONDS)
+    for entry, answer in zip(entries, told, strict=True):
+        cell = answer.result()["content"].get("cell") if answer.done() else None
+        if isinstance(cell, dict):
+            link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": cell["request"]})
+    release = {"do": "release", "generation": launch.generation, "forced": False}
+    wait([link.request(entry.engine, RANK_REQUEST, release, beside=True) for entry in entries], ANSWER_SECONDS)
 
 
 def stop(there: ClusterFile) -> None:

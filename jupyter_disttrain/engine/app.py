@@ -94,7 +94,9 @@ class RankEngine(IPEngine):
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
         app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
-        kernel.take_charge(Bootstrap(self._rank_end, self.session, self.ident, self._stop_hello), publisher)
+        kernel.take_charge(
+            Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._stop_hello), publisher
+        )
         return kernel
 
     def _say_hello(self, pause: float) -> None:

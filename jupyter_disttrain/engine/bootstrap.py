@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UnserializableValueError
 from ..ranks import RankInfo
 from ..shelf import fetch, lend
-from ..values import dump_values, load_value
+from ..values import dump_value, dump_values, load_value
+from .connection import SAMPLE
 from .holders import replace_everywhere
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
 from .process_group import Group
+from .progress import Progress
+from .sampler import Sampler
 from .where import where
-from .wire import IDENTITY, RankEnd
+from .wire import IDENTITY, METRICS, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,19 +33,32 @@ if TYPE_CHECKING:
 
 Reply = tuple[dict[str, Any], list[Any]]
 
+_MISSING = object()
+
 
 class Bootstrap:
     """Serve the client's requests to one rank."""
 
-    def __init__(self, rank_end: RankEnd, session: Session, engine: str, on_known: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        rank_end: RankEnd,
+        session: Session,
+        engine: str,
+        cell: Callable[[], dict[str, Any] | None],
+        on_known: Callable[[], None],
+    ) -> None:
         self._rank_end = rank_end
         self._session = session
         self._engine = engine
+        self._cell = cell
         self._on_known = on_known
         self._shell: RankShell | None = None
         self.group: Group | None = None
         self.mpi = MpiWorld()
         self.shelf: str | None = None
+        self.progress = Progress()
+        self.metrics = MetricsLog(cell, lambda content: rank_end.send(METRICS, [content]), self._start_sampler)
+        self._sampler: Sampler | None = None
 
     def bind(self, shell: RankShell) -> None:
         """Take the shell whose namespace is filled."""
@@ -59,9 +75,9 @@ class Bootstrap:
         self._on_known()
         info = RankInfo(**request["info"])
         self.mpi.enter(info)
-        self._rank_end.send(
-            IDENTITY, [self._session.pack({"engine": self._engine, "rank": info.rank, "log_path": request["log_path"]})]
-        )
+        told = {"engine": self._engine, "log_path": request["log_path"]}
+        told |= {"local_rank": info.local_rank, "device": info.device}
+        self._rank_end.send(IDENTITY, [self._session.pack(told)])
         os.environ.update({name: str(value) for name, value in request["environment"].items()})
         self._info = info
         self._fill_namespace(info, request["address"])
@@ -70,6 +86,9 @@ class Bootstrap:
         if info.backend != "none":
             _choose_device(info)
             self.group = Group(info, request["timeout_s"])
+            self.progress.count_steps()
+        if os.environ.get(SAMPLE):
+            self._start_sampler()
         return {"status": "ok", "sees_shelf": sees_shelf}, []
 
     def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
@@ -100,6 +119,10 @@ class Bootstrap:
             assert self._shell is not None
             replace_everywhere([change], self._shell.user_ns)
 
+    def _start_sampler(self) -> None:
+        if self._sampler is None:
+            self._sampler = Sampler(self._cell, lambda: self.group, self.progress, self.metrics, self._rank_end.beat)
+
     # Beside a cell, on the control thread
 
     def serve_beside(self, request: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
@@ -124,7 +147,7 @@ class Bootstrap:
             "local_rank": info.local_rank,
             "local_world_size": info.local_world_size,
             "node_rank": info.node_rank,
-            "log_metrics": MetricsLog(self._shell).log_metrics,
+            "log_metrics": self.metrics.log_metrics,
             "gpu_id": None,
             "device": info.device,
         }
@@ -163,6 +186,26 @@ class Bootstrap:
             return {"status": "unserializable", "reasons": [str(error)]}, []
         note, frames = lend(self.shelf, out)
         return {"status": "ok", "shelf": note}, [pickled, *frames]
+
+    def _do_digest(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Tell what a variable holds, in short."""
+        from .digests import digests  # noqa: PLC0415  (numpy would make the nanny larger, which is forked off first)
+
+        value = self._variable(request["name"])
+        return {"status": "missing"} if value is _MISSING else {"status": "ok", "parts": digests(value)}, []
+
+    def _do_numbers(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Send one part of a variable as numbers."""
+        from .digests import numbers  # noqa: PLC0415
+
+        array = numbers(self._variable(request["name"]), request["path"])
+        pickled, out = dump_value(array)
+        note, frames = lend(self.shelf, out)
+        return {"status": "ok", "shelf": note}, [pickled, *frames]
+
+    def _variable(self, name: str) -> Any:
+        assert self._shell is not None
+        return self._shell.user_ns.get(name, _MISSING)
 
 
 def _is_own_folder(path: str | None) -> bool:

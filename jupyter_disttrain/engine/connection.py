@@ -25,6 +25,7 @@ PROFILE_DIR = "DISTTRAIN_PROFILE_DIR"
 WITHOUT_TORCH = "DISTTRAIN_WITHOUT_TORCH"
 LAUNCHER = "DISTTRAIN_LAUNCHER"
 MPI_HEALS = "DISTTRAIN_MPI_HEALS"  # this MPI can be made whole after a death
+SAMPLE = "DISTTRAIN_SAMPLE_SECONDS"  # between two messages with figures of a rank; 0: there are none
 KEEP = "DISTTRAIN_KEEP"  # somebody may join later, and ask for what was said meanwhile
 TELL_USE = "DISTTRAIN_TELL_USE"  # seconds between two words of having been used
 

@@ -76,6 +76,11 @@ class RankKernel(IPythonParallelKernel):
         self._publisher = publisher
         bootstrap.bind(self.shell)
 
+    @property
+    def cell(self) -> dict[str, Any] | None:
+        """What is known of the cell that runs: its number, its request, its prompt number; None while none runs."""
+        return self._cell
+
     def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
         """Note whether the request is ours: ipyparallel's own clients expect busy and idle messages."""
         if channel == "shell":
@@ -117,6 +122,7 @@ class RankKernel(IPythonParallelKernel):
         shell.begin_cell()
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group, options["cell"])
+        self._bootstrap.progress.begin_cell()
         self._bootstrap.mpi.begin_cell()
         self._cell = {
             "number": options["cell"],
@@ -128,6 +134,7 @@ class RankKernel(IPythonParallelKernel):
         start = time.time()
         reply = await self._execute(content["code"])
         reply["duration_s"] = time.time() - start
+        self._bootstrap.metrics.send()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
         group, of_group = hooks.after_cell(self._bootstrap.group, error)

@@ -1,91 +1,179 @@
 """What a cell logs with ``log_metrics``.
 
-Covers: taking values without delay, sending them in few messages.
-Does not cover: histories over ranks (``cluster.telemetry``).
+Covers: taking values without delay, handing them to the nanny in few messages.
+Does not cover: when (``sampler``), keeping them (``metrics_file``), histories over ranks (``cluster.telemetry``).
 """
 
 from __future__ import annotations
 
-import threading
+import json
+import math
+import operator
+import sys
 import time
 from collections import deque
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..messages import Metrics
-
 if TYPE_CHECKING:
-    from .shell import RankShell
+    from collections.abc import Callable, Mapping
 
-SEND_SECONDS = 0.2
 LIMIT = 10_000  # samples kept until they are sent
+NAMES = 1000  # of metrics on one rank: more are most likely a number that got into the name
+BATCH = 500  # samples in one message
+LARGEST_STEP = 2**53  # that JavaScript and Float64 can hold
+
+Sample = tuple[float, "int | None", dict[str, Any]]
+
+
+_current: MetricsLog | None = None
+
+
+def current() -> MetricsLog | None:
+    """Return the log of this process; None where it is no rank."""
+    return _current
 
 
 class MetricsLog:
-    """Keep samples and send them from a thread of its own, which runs only after the first one."""
+    """Keep samples until they are sent.
 
-    def __init__(self, shell: RankShell | None) -> None:
-        assert shell is not None
-        self._shell = shell
-        self._samples: deque[tuple[float, int | None, dict[str, Any]]] = deque()
+    Parameters
+    ----------
+    cell
+        Returns what the kernel knows of the cell that runs, None while it is idle.
+    send
+        Hands a message's JSON to the nanny.
+    start
+        Starts the thread that sends, if it does not run yet.
+    """
+
+    def __init__(
+        self, cell: Callable[[], dict[str, Any] | None], send: Callable[[bytes], None], start: Callable[[], None]
+    ) -> None:
+        global _current  # noqa: PLW0603  (a process is one rank)
+        _current = self
+        self._cell = cell
+        self._send = send
+        self._start = start
+        self._samples: deque[Sample] = deque()
         self._dropped = 0
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._names: set[str] = set()
+        self._refused: set[str] = set()
 
     def log_metrics(self, step: int | None = None, **values: Any) -> None:
         """Log values of this rank, e.g. ``log_metrics(step, loss=loss)``.
 
+        Returns at once: a tensor on a GPU is copied on its stream, and read once the copy is done.
+
         Parameters
         ----------
         step
-            The training step; None where there is none.
+            The training step, a whole number; None where there is none.
         **values
-            Floats, or tensors with one element.
+            Numbers, or tensors with one element. NaN and infinity are numbers too.
 
         Raises
         ------
         ValueError, TypeError
-            If a value is not a number.
+            If a value is not a number, or the step not a whole one; nothing of the call is logged then.
         """
+        self.log(step, values)
+
+    def log(self, step: int | None, values: Mapping[str, Any]) -> None:
+        """Do the same for names that are no identifiers, or that are called "step"."""
+        if step is not None:
+            step = _whole(step)
         held = {name: _hold(name, value) for name, value in values.items()}
+        if not self._names >= held.keys():
+            held = self._admit(held)
         if len(self._samples) >= LIMIT:
             self._samples.popleft()
             self._dropped += 1
         self._samples.append((time.time(), step, held))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._send_forever, name="disttrain metrics", daemon=True)
-            self._thread.start()
-        self._wake.set()
 
-    def _send_forever(self) -> None:
-        pause = threading.Event()
-        while True:
-            self._wake.wait()
-            pause.wait(SEND_SECONDS)
-            self._wake.clear()
-            self.send()
+    def _admit(self, held: dict[str, Any]) -> dict[str, Any]:
+        """Learn new names; past the limit leave them out, and say so once."""
+        self._start()
+        for name in held:
+            if len(self._names) < NAMES:
+                self._names.add(name)
+        refused = held.keys() - self._names
+        if refused and not self._refused:
+            sys.stderr.write(
+                f"log_metrics: {min(refused)!r} and further new names are left out, because this rank has logged "
+                f"{NAMES} metrics; put what varies into the step, not into the name\n"
+            )
+        self._refused |= refused if len(self._refused) < NAMES else set()
+        return {name: value for name, value in held.items() if name not in refused}
 
     def send(self) -> None:
-        """Send what is there."""
-        samples = []
-        while self._samples:
-            time_s, step, held = self._samples.popleft()
+        """Send what is there and known; called by one thread at a time."""
+        samples: list[Sample] = []
+        while self._samples and len(samples) < BATCH:
+            time_s, step, held = self._samples[0]
+            if not all(_is_known(value) for value in held.values()):
+                break  # its device is still at work; those after it wait, too, so that the order stays
             try:
-                samples.append((time_s, step, {name: float(value) for name, value in held.items()}))
+                samples.append((time_s, step, {name: _number(value) for name, value in held.items()}))
             except (RuntimeError, TypeError, ValueError):
                 self._dropped += 1  # e.g. its device has failed, which the cell's own code reports
+            self._samples.popleft()
         if not samples and not self._dropped:
             return
         dropped, self._dropped = self._dropped, 0
-        kernel = self._shell.kernel
-        record = Metrics(samples=samples, dropped=dropped)
-        message = kernel.session.msg(record.msg_type, record.to_content())
-        kernel.iopub_socket.send_aside(kernel.session.serialize(message, ident=b"metrics"))
+        cell = self._cell()
+        content = {"samples": samples, "dropped": dropped, "cell": None if cell is None else cell["number"]}
+        self._send(json.dumps(content).encode())
+        if self._samples and len(samples) == BATCH:
+            self.send()
+
+
+def _whole(step: Any) -> int:
+    try:
+        number: int | None = operator.index(step)
+    except TypeError:
+        number = int(step) if isinstance(step, float) and step.is_integer() else None
+    if number is None or abs(number) > LARGEST_STEP:
+        raise ValueError(f"log_metrics takes a whole number up to 2**53 as its step, not {step!r}")
+    return number
 
 
 def _hold(name: str, value: Any) -> Any:
-    """Return a value as it is now; of a tensor a copy, because to read its number is to wait for its device."""
+    """Return a value as it is now; of one on a device a copy, because to read its number is to wait for the device."""
     if not hasattr(value, "detach"):
-        return float(value)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"log_metrics takes numbers, and {name} is {_kind(value)}") from None
     if value.numel() != 1:
         raise ValueError(f"log_metrics takes single numbers, and {name} has {value.numel()}; log e.g. {name}.mean()")
-    return value.detach().clone()
+    if value.device.type == "cuda":
+        return _OnDevice(value)
+    return float(value.detach())
+
+
+def _kind(value: Any) -> str:
+    return f"the text {value!r:.40}" if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+class _OnDevice:
+    """A number on its way from a GPU."""
+
+    def __init__(self, value: Any) -> None:
+        torch: Any = import_module("torch")
+        self.number = torch.empty((), dtype=value.dtype, pin_memory=True)
+        self.number.copy_(value.detach().reshape(()), non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(value.device))
+
+    def is_there(self) -> bool:
+        return bool(self._copied.query())
+
+
+def _is_known(value: Any) -> bool:
+    return value.is_there() if isinstance(value, _OnDevice) else True
+
+
+def _number(value: Any) -> float | str:
+    number = float(value.number if isinstance(value, _OnDevice) else value)
+    return number if math.isfinite(number) else str(number)  # JSON has no NaN and no infinity

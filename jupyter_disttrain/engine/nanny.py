@@ -24,16 +24,18 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import zmq
 from jupyter_client.session import Session
-from zmq.utils.monitor import recv_monitor_message
 
-from ..messages import NANNY_REQUEST, USED_TOPIC, LogTrouble, NannyHello, RankDeath, Record, Used
+from ..messages import NANNY_REQUEST, USED_TOPIC, LogTrouble, Metrics, NannyHello, RankDeath, Record, Used
 from .backlog import Backlog
+from .cluster_watch import ClusterWatch
 from .connection import KEEP, PROFILE_DIR
 from .family import adopt_orphans, signal_main_thread
+from .metrics_file import MetricsFile
 from .rank_log import RankLog
 from .use import UseTeller
+from .vitals import Vitals
 from .voice import Voice
-from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, PLACED, NannyEnd, Wire, read_all
+from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, METRICS, PLACED, NannyEnd, Wire, read_all
 from .witness import Witness
 
 if TYPE_CHECKING:
@@ -46,8 +48,6 @@ HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, becau
 HELLO_LIMIT_SECONDS = 1.0
 NAP_SECONDS = 0.0005  # while a rank talks: without it every line would wake this process, at the rank's cost
 HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
-LOOK_SECONDS = 2.0  # between two looks whether the cluster is still there
-CONTROLLER_GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
@@ -69,9 +69,6 @@ class Nanny:
         self._interrupt_at = ""  # a cell that was interrupted before it began
         self._expected_end = False
         self._kill_at: float | None = None
-        self._orphan_at: float | None = None
-        self._is_orphan = False
-        self._next_look = 0.0  # whether the cluster is still there: ZeroMQ has been seen not to tell
         self._wake_read, self._wake_write = socket.socketpair()
         self._stop_requested = False
 
@@ -86,21 +83,24 @@ class Nanny:
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
         self._out = Backlog(self._pub, keeps=bool(os.environ.get(KEEP)))
         self._use = UseTeller(self._wire, self._tell_use)
+        self._vitals = Vitals(self._pid, self._wire, self._tell_vitals)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
             "control",
             IDENTITY=self._identity.encode(),
             LINGER=1000,
         )
-        self._monitor = self._control.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._cluster = ClusterWatch(connection, self._control)
         self._log = RankLog(self._report_log_trouble)
+        self._metrics = MetricsFile(self._session.pack, self._report_log_trouble)
         self._voice = Voice(self._publish, self._log)
         try:
             self._loop()
         finally:
             self._end_descendants()
             self._log.close()
-            self._context.destroy(linger=0 if self._is_orphan else 2000)  # nobody is there to hear what is left
+            self._metrics.close()
+            self._context.destroy(linger=0 if self._cluster.is_gone else 2000)  # nobody is there to hear what is left
 
     def _become_reaper(self) -> None:
         """Adopt what the rank's children leave, ignore what is meant for the rank, wake up when a child ends."""
@@ -125,7 +125,7 @@ class Nanny:
             self._wire.socket.fileno(): self._on_wire,
             **dict.fromkeys(self._pipes, self._on_pipe),
             self._pub: self._on_subscription,
-            self._monitor: self._on_monitor,
+            self._cluster.monitor: self._cluster.hear,
             self._control: self._on_control,
         }
         self._poller = zmq.Poller()
@@ -139,6 +139,7 @@ class Nanny:
                     handle()
             self._voice.publish_due()
             self._use.tell_due()
+            self._vitals.tell_due()
             if self._voice.due is not None:
                 time.sleep(NAP_SECONDS)
             ended = self._reap()
@@ -179,28 +180,19 @@ class Nanny:
     def _poll_ms(self) -> int | None:
         """Return the milliseconds to the nearest deadline, None without one."""
         now = time.monotonic()
-        hello = self._next_look if self._told_who else now + HELLO_SECONDS
-        deadlines = [
-            at for at in (self._voice.due, self._use.due, self._kill_at, self._orphan_at, hello) if at is not None
-        ]
+        hello = None if self._told_who else now + HELLO_SECONDS
+        look = self._cluster.due(once_reached=self._told_who)
+        dues = (self._voice.due, self._use.due, self._vitals.due, self._kill_at, look, hello)
+        deadlines = [at for at in dues if at is not None]
         return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        if (not self._told_who or now >= self._next_look) and not self._is_cluster_there():
-            self._is_orphan = True
-            self._begin_end()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
-        if self._orphan_at is not None and now >= self._orphan_at:
-            self._orphan_at, self._is_orphan = None, True
+        if self._cluster.look(once_reached=self._told_who):
             self._begin_end()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
-
-    def _is_cluster_there(self) -> bool:
-        return self._connection.is_there(once_reached=self._told_who)
 
     # What the rank says
 
@@ -239,13 +231,18 @@ class Nanny:
             elif kind == FORWARD:
                 self._out.send_multipart(frames)
             elif kind == CELL_BEGIN:
-                self._out.begin_cell()
-                self._witness.begin_cell()
-                self._voice.begin_cell(self._session.unpack(frames[0]))
-                if self._voice.cell["msg_id"] == self._interrupt_at:
-                    signal_main_thread(self._pid, signal.SIGINT)
+                self._on_cell(self._session.unpack(frames[0]))
+            elif kind == METRICS:
+                self._on_metrics(self._session.unpack(frames[0]))
             elif kind == IDENTITY:
                 self._on_identity(self._session.unpack(frames[0]))
+
+    def _on_cell(self, header: dict[str, Any]) -> None:
+        self._out.begin_cell()
+        self._witness.begin_cell()
+        self._voice.begin_cell(header)
+        if header["msg_id"] == self._interrupt_at:
+            signal_main_thread(self._pid, signal.SIGINT)
 
     def _on_identity(self, told: dict[str, Any]) -> None:
         self._engine = told["engine"]
@@ -253,6 +250,12 @@ class Nanny:
         if told.get("log_path"):
             self._told_who = True
             self._log.place(told["log_path"])
+            self._metrics.place(told["log_path"])
+            self._vitals.begin(told["local_rank"], told["device"])
+
+    def _on_metrics(self, content: dict[str, Any]) -> None:
+        self._metrics.write(content)
+        self._tell(Metrics.msg_type, content)  # past the backlog: who joins later reads the file
 
     def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
         topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()
@@ -264,9 +267,15 @@ class Nanny:
     def _publish_record(self, record: Record) -> None:
         self._publish(record.msg_type, record.to_content(), self._voice.cell)
 
+    def _tell(self, msg_type: str, content: dict[str, Any], topic: bytes = b"figures") -> None:
+        """Publish past the backlog what is of no use to who joins later."""
+        self._session.send(self._pub, msg_type, content, ident=topic, metadata={"engine": self._engine})
+
     def _tell_use(self) -> None:
-        """Tell past the backlog: it is of no use to who joins later."""
-        self._session.send(self._pub, Used.msg_type, {}, ident=USED_TOPIC, metadata={"engine": self._engine})
+        self._tell(Used.msg_type, {}, USED_TOPIC)
+
+    def _tell_vitals(self, record: Record) -> None:
+        self._tell(record.msg_type, record.to_content())
 
     def _report_log_trouble(self, path: str, error: OSError) -> None:
         self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
@@ -302,6 +311,8 @@ class Nanny:
             self._begin_end()
         elif do == "hello":
             self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
+        elif do == "publish":
+            self._tell(request["msg_type"], request["content"])
         elif do == "tell":
             return self._out.dump()
         elif do == "stack":
@@ -325,13 +336,6 @@ class Nanny:
         self._expected_end = True
         self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
         self._signal(signal.SIGTERM)
-
-    def _on_monitor(self) -> None:
-        event = recv_monitor_message(self._monitor)["event"]
-        if event == zmq.EVENT_DISCONNECTED:
-            self._orphan_at = time.monotonic() + CONTROLLER_GRACE_SECONDS
-        else:
-            self._orphan_at = None
 
     def _on_rank_end(self, ended: tuple[int, resource.struct_rusage]) -> None:
         self._on_wire()
@@ -359,7 +363,7 @@ class Nanny:
         sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
         sys.stderr.flush()
         deadline = time.monotonic() + HEARD_SECONDS
-        while not self._stop_requested and time.monotonic() < deadline and self._is_cluster_there():
+        while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
             self._publish_record(death)
             select.select([self._wake_read], [], [], HELLO_SECONDS)
 

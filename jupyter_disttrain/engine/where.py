@@ -48,7 +48,7 @@ def where(group: Group | None, cell: dict[str, Any] | None) -> dict[str, Any]:
         told["stack"] = [_describe(each) for each in (*outer, *frames[-DEEPEST:])]
         lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno]
         told["line"] = lines[-1] + cell["lines_before"] if lines else None
-    told["call"] = next((each.f_code.co_name for each in frames if _communicates(each)), None)
+    told["call"] = next((each.f_code.co_name for each in frames if communicates(each)), None)
     in_mpi = mpi_call(frame) if frames and told["call"] is None else None
     if in_mpi is not None:
         told["call"] = f"MPI {in_mpi.name}"
@@ -75,7 +75,8 @@ def _describe(frame: FrameType) -> tuple[str, int, str, str]:
     return filename, line, frame.f_code.co_name, linecache.getline(filename, line).strip()
 
 
-def _communicates(frame: FrameType) -> bool:
+def communicates(frame: FrameType) -> bool:
+    """Whether a frame is a call of ``torch.distributed`` that other ranks take part in."""
     return frame.f_code.co_filename.endswith(_COMMUNICATION) and not frame.f_code.co_name.startswith("_")
 
 

@@ -23,6 +23,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import pulse
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -43,6 +45,7 @@ FORWARD = b"F"  # a signed message for the client; its place among what is said 
 PLACED = b"P"  # the same, to be published after what was said before it and before what is said after it
 CELL_BEGIN = b"B"  # a cell's header: what is said from now on belongs to it
 CELL_END = b"E"  # a signed message that ends the cell
+METRICS = b"M"  # JSON: what ``log_metrics`` was given; for the file and the client
 IDENTITY = b"I"  # JSON: who this rank is, where its log goes
 
 
@@ -174,7 +177,7 @@ class RankEnd:
                     self._wait_for(token)
             finally:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
-            self._sent += kind in (FORWARD, PLACED)
+            self._sent += kind in (FORWARD, PLACED, METRICS)
 
     def _wait_for(self, token: bytes) -> None:
         """Wait until the nanny returns the token; those of sends that were interrupted here are passed over."""
@@ -196,6 +199,10 @@ class RankEnd:
         """Note that it was."""
         self._wire.page[IN_USE] = 0
         USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
+
+    def beat(self, beat: pulse.Pulse) -> None:
+        """Show the nanny what the rank does; one thread of the rank calls this."""
+        pulse.write(self._wire.page, beat)
 
     def is_silent_since(self, mark: tuple[int, int]) -> bool:
         """Whether nothing was said since ``mark``.
@@ -275,6 +282,10 @@ class NannyEnd:
             start = end
         del self._data[:start]
         return groups
+
+    def pulse(self) -> pulse.Pulse | None:
+        """Return what the rank showed last."""
+        return pulse.read(self._page)
 
     def uses(self) -> tuple[bool, int]:
         """Whether the rank serves a request, and how many it has served."""

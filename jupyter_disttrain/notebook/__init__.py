@@ -36,6 +36,7 @@ def unload(shell: InteractiveShell) -> None:
         return
     magics.shutdown_all()
     magics.transformers.remove()
+    magics.views.close()
     for kind, names in magics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

@@ -70,6 +70,7 @@ def _cell(name: str) -> _Parser:
         add("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
     add("--timeout", type=float, metavar="S", help="interrupt the ranks after this many seconds")
     add("-o", "--out", metavar="NAME", help="keep each rank's last value in the notebook, as a dict by rank")
+    add("--watch", action="store_true", help="show the ranks and their metrics below the cell, live")
     add("--noblock", action="store_true", help="don't wait; %%dist_wait shows what came of it")
     add("--bare", action="store_true", help=argparse.SUPPRESS)  # %dist_mode added the magic's line to the cell
     _add_name(parser)
@@ -98,6 +99,12 @@ def _plain(name: str) -> _Parser:
     return parser
 
 
+def _status() -> _Parser:
+    parser = _plain("dist_status")
+    parser.add_argument("--text", action="store_true", help="a table in text, also where a live view could be shown")
+    return parser
+
+
 def _reset() -> _Parser:
     parser = _plain("dist_reset")
     parser.add_argument("-r", "--ranks", help="replace just these, e.g. 1 or 0,2-3 (default: restart all)")
@@ -111,6 +118,14 @@ def _copy() -> _Parser:
         "--to", dest="ranks", default="all", metavar="RANKS", help="who gets them (default: all others)"
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help="variables")
+    _add_name(parser)
+    return parser
+
+
+def _diff() -> _Parser:
+    parser = _parser("dist_diff")
+    parser.add_argument("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="models, optimizers, tensors or other variables")
     _add_name(parser)
     return parser
 
@@ -134,13 +149,14 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "distributed": _cell("distributed"),
     "rank": _cell("rank"),
     "dist_mode": _mode(),
-    "dist_status": _plain("dist_status"),
+    "dist_status": _status(),
     "dist_wait": _plain("dist_wait"),
     "sync": _plain("sync"),
     "dist_push": _names("dist_push", "all"),
     "dist_pull": _names("dist_pull", "0"),
     "dist_where": _plain("dist_where"),
     "dist_copy": _copy(),
+    "dist_diff": _diff(),
     "dist_attach": _attach(),
     "dist_reset": _reset(),
     "dist_shutdown": _shutdown(),

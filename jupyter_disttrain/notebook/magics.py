@@ -23,6 +23,7 @@ from .screen import Screen
 from .sinks import sink_for
 from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
+from .views import Views
 
 if TYPE_CHECKING:
     import argparse
@@ -52,6 +53,7 @@ class DistributedMagics(Magics):
     on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What is done when a rank dies.").tag(config=True)
     idle_timeout = Float(0.0, help="Seconds without use that end a cluster; 0: it never ends.").tag(config=True)
     keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
+    sample = Float(1.0, help="Seconds between two figures of each rank and node; 0: none are taken.").tag(config=True)
     max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
     progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
@@ -61,6 +63,7 @@ class DistributedMagics(Magics):
     def __init__(self, shell: InteractiveShell, **kwargs: Any) -> None:
         super().__init__(shell=shell, **kwargs)
         self.transformers = Transformers(shell)
+        self.views = Views(shell)
         self._clusters: dict[str, Cluster] = {}
         self._last = ""
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
@@ -95,6 +98,7 @@ class DistributedMagics(Magics):
             hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
             on_rank_death=args.on_rank_death or self.on_rank_death,
             keep=args.keep or self.keep,
+            sample_s=self.sample,
             idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,
             name=name,
         )
@@ -212,6 +216,8 @@ class DistributedMagics(Magics):
         if args.out is not None:
             check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)
+        if args.watch and self.views.has_page:
+            self.views.show(cluster)
         code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         run = cluster.run(
             code,
@@ -219,7 +225,7 @@ class DistributedMagics(Magics):
             values=args.out is not None,
             block=not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
             timeout_s=args.timeout,
-            listener=None if args.noblock else self._screen(cluster, chosen),
+            listener=None if args.noblock else self._screen(cluster, chosen, below_view=args.watch),
             execution_count=_prompt(self.shell),
             lines_before=lines_before,
         )
@@ -234,7 +240,7 @@ class DistributedMagics(Magics):
         if out is not None:
             self.shell.user_ns[out] = run.results
 
-    def _screen(self, cluster: Cluster, ranks: tuple[int, ...]) -> Screen:
+    def _screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
         relay = self._relays.setdefault(cluster.name, CommRelay(cluster.send_comm))
         return Screen(
             sink_for(self.shell),
@@ -245,6 +251,7 @@ class DistributedMagics(Magics):
             max_bytes=self.max_output_bytes,
             progress_after_s=self.progress_after,
             forward_comm=relay.forward,
+            below_view=below_view,
         )
 
     @_documented
@@ -300,11 +307,15 @@ class DistributedMagics(Magics):
     @_documented
     @line_magic
     def dist_status(self, line: str) -> None:
-        """Show nodes and ranks."""
+        """Show nodes, ranks and metrics: live where the front end has widgets, else as a table in text."""
         args = parse("dist_status", line)
         there = [cluster for cluster in self._clusters.values() if not cluster.closed]
         chosen = there if there and not args.name else [self._require(args)]
-        print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
+        if args.text or not self.views.has_page:
+            print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
+            return
+        for cluster in chosen:
+            self.views.show(cluster)
 
     @_documented
     @line_magic
@@ -318,6 +329,15 @@ class DistributedMagics(Magics):
         """Copy variables from one rank to others."""
         args = parse("dist_copy", line)
         self._require(args).copy(args.names, args.source, args.ranks)
+
+    @_documented
+    @line_magic
+    def dist_diff(self, line: str) -> None:
+        """Say where ranks differ, e.g. in a model's parameters."""
+        args = parse("dist_diff", line)
+        cluster = self._require(args)
+        for name in args.names:
+            print(cluster.diff(name, args.ranks))  # noqa: T201
 
     @_documented
     @line_magic

@@ -51,9 +51,11 @@ class Screen:
         Show who still runs after this many seconds.
     forward_comm
         Takes widgets' messages.
+    below_view
+        Something stands above in the same output that must stay.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         sink: Sink,
         ranks: Sequence[int],
@@ -64,6 +66,7 @@ class Screen:
         max_bytes: int,
         progress_after_s: float,
         forward_comm: Callable[[CommSent], None],
+        below_view: bool = False,
     ) -> None:
         self._sink = sink
         self._labelled = len(ranks) > 1
@@ -71,6 +74,7 @@ class Screen:
         self._labels: dict[tuple[frozenset[int], str], str] = {}  # what was made before, because lines are many
         self._log_folder = log_folder
         self._forward_comm = forward_comm
+        self._below_view = below_view
         self._transcript = Transcript(max_lines, max_bytes)
         self._notes: list[str] = []
         self._progress: list[str] = []
@@ -107,7 +111,10 @@ class Screen:
             self._notes += run.notes  # else the error tells them
         self._progress = []
         self._draw()
-        if self._filled < len(self._names):
+        if self._below_view:
+            for name in self._names[self._filled :]:
+                self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
+        elif self._filled < len(self._names):
             # Places that hold nothing any more would be empty boxes.
             self._sink.clear(wait=self._filled > 0)
             self._names.clear()
@@ -176,6 +183,7 @@ class Screen:
                 "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables:"
             )
             self._progress += [f"  {line}" for line in hang]
+        self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]
         if run.interrupts:
             advice = "interrupt sent; stop again to abort whatever ranks wait for, a third time to get the prompt back"
             self._progress.append(f"{QUIET}{advice}{RESET}")

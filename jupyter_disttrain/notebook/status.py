@@ -1,18 +1,14 @@
 """The cluster in text: what ``%dist_init`` and ``%dist_status`` print.
 
-Covers: one line per rank, grouped by host.
-Does not cover: live figures.
+Covers: a table of ranks with the figures that each told last, a line per node.
+Does not cover: taking the figures (``cluster.telemetry``).
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import TYPE_CHECKING
 
-import psutil
-
-from ..cluster.devices import gpu_figures
 from ..cluster.registry import running
 from ..ranks import label_ranks
 
@@ -21,9 +17,16 @@ if TYPE_CHECKING:
 
     from ..cluster import Cluster
     from ..cluster.rank_table import RankEntry
+    from ..cluster.telemetry import RankFigures
+    from ..messages import NodeVitals
 
 WARNED_PART = 0.5  # of the idle time-out, before whose end the status warns
 MINUTE = 60.0
+MIB, GIB = 2**20, 2**30
+HEAD = (
+    *("rank", "state", "cell", "line", "steps/s", "waiting", "host", "local", "device", "pid", "CPU", "memory"),
+    *("GPU use", "GPU memory", "GPU temperature", "GPU power", "GPU slowed by", "ECC errors", "other processes on GPU"),
+)
 
 
 def started_text(cluster: Cluster) -> str:
@@ -72,15 +75,15 @@ def _place(cluster: Cluster, host: str) -> str:
 
 
 def status_text(cluster: Cluster) -> str:
-    """Return a table of the ranks."""
-    rows: list[tuple[str, ...]] = [
-        ("rank", "state", "cell", "host", "local", "device", "pid", "CPU memory", "GPU memory", "GPU use")
-    ]
-    gpus = gpu_figures([entry.info.device for entry in cluster.table])
-    rows += [_row(entry, gpus.get(entry.info.device)) for entry in cluster.table]
+    """Return a table of the ranks, and a line per node."""
+    figures = cluster.telemetry.ranks
+    rows: list[tuple[str, ...]] = [HEAD]
+    rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]
     backend = cluster.table[0].info.backend
     title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {cluster.config.launcher} · {backend}"
-    return "\n".join([title, *_warning(cluster), *_align(rows)])
+    nodes = [_node(node) for node in cluster.telemetry.nodes]
+    speed = cluster.telemetry.remarks.of_speed({e.info.rank for e in cluster.table if e.state == "running"})
+    return "\n".join([title, *_warning(cluster), *_align(rows), *nodes, *(f"  {remark}" for remark in speed)])
 
 
 def _warning(cluster: Cluster) -> list[str]:
@@ -98,33 +101,57 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 2 * MINUTE else f"{seconds / MINUTE:.0f} min"
 
 
-def _row(entry: RankEntry, gpu: tuple[int, int, int] | None) -> tuple[str, ...]:
+def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tuple[str, ...]:
     info = entry.info
-    used = f"{gpu[0] / 2**30:.1f} of {gpu[1] / 2**30:.0f} GiB" if gpu else "-"
-    cell = "-" if entry.cell is None else str(entry.cell)
-    memory = _memory(entry)
-    use = f"{gpu[2]} %" if gpu else "-"
+    told = figures.vitals if figures else None
+    rates = figures.rates() if figures else None
+    gpu = (told.gpu if told else None) or {}
+    line = told.line if told and entry.state == "running" else None
     return (
         str(info.rank),
-        entry.state,
-        cell,
+        cluster.telemetry.state(info.rank, entry.state)[1],
+        "-" if entry.cell is None else str(entry.cell),
+        "-" if line is None else str(line),
+        "-" if rates is None or rates.steps_per_s is None else f"{rates.steps_per_s:.3g}",
+        "-" if rates is None or rates.waiting is None or entry.state != "running" else f"{100 * rates.waiting:.0f} %",
         info.host,
         str(info.local_rank),
         info.device,
         str(info.pid),
-        memory,
-        used,
-        use,
+        "-" if told is None else f"{told.cpu_percent:.0f} %",
+        "-" if told is None else f"{told.memory_bytes / MIB:.0f} MiB",
+        f"{gpu['percent']} %" if "percent" in gpu else "-",
+        f"{gpu['memory_used_bytes'] / GIB:.1f} of {gpu['memory_total_bytes'] / GIB:.0f} GiB"
+        if "memory_used_bytes" in gpu
+        else "-",
+        f"{gpu['celsius']} °C" if "celsius" in gpu else "-",
+        f"{gpu['watts']:.0f} W" if "watts" in gpu else "-",
+        gpu.get("limited_by", "-"),
+        str(gpu["ecc_errors"]) if gpu.get("ecc_errors") else "-",
+        str(gpu["others"]) if gpu.get("others") else "-",
     )
 
 
-def _memory(entry: RankEntry) -> str:
-    if entry.state == "dead" or entry.info.host != socket.gethostname():
-        return "-"
-    try:
-        return f"{psutil.Process(entry.info.pid).memory_info().rss / 2**20:.0f} MiB"
-    except psutil.NoSuchProcess:
-        return "-"  # it ended this moment
+def _node(node: NodeVitals) -> str:
+    words = [
+        f"{node.cores} cores {node.cpu_percent:.0f} % busy, load {node.load:.1f}",
+        f"memory {node.memory_used_bytes / GIB:.1f} of {node.memory_total_bytes / GIB:.0f} GiB",
+        f"disk {node.disk_free_bytes / GIB:.0f} GiB free",
+        f"network {_rate(node.received_bytes_per_s)} in, {_rate(node.sent_bytes_per_s)} out",
+    ]
+    if node.infiniband_received_bytes_per_s or node.infiniband_sent_bytes_per_s:
+        words.append(
+            f"InfiniBand {_rate(node.infiniband_received_bytes_per_s)} in, "
+            f"{_rate(node.infiniband_sent_bytes_per_s)} out"
+        )
+    return f"  {node.host}: {' · '.join(words)}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.1f} {unit}/s"
+    return f"{bytes_per_s:.0f} B/s"
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:

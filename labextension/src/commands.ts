@@ -10,7 +10,13 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { runCellIcon, shutDownRanksIcon, startRanksIcon } from './icons';
+import type { Client } from './client';
+import {
+  ranksIcon,
+  runCellIcon,
+  shutDownRanksIcon,
+  startRanksIcon
+} from './icons';
 import type { IRunServices } from './notebook';
 import {
   canEdit,
@@ -19,16 +25,31 @@ import {
   runActiveCellOnAllRanks,
   runInNewCell
 } from './notebook';
+import type { ClustersPanel } from './panel';
+import { actionsOf } from './panel';
 
 /** schema/plugin.json names them too. */
 export const CommandIDs = {
   startRanks: 'jupyter-disttrain:start-ranks',
   runCell: 'jupyter-disttrain:run-cell',
-  shutDownRanks: 'jupyter-disttrain:shut-down-ranks'
+  shutDownRanks: 'jupyter-disttrain:shut-down-ranks',
+  attach: 'jupyter-disttrain:attach',
+  showPanel: 'jupyter-disttrain:show-panel',
+  interrupt: 'jupyter-disttrain:interrupt',
+  reset: 'jupyter-disttrain:reset',
+  stop: 'jupyter-disttrain:stop'
 } as const;
+
+const NOTEBOOK_COMMANDS = [
+  CommandIDs.startRanks,
+  CommandIDs.runCell,
+  CommandIDs.shutDownRanks,
+  CommandIDs.attach
+];
 
 const START_RANKS = '%load_ext jupyter_disttrain\n%dist_init';
 const SHUT_DOWN_RANKS = '%dist_shutdown';
+const ATTACH = '%load_ext jupyter_disttrain\n%dist_attach';
 
 /**
  * Add the commands, and keep their enabled state up to date.
@@ -93,14 +114,83 @@ export function addCommands(
     })
   });
 
+  commands.addCommand(CommandIDs.attach, {
+    label: trans.__('Bring back ranks that outlived their kernel'),
+    caption: trans.__(
+      'Join ranks that were started to be kept, from a new cell'
+    ),
+    isEnabled: isEnabled(canEdit),
+    execute: onCurrent(panel => runInNewCell(panel, ATTACH, services))
+  });
+
   const notify = (): void => {
-    for (const id of Object.values(CommandIDs)) {
+    for (const id of NOTEBOOK_COMMANDS) {
       commands.notifyCommandChanged(id);
     }
   };
   tracker.currentChanged.connect(notify);
   tracker.activeCellChanged.connect(notify);
   shell.currentChanged?.connect(notify);
+}
+
+/**
+ * Add what is asked of the cluster that the panel shows: it works while the
+ * notebook's kernel is busy, too.
+ */
+export function addClusterCommands(
+  app: JupyterFrontEnd,
+  client: Client,
+  panel: ClustersPanel,
+  trans: TranslationBundle
+): void {
+  const { commands, shell } = app;
+  commands.addCommand(CommandIDs.showPanel, {
+    label: trans.__('Show the ranks'),
+    caption: trans.__('Show what the ranks do, in the side panel'),
+    icon: ranksIcon,
+    execute: () => {
+      shell.activateById(panel.id);
+    }
+  });
+  const actions = actionsOf(client, trans);
+  const hasCluster = (): boolean => panel.current !== '';
+  commands.addCommand(CommandIDs.interrupt, {
+    label: trans.__('Interrupt the ranks'),
+    isEnabled: hasCluster,
+    execute: () => actions.ask(panel.current, 'interrupt')
+  });
+  commands.addCommand(CommandIDs.reset, {
+    label: trans.__('Start the ranks anew'),
+    isEnabled: hasCluster,
+    execute: async () => {
+      const body = trans.__(
+        'The variables on the ranks are lost. Those of the notebook stay.'
+      );
+      if (
+        await actions.confirm(
+          trans.__('Start all ranks anew?'),
+          body,
+          trans.__('Reset')
+        )
+      ) {
+        await actions.ask(panel.current, 'reset');
+      }
+    }
+  });
+  commands.addCommand(CommandIDs.stop, {
+    label: trans.__('End the cluster'),
+    isEnabled: hasCluster,
+    execute: async () => {
+      if (await confirmShutDown(trans)) {
+        await actions.ask(panel.current, 'stop');
+      }
+    }
+  });
+  client.stateChanged.connect(() => {
+    for (const id of ['interrupt', 'reset', 'stop'] as const) {
+      commands.notifyCommandChanged(CommandIDs[id]);
+    }
+  });
 }
 
 async function confirmShutDown(trans: TranslationBundle): Promise<boolean> {

@@ -4,6 +4,7 @@
 
 import { LabIcon } from '@jupyterlab/ui-components';
 
+import ranksSvg from '../style/icons/ranks.svg';
 import runCellSvg from '../style/icons/run-cell.svg';
 import shutDownRanksSvg from '../style/icons/shut-down-ranks.svg';
 import startRanksSvg from '../style/icons/start-ranks.svg';
@@ -21,4 +22,9 @@ export const runCellIcon = new LabIcon({
 export const shutDownRanksIcon = new LabIcon({
   name: 'jupyter-disttrain:shut-down-ranks',
   svgstr: shutDownRanksSvg
+});
+
+export const ranksIcon = new LabIcon({
+  name: 'jupyter-disttrain:ranks',
+  svgstr: ranksSvg
 });

@@ -1,5 +1,6 @@
 /**
- * The plugin: wires the commands to JupyterLab.
+ * The plugins: wire the commands, the side panel and the status bar to
+ * JupyterLab and Notebook.
  *
  * The toolbar's buttons are declared in schema/plugin.json, where a person's
  * settings can move or hide them.
@@ -9,11 +10,34 @@ import type {
   JupyterFrontEnd,
   JupyterFrontEndPlugin
 } from '@jupyterlab/application';
-import { ICommandPalette, ISessionContextDialogs } from '@jupyterlab/apputils';
+import { ILayoutRestorer } from '@jupyterlab/application';
+import {
+  ICommandPalette,
+  ISessionContextDialogs,
+  IThemeManager
+} from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { addCommands, CommandIDs } from './commands';
+import { Client } from './client';
+import { addClusterCommands, addCommands, CommandIDs } from './commands';
+import { ranksIcon } from './icons';
+import { ClustersPanel } from './panel';
+import { StatusItem } from './status';
+
+const PANEL = 'jupyter-disttrain-panel';
+
+function addToPalette(
+  palette: ICommandPalette | null,
+  category: string,
+  commands: string[]
+): void {
+  for (const command of commands) {
+    palette?.addItem({ category, command });
+  }
+}
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-disttrain:plugin',
@@ -38,12 +62,80 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const translator = labTranslator ?? nullTranslator;
     const trans = translator.load('jupyter_disttrain');
     addCommands(app, tracker, trans, { sessionDialogs, translator });
-
-    const category = trans.__('Distributed Training');
-    for (const command of Object.values(CommandIDs)) {
-      palette?.addItem({ category, command });
-    }
+    addToPalette(palette, trans.__('Distributed Training'), [
+      CommandIDs.startRanks,
+      CommandIDs.runCell,
+      CommandIDs.shutDownRanks,
+      CommandIDs.attach
+    ]);
   }
 };
 
-export default plugin;
+const panelPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-disttrain:panel',
+  description: 'The ranks of every cluster of this server, live.',
+  autoStart: true,
+  optional: [
+    ISettingRegistry,
+    ICommandPalette,
+    ITranslator,
+    IStatusBar,
+    ILayoutRestorer,
+    IThemeManager
+  ],
+  activate: (
+    app: JupyterFrontEnd,
+    registry: ISettingRegistry | null,
+    palette: ICommandPalette | null,
+    translator: ITranslator | null,
+    statusBar: IStatusBar | null,
+    restorer: ILayoutRestorer | null,
+    themes: IThemeManager | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load('jupyter_disttrain');
+    const client = new Client(app.serviceManager.serverSettings);
+    const panel = new ClustersPanel(
+      client,
+      trans,
+      app.commands,
+      CommandIDs.startRanks
+    );
+    panel.id = PANEL;
+    panel.title.icon = ranksIcon;
+    panel.title.caption = trans.__('Distributed Training');
+    app.shell.add(panel, 'right', { rank: 900, type: 'Distributed Training' });
+    restorer?.add(panel, PANEL);
+    themes?.themeChanged.connect(() => {
+      panel.restyle();
+    });
+    addClusterCommands(app, client, panel, trans);
+    addToPalette(palette, trans.__('Distributed Training'), [
+      CommandIDs.showPanel,
+      CommandIDs.interrupt,
+      CommandIDs.reset,
+      CommandIDs.stop
+    ]);
+    statusBar?.registerStatusItem('jupyter-disttrain:status', {
+      item: new StatusItem(client, trans, () => {
+        app.shell.activateById(PANEL);
+      }),
+      align: 'left',
+      rank: 50
+    });
+    void registry?.load(panelPlugin.id).then(settings => {
+      const apply = (): void => {
+        const side = settings.get('side').composite;
+        if (side === 'left' || side === 'right') {
+          app.shell.add(panel, side, { rank: 900 });
+        }
+      };
+      settings.changed.connect(apply);
+      if (settings.get('side').composite !== 'right') {
+        apply();
+      }
+    });
+    client.connect();
+  }
+};
+
+export default [plugin, panelPlugin];

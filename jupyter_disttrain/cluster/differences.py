@@ -1,0 +1,130 @@
+"""Where ranks differ that should not.
+
+Covers: comparing a variable over ranks by digests, and the first difference in numbers.
+Does not cover: taking digests (``engine.digests``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..ranks import label_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
+
+LISTED = 8  # further parts that are named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A part of a variable that is not the same on all ranks."""
+
+    path: str  # e.g. "layers.0.weight"; empty for the variable itself
+    groups: tuple[tuple[tuple[int, ...], str], ...]  # ranks that agree and what they have, most ranks first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A variable over ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+    compared: int  # parts
+    sharded: int  # parts that differ by design, and were left out
+    differences: tuple[Difference, ...]  # in the order of the parts
+    largest: tuple[str, ...] = ()  # by how much the first part differs, in words
+
+    def __bool__(self) -> bool:
+        """Whether ranks differ."""
+        return bool(self.differences)
+
+    def __str__(self) -> str:
+        """Say it."""
+        who = label_ranks(self.ranks)
+        left_out = f"; {self.sharded} are sharded over ranks and were left out" if self.sharded else ""
+        parts = "1 part" if self.compared == 1 else f"{self.compared} parts"
+        if not self.differences:
+            return f"{self.name} is the same on {who} ({parts}{left_out})"
+        first, *others = self.differences
+        count = f"{len(self.differences)} of {parts}"
+        lines = [f"{self.name} differs on {who} in {count}{left_out}; the first is {first.path or self.name}:"]
+        lines += [f"  {label_ranks(ranks)}: {kind}" for ranks, kind in first.groups]
+        lines += [f"  {words}" for words in self.largest]
+        if others:
+            named = ", ".join(each.path for each in others[:LISTED])
+            more = f" and {len(others) - LISTED} more" if len(others) > LISTED else ""
+            lines.append(f"  after it differ {named}{more}")
+        return "\n".join(lines)
+
+
+def compare(
+    name: str,
+    told: Mapping[int, Sequence[dict[str, Any]]],
+    numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]],
+) -> Comparison:
+    """Compare what ranks told of a variable.
+
+    Parameters
+    ----------
+    name
+        The variable.
+    told
+        By rank, what ``engine.digests.digests`` returned there.
+    numbers_of
+        Brings one part of the variable from ranks.
+    """
+    ranks = tuple(sorted(told))
+    by_path: dict[str, dict[int, tuple[str, str | None]]] = {}
+    for rank in ranks:
+        for part in told[rank]:
+            by_path.setdefault(part["path"], {})[rank] = part["kind"], part["digest"]
+    sharded = [path for path, by_rank in by_path.items() if all(digest is None for _, digest in by_rank.values())]
+    compared = [path for path in by_path if path not in set(sharded)]
+    differences = tuple(found for path in compared if (found := _difference(path, by_path[path], ranks)) is not None)
+    return Comparison(
+        name=name,
+        ranks=ranks,
+        compared=len(compared),
+        sharded=len(sharded),
+        differences=differences,
+        largest=_largest(differences[0], numbers_of) if differences else (),
+    )
+
+
+def _difference(path: str, by_rank: Mapping[int, tuple[str, str | None]], ranks: Sequence[int]) -> Difference | None:
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(by_rank.get(rank, ("has none", None)), []).append(rank)
+    if len(groups) == 1:
+        return None
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    return Difference(path=path, groups=tuple((tuple(members), kind) for (kind, _), members in ordered))
+
+
+def _largest(
+    first: Difference, numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]]
+) -> tuple[str, ...]:
+    """Say by how much the first part differs from what most ranks have."""
+    (members, kind), *others = first.groups
+    if any(other != kind for _, other in others):
+        return ()  # e.g. other shapes: the kinds say it
+    representatives = [ranks[0] for ranks, _ in first.groups]
+    arrays = numbers_of(first.path, representatives)
+    reference = arrays[representatives[0]]
+    if reference is None:
+        return ()
+    lines = []
+    for ranks, _ in others:
+        array = arrays[ranks[0]]
+        if array is None or array.shape != reference.shape:
+            continue
+        apart = abs(array - reference)
+        count = int((apart != 0).sum())  # NaN is unequal to everything
+        who = f"{label_ranks(ranks)} from {label_ranks(members)}"
+        where = f"in {count:,} of {apart.size:,} numbers"
+        lines.append(f"{who}: up to {apart.max():.4g}, {apart.mean():.4g} on average, {where}")
+    return tuple(lines)

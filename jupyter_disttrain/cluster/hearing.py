@@ -1,0 +1,101 @@
+"""What arrives at a cluster from its ranks and their nannies.
+
+Covers: handing output to cells, figures to telemetry, what others ask for to who does it; the controller's end.
+Does not cover: replies (``cells``), the sockets (``link``).
+
+All of it is called on the link's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from ..messages import NANNY_REQUEST, Asked, Heard, Used
+from .inbox import event_from
+from .overview import Overview
+from .telemetry import TOPICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .cells import Cells
+    from .link import Message
+    from .rank_table import RankEntry
+
+
+class Hearing(Overview):
+    """The part of a cluster that listens."""
+
+    _cells: Cells | None
+
+    @abstractmethod
+    def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
+        """Interrupt ranks that run a cell."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start all ranks anew."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End the cluster."""
+
+    def _on_message(self, channel: str, message: Message) -> None:
+        if channel != "iopub":
+            return
+        engine = message["metadata"].get("engine", "")
+        entry = next((entry for entry in self._launch.table if entry.engine == engine), None)
+        if entry is None:
+            return
+        rank = entry.info.rank
+        msg_type = message["header"]["msg_type"]
+        if msg_type == Used.msg_type:
+            self._last_use = time.monotonic()
+            return
+        if msg_type == Asked.msg_type:
+            self._on_asked(Asked.from_content(message["content"]), entry)
+            return
+        if msg_type in TOPICS:
+            self.telemetry.take(rank, msg_type, message["content"])
+            return
+        event = event_from(rank, message)
+        if event is not None and self._cells is not None:
+            self._cells.take(entry, message, event)
+
+    def _on_asked(self, asked: Asked, entry: RankEntry) -> None:
+        """Do what somebody asks for in the side panel; the notebook may be busy or not."""
+        heard = Heard(token=asked.token)
+        request = {"do": "publish", "msg_type": heard.msg_type, "content": heard.to_content()}
+        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)
+        if asked.what == "stop":
+            self._end_because("was ended from the side panel")
+        else:
+            does = self.reset if asked.what == "reset" else self.interrupt
+            threading.Thread(target=does, name=f"disttrain {asked.what}", daemon=True).start()
+
+    def _on_lost(self) -> None:
+        """Take note that the controller is gone, and nobody can be reached any more."""
+        if self._cells is None:
+            return  # it is just being joined, and that fails now
+        for entry in self.table:
+            entry.state = "dead"
+        self._guardian.close()
+        limit = self.config.idle_timeout_s
+        if self._launch.is_being_stopped:
+            self._end_because("was ended by jupyter disttrain stop")
+        elif limit and self.idle_s >= limit:
+            self._end_because(f"was ended, because nobody had used it for {limit:g} s")
+        else:
+            self._cells.abandon(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
+
+    def _end_because(self, reason: str) -> None:
+        self._launch.closed_because = reason
+        self._abandon(f"the cluster {self.name!r} {reason}; start one with %dist_init")
+        threading.Thread(target=self.shutdown, name="disttrain end").start()  # which joins this thread
+
+    def _abandon(self, reason: str) -> None:
+        if self._cells is not None:
+            self._cells.abandon(reason)

@@ -1,0 +1,258 @@
+"""The values of ``log_metrics``, gathered over ranks.
+
+Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks.
+Does not cover: what ranks tell of themselves without being asked (``telemetry``), files (``metrics_files``).
+
+Columns are numpy arrays: a million values take 37 MB, and a reader takes only what is new to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..messages import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import pandas as pd
+
+ROWS = 1_000_000  # kept; the oldest go first, or a session of days would fill the notebook's memory
+NO_STEP = np.iinfo(np.int64).min
+NO_CELL = -1
+_COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
+
+
+Sample = tuple[float, "int | None", "int | None", "dict[str, Any]"]  # time, cell, step, values by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One value that one rank logged."""
+
+    rank: int
+    time_s: float  # seconds since the epoch, on the rank
+    cell: int | None  # the number of the cell that logged it
+    step: int | None
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """One metric of one cell over its ranks, by step."""
+
+    name: str
+    steps: np.ndarray  # (steps,) int64, ascending; without steps, how often the rank had logged it before
+    ranks: tuple[int, ...]
+    values: np.ndarray  # (steps, ranks) float64; NaN where a rank did not log that step
+    is_missing: np.ndarray  # (steps, ranks) bool: what was logged may be NaN itself
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean over the ranks that logged a step, (steps,)."""
+        return np.asarray(np.ma.masked_array(self.values, self.is_missing).mean(axis=1).filled(np.nan))
+
+    @property
+    def minimum(self) -> np.ndarray:
+        """The least over the ranks, (steps,); NaN if a rank logged NaN."""
+        return np.asarray(np.where(self.is_missing, np.inf, self.values).min(axis=1))
+
+    @property
+    def maximum(self) -> np.ndarray:
+        """The greatest over the ranks, (steps,); NaN if a rank logged NaN."""
+        return np.asarray(np.where(self.is_missing, -np.inf, self.values).max(axis=1))
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Maximum less minimum, (steps,)."""
+        return np.asarray(self.maximum - self.minimum)
+
+
+class MetricsTable:
+    """The last million values that ranks logged, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows = np.empty(1024, _COLUMNS)
+        self._count = 0  # of the rows that are filled
+        self._gone = 0  # of those that were let go
+        self._names: dict[str, int] = {}
+        self._read_until: dict[int, float] = {}  # what a rank logged by then was read from its file
+        self.dropped = 0  # samples that came faster than a rank could send them
+
+    def __len__(self) -> int:
+        """Return how many values are kept."""
+        return self._count
+
+    def add(self, rank: int, content: dict[str, Any]) -> None:
+        """Take a rank's message."""
+        record = Metrics.from_content(content)
+        read_until = self._read_until.get(rank, 0.0)
+        samples = [
+            (time_s, record.cell, step, values) for time_s, step, values in record.samples if time_s > read_until
+        ]
+        self.extend(rank, samples, record.dropped)
+
+    def read(self, run: Path) -> None:
+        """Fill a new table with what the ranks of a run have logged before anybody listened here."""
+        from .metrics_files import read_run  # noqa: PLC0415
+
+        for rank, samples in read_run(run):
+            self.extend(rank, samples)
+            if samples:
+                self._read_until[rank] = samples[-1][0]
+
+    def extend(
+        self,
+        rank: int,
+        samples: Iterable[Sample],
+        dropped: int = 0,
+    ) -> None:
+        """Take samples of a rank."""
+        with self._lock:
+            # JSON has no NaN and no infinity, so they arrive as text.
+            new = [
+                (
+                    time_s,
+                    NO_CELL if cell is None else cell,
+                    NO_STEP if step is None else step,
+                    self._names.setdefault(name, len(self._names)),
+                    rank,
+                    float(value),
+                )
+                for time_s, cell, step, values in samples
+                for name, value in values.items()
+            ]
+            self._make_room(len(new))
+            self._rows[self._count : self._count + len(new)] = new[-ROWS:]
+            self._count += len(new)
+            self.dropped += dropped
+
+    def _make_room(self, count: int) -> None:
+        if self._count + count > ROWS:
+            kept = self._rows[ROWS // 4 + count : self._count].copy()
+            self._gone += self._count - len(kept)
+            self._rows[: len(kept)] = kept
+            self._count = len(kept)
+        if self._count + count > len(self._rows):
+            size = min(max(2 * len(self._rows), self._count + count), ROWS)
+            rows = np.empty(size, _COLUMNS)
+            rows[: self._count] = self._rows[: self._count]
+            self._rows = rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that were logged, in the order of their first value."""
+        with self._lock:
+            return tuple(self._names)
+
+    def since(self, mark: int) -> tuple[int, np.ndarray]:
+        """Return the rows that arrived after a mark, and the mark for the next call; the first mark is 0."""
+        with self._lock:
+            start = max(0, mark - self._gone)
+            return self._gone + self._count, self._rows[start : self._count].copy()
+
+    def rows(self, name: str | None = None) -> list[Metric]:
+        """Return the values of one metric, or of all."""
+        _, rows = self.since(0)
+        names = self.names
+        if name is not None:
+            rows = rows[rows["name"] == self._names.get(name, -1)]
+        return [
+            Metric(
+                rank=rank,
+                time_s=time_s,
+                cell=None if cell == NO_CELL else cell,
+                step=None if step == NO_STEP else step,
+                name=names[named],
+                value=value,
+            )
+            for time_s, cell, step, named, rank, value in rows.tolist()
+        ]
+
+    def gather(self, name: str, cell: int | None = None) -> Gathered:
+        """Return a metric over ranks, by step.
+
+        Parameters
+        ----------
+        name
+            The metric.
+        cell
+            The number of the cell that logged it; None for the last that did.
+
+        Raises
+        ------
+        KeyError
+            If no rank has logged such a metric; the message names those that were logged.
+        """
+        _, rows = self.since(0)
+        rows = rows[rows["name"] == self._names.get(name, -1)]
+        if not len(rows):
+            raise KeyError(f"no rank has logged {name!r}; there is {', '.join(self.names) or 'no metric yet'}")
+        rows = rows[rows["cell"] == (rows["cell"][-1] if cell is None else cell)]
+        return gather(name, rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        import pandas as pd  # noqa: PLC0415  (a notebook that does not ask for it does not pay for it)
+
+        _, rows = self.since(0)
+        step = pd.array(rows["step"], dtype="Int64")
+        step[rows["step"] == NO_STEP] = pd.NA
+        cell = pd.array(rows["cell"], dtype="Int64")
+        cell[rows["cell"] == NO_CELL] = pd.NA
+        return pd.DataFrame(
+            {
+                "time": pd.to_datetime(rows["time_s"], unit="s", utc=True),
+                "cell": cell,
+                "step": step,
+                "rank": rows["rank"],
+                "name": pd.Categorical.from_codes(rows["name"].tolist(), pd.Index(self.names)),
+                "value": rows["value"],
+            }
+        )
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
+        from .metrics_files import write_csv  # noqa: PLC0415
+
+        write_csv(path, self.rows())
+
+    def to_tensorboard(self, folder: str | Path) -> None:
+        """Write all values as TensorBoard's event files, one folder per rank.
+
+        Raises
+        ------
+        ImportError
+            If TensorBoard is not installed; the message says how to get it.
+        """
+        from .metrics_files import write_tensorboard  # noqa: PLC0415
+
+        write_tensorboard(folder, self.rows())
+
+
+def gather(name: str, rows: np.ndarray) -> Gathered:
+    """Gather the rows of one metric of one cell."""
+    steps = rows["step"].copy()
+    for rank in np.unique(rows["rank"]):
+        unnumbered = (rows["rank"] == rank) & (steps == NO_STEP)
+        steps[unnumbered] = np.arange(np.count_nonzero(unnumbered))
+    known_steps, row_at = np.unique(steps, return_inverse=True)
+    ranks, column_at = np.unique(rows["rank"], return_inverse=True)
+    values = np.full((len(known_steps), len(ranks)), np.nan)
+    is_missing = np.ones(values.shape, bool)
+    values[row_at, column_at] = rows["value"]  # of a step that was logged twice the last value
+    is_missing[row_at, column_at] = False
+    return Gathered(name=name, steps=known_steps, ranks=tuple(ranks.tolist()), values=values, is_missing=is_missing)

@@ -1,0 +1,149 @@
+"""A cluster at one moment, as JSON and as bytes for a front end.
+
+Covers: what the widget and the side panel draw: ranks, nodes, remarks; the metrics that are new since a mark.
+Does not cover: sending (``notebook.widget``, ``server``), drawing (``labextension/src/view``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .telemetry import rates_between
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..ranks import RankInfo
+    from .metrics_table import MetricsTable
+    from .telemetry import RankFigures, Telemetry
+
+LARGEST_PACKET = 20_000  # values in one: what is more comes with the next
+HISTORY = 1500  # points of one metric on one rank that a front end gets when it opens
+
+
+def rank_snapshots(telemetry: Telemetry, infos: Sequence[RankInfo], known: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return a dict per rank.
+
+    Parameters
+    ----------
+    telemetry
+        What ranks told.
+    infos
+        Who they are.
+    known
+        Their states as the cluster knows them: see ``Telemetry.state``.
+    """
+    figures = telemetry.ranks
+    return [_rank(telemetry, info, known[info.rank], figures.get(info.rank)) for info in infos]
+
+
+def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures | None) -> dict[str, Any]:
+    state, text = telemetry.state(info.rank, known)
+    found: dict[str, Any] = {
+        "rank": info.rank,
+        "host": info.host,
+        "local_rank": info.local_rank,
+        "device": info.device,
+        "pid": info.pid,
+        "state": state,
+        "text": text,
+    }
+    if figures is None:
+        return found
+    told = figures.vitals
+    found |= {"cpu_percent": told.cpu_percent, "memory_bytes": told.memory_bytes, "steps": told.steps}
+    if told.gpu is not None:
+        found["gpu"] = told.gpu
+    if told.cell is not None:
+        found |= {"cell": told.execution_count, "line": told.line, "call": told.call}
+    rates = figures.rates()
+    if rates is not None and told.cell is not None:
+        found |= {
+            "steps_per_s": rates.steps_per_s,
+            "samples_per_s": rates.samples_per_s,
+            "waiting": rates.waiting,
+            "waiting_for_data": rates.waiting_for_data,
+        }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def device_history(telemetry: Telemetry, since_s: float) -> dict[int, list[list[float | None]]]:
+    """Return for each rank the figures told after a time: time, CPU %, memory, GPU %, GPU memory, steps/s.
+
+    Parameters
+    ----------
+    telemetry
+        What ranks told.
+    since_s
+        Seconds since the epoch.
+    """
+    found = {}
+    for rank, figures in telemetry.ranks.items():
+        history = list(figures.history)
+        points = []
+        for before, told in zip([history[0], *history], history, strict=False):
+            if told.time_s <= since_s:
+                continue
+            gpu = told.gpu or {}
+            rates = rates_between(before, told)
+            points.append(
+                [
+                    told.time_s,
+                    told.cpu_percent,
+                    told.memory_bytes,
+                    gpu.get("percent"),
+                    gpu.get("memory_used_bytes"),
+                    None if rates is None else rates.steps_per_s,
+                ]
+            )
+        if points:
+            found[rank] = points
+    return found
+
+
+def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any], bytes]:
+    """Pack the values that arrived after a mark; the first mark is 0, and gives a thinned history.
+
+    Returns
+    -------
+    tuple
+        The next mark; a header with ``count``, ``names`` and whether this is the ``first``; and columns one behind the
+        other, each of ``count`` numbers in the machine's order of bytes: steps as Float64, values as Float32, cells as
+        Int32, names and ranks as Uint16. A value without a step has NaN as its step.
+    """
+    import numpy as np  # noqa: PLC0415  (who has metrics has imported it)
+
+    from .metrics_table import NO_STEP  # noqa: PLC0415
+
+    next_mark, rows = table.since(mark)
+    if not mark:
+        rows = _thin(rows)
+    elif len(rows) > LARGEST_PACKET:
+        next_mark -= len(rows) - LARGEST_PACKET
+        rows = rows[:LARGEST_PACKET]
+    steps = rows["step"].astype(np.float64)
+    steps[rows["step"] == NO_STEP] = np.nan
+    columns = (
+        steps,
+        rows["value"].astype(np.float32),
+        rows["cell"].astype(np.int32),
+        rows["name"].astype(np.uint16),
+        rows["rank"].astype(np.uint16),
+    )
+    header = {"count": len(rows), "names": list(table.names), "first": not mark}
+    return next_mark, header, b"".join(column.tobytes() for column in columns)
+
+
+def _thin(rows: Any) -> Any:
+    """Keep some ``HISTORY`` points of each metric on each rank, at the same steps on all ranks."""
+    import numpy as np  # noqa: PLC0415
+
+    kept = np.zeros(len(rows), bool)
+    for name in np.unique(rows["name"]):
+        at = np.flatnonzero(rows["name"] == name)
+        ranks = len(np.unique(rows["rank"][at]))
+        stride = max(1, len(at) // (ranks * HISTORY))
+        steps = np.unique(rows["step"][at])
+        kept[at] = np.isin(rows["step"][at], steps[:: stride if len(steps) > HISTORY else 1])
+        kept[at[-ranks:]] = True
+    return rows[kept]

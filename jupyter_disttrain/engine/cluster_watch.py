@@ -1,0 +1,57 @@
+"""Whether the cluster that a rank belongs to is still there.
+
+Covers: the controller's end, told by ZeroMQ or seen by looking.
+Does not cover: what follows from it (``nanny``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+LOOK_SECONDS = 2.0  # between two looks whether the cluster is still there: ZeroMQ has been seen not to tell
+GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
+
+
+class ClusterWatch:
+    """Watch the controller through one socket that is connected to it."""
+
+    def __init__(self, connection: Connection, control: zmq.Socket[bytes]) -> None:
+        self._connection = connection
+        self.monitor = control.get_monitor_socket(EVENTS)
+        self._orphan_at: float | None = None
+        self._next_look = 0.0
+        self.is_gone = False
+
+    def hear(self) -> None:
+        """Take what ZeroMQ tells."""
+        event = recv_monitor_message(self.monitor)["event"]
+        self._orphan_at = time.monotonic() + GRACE_SECONDS if event == zmq.EVENT_DISCONNECTED else None
+
+    def due(self, *, once_reached: bool) -> float | None:
+        """Return when to call :meth:`look` next; None at every turn of the loop, which comes by often then."""
+        dues = [at for at in (self._orphan_at, self._next_look if once_reached else None) if at is not None]
+        return min(dues, default=None)
+
+    def look(self, *, once_reached: bool) -> bool:
+        """Return whether it was found now that the controller is gone."""
+        now = time.monotonic()
+        is_due = not once_reached or now >= self._next_look
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+        is_orphan = self._orphan_at is not None and now >= self._orphan_at
+        if not is_orphan and not (is_due and not self.is_there(once_reached=once_reached)):
+            return False
+        self._orphan_at, self.is_gone = None, True
+        return True
+
+    def is_there(self, *, once_reached: bool) -> bool:
+        """Look, whenever that was done last."""
+        return self._connection.is_there(once_reached=once_reached)

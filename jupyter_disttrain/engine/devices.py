@@ -1,0 +1,85 @@
+"""What NVML tells of the GPU of a rank.
+
+Covers: use, memory, temperature, power, limited clocks, ECC errors, processes of others.
+Does not cover: which GPU a rank gets (``cluster.devices``).
+
+NVML counts all GPUs of the machine; CUDA those that CUDA_VISIBLE_DEVICES lets it see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Reasons for which a GPU runs slower than it could that say something is wrong; idling is none.
+_LIMITS = {0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake", 0x4: "power cap"}
+_MILLI = 1000.0
+
+
+def open_gpu(device: str, pid: int) -> Gpu | None:
+    """Return the GPU that torch calls ``device`` in this environment; None for a CPU, or where NVML can't be asked."""
+    if not device.startswith("cuda"):
+        return None
+    import pynvml  # noqa: PLC0415  (a rank on a CPU has no use for it)
+
+    try:
+        pynvml.nvmlInit()
+        index = int(device.partition(":")[2] or 0)
+        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        name = visible[index] if visible else str(index)
+        by_index = name.isdigit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(name)
+    except (pynvml.NVMLError, IndexError):
+        return None
+    return Gpu(pynvml, handle, pid)
+
+
+class Gpu:
+    """One GPU."""
+
+    def __init__(self, nvml: Any, handle: Any, pid: int) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._pid = pid
+        self._name = str(self._ask(nvml.nvmlDeviceGetName) or "GPU")
+
+    def read(self) -> dict[str, Any]:
+        """Return the figures; what this GPU does not tell is left out."""
+        nvml = self._nvml
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
+        use = self._ask(nvml.nvmlDeviceGetUtilizationRates)
+        power = self._ask(nvml.nvmlDeviceGetPowerUsage)
+        limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        figures = {
+            "name": self._name,
+            "percent": None if use is None else use.gpu,
+            "memory_used_bytes": None if memory is None else memory.used,
+            "memory_total_bytes": None if memory is None else memory.total,
+            "celsius": self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            "watts": None if power is None else round(power / _MILLI, 1),
+            "limited_by": None if limits is None else _limits(limits),
+            "ecc_errors": self._ask(
+                nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+            "others": self._others(),
+        }
+        return {name: value for name, value in figures.items() if value is not None}
+
+    def _others(self) -> int | None:
+        """Return how many other processes use this GPU; in a container NVML may not see their numbers."""
+        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        return None if processes is None else sum(process.pid != self._pid for process in processes)
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or not allowed to this user
+            return question(self._handle, *arguments)
+        return None
+
+
+def _limits(reasons: int) -> str | None:
+    found = dict.fromkeys(word for bit, word in _LIMITS.items() if reasons & bit)
+    return ", ".join(found) or None

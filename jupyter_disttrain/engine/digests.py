@@ -1,0 +1,106 @@
+"""What a variable holds, in short, so that ranks can be compared without sending it.
+
+Covers: taking models, optimizers and containers apart, a digest of each part, the numbers of one part.
+Does not cover: comparing (``cluster.differences``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UnserializableValueError, UsageError
+from ..values import dump_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def digests(value: Any) -> list[dict[str, Any]]:
+    """Return for each part of a value its path, what it is and a digest; the digest is None where ranks should differ.
+
+    Parts are the tensors of a model and of an optimizer, and what lists, tuples and dicts hold. A tensor that is
+    sharded over ranks differs on each by design.
+    """
+    return [_describe(path, part) for path, part in _parts("", value)]
+
+
+def numbers(value: Any, path: str) -> np.ndarray | None:
+    """Return one part of a value as float64; None if it is no array of numbers.
+
+    Raises
+    ------
+    UsageError
+        If there is no such part any more.
+    """
+    for found, part in _parts("", value):
+        if found == path:
+            array = _array(part)
+            return None if array is None or array.dtype.kind not in "biuf" else array.astype(np.float64)
+    raise UsageError(f"there is no {path or 'such value'} here any more")
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    state = getattr(value, "state_dict", None)
+    if callable(state) and not isinstance(value, type):
+        value = state()
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _parts(f"{path}.{key}" if path else str(key), each)
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            yield from _parts(f"{path}[{index}]", each)
+    else:
+        yield path, value
+
+
+def _describe(path: str, part: Any) -> dict[str, Any]:
+    if _is_sharded(part):
+        return {"path": path, "kind": "sharded", "digest": None}
+    array = _array(part)
+    if array is not None:
+        shape = "x".join(map(str, array.shape)) or "scalar"
+        return {"path": path, "kind": f"{shape} {_dtype(part)}", "digest": _digest(array)}
+    if isinstance(part, _PLAIN):
+        return {"path": path, "kind": type(part).__name__, "digest": repr(part)}
+    try:
+        pickled, buffers = dump_value(part)
+    except UnserializableValueError:
+        return {"path": path, "kind": type(part).__name__, "digest": None}
+    digest = hashlib.sha256(pickled)
+    for buffer in buffers:
+        digest.update(buffer)
+    return {"path": path, "kind": type(part).__name__, "digest": digest.hexdigest()}
+
+
+def _is_sharded(part: Any) -> bool:
+    placements = getattr(part, "placements", None)  # of a DTensor
+    return placements is not None and not all(placement.is_replicate() for placement in placements)
+
+
+def _dtype(part: Any) -> str:
+    return str(part.dtype).removeprefix("torch.")
+
+
+def _array(part: Any) -> np.ndarray | None:
+    """Return the numbers of a tensor or an array, in memory of the CPU; None for anything else."""
+    if isinstance(part, np.ndarray):
+        return None if part.dtype.hasobject else part
+    if not hasattr(part, "detach"):
+        return None
+    tensor = part.full_tensor() if hasattr(part, "placements") else part
+    tensor = tensor.detach().cpu()
+    if tensor.layout.__str__() != "torch.strided" or tensor.is_quantized:
+        return None
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 4:  # noqa: PLR2004  (numpy has no bfloat16)
+        tensor = tensor.float()
+    array: np.ndarray = tensor.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"").hexdigest()

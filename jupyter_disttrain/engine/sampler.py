@@ -1,0 +1,142 @@
+"""What a rank does, looked at from a thread of its own.
+
+Covers: the line that runs, waits for other ranks, handing the figures to the nanny; sending metrics on time.
+Does not cover: CPU, memory and devices, which the nanny reads (``vitals``); the whole stack (``where``).
+
+A look costs some 20 us, ten times a second while a cell runs. Whether the main thread waits is told by the system's
+word for it (it sleeps) together with a collective that has not come to its end, or by the function it is in.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .mpi_calls import mpi_call
+from .pulse import CALL_BYTES, NO_CELL, Pulse
+from .where import communicates, pending_collective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from .metrics import MetricsLog
+    from .process_group import Group
+    from .progress import Progress
+
+LOOK_SECONDS = 0.1  # between two looks while a cell runs
+IDLE_SECONDS = 0.5  # while none runs
+SEND_SECONDS = 0.2  # between two messages with metrics
+
+
+class Sampler:
+    """Look at the main thread until the process ends.
+
+    Parameters
+    ----------
+    cell
+        Returns what the kernel knows of the cell that runs, None while it is idle.
+    group
+        Returns the process group, None on a rank without torch.
+    show
+        Takes each beat.
+    """
+
+    def __init__(
+        self,
+        cell: Callable[[], dict[str, Any] | None],
+        group: Callable[[], Group | None],
+        progress: Progress,
+        metrics: MetricsLog,
+        show: Callable[[Pulse], None],
+    ) -> None:
+        self._cell = cell
+        self._group = group
+        self._progress = progress
+        self._metrics = metrics
+        self._show = show
+        self._looks = self._waits = 0
+        self._waits_since = 0.0
+        self._place: tuple[int, int] | None = None  # where the main thread was at the last look
+        self._in_mpi = ""
+        main = threading.main_thread()
+        self._main = main.ident or 0
+        self._stat = Path(f"/proc/self/task/{main.native_id}/stat")
+        threading.Thread(target=self._run, name="disttrain sampler", daemon=True).start()
+
+    def _run(self) -> None:
+        pause = threading.Event()  # nobody sets it
+        next_send = 0.0
+        while True:
+            cell = self._cell()
+            self._show(self._look(cell))
+            if time.monotonic() >= next_send:
+                self._metrics.send()
+                next_send = time.monotonic() + SEND_SECONDS
+            pause.wait(IDLE_SECONDS if cell is None else LOOK_SECONDS)
+
+    def _look(self, cell: dict[str, Any] | None) -> Pulse:
+        now = time.monotonic()
+        line, call = 0, ""
+        if cell is not None:
+            frame = sys._current_frames().get(self._main)  # noqa: SLF001
+            line = _line(frame, cell["lines_before"])
+            call = self._call(frame)
+            self._looks += 1
+            self._waits += bool(call)
+        self._waits_since = (self._waits_since or now) if call else 0.0
+        return Pulse(
+            beat_s=now,
+            cell=NO_CELL if cell is None else cell["number"],
+            execution_count=0 if cell is None else cell["execution_count"] or 0,
+            line=line,
+            steps=self._progress.steps,
+            samples=self._progress.samples,
+            looks=self._looks,
+            waits=self._waits,
+            data_wait_s=self._progress.data_wait_s,
+            waits_since_s=self._waits_since,
+            call=call.encode()[:CALL_BYTES],
+        )
+
+    def _call(self, frame: FrameType | None) -> str:
+        """Return what the main thread waits in for other ranks; empty if it does not."""
+        each = frame
+        while each is not None:
+            if communicates(each):
+                return each.f_code.co_name
+            each = each.f_back
+        if self._is_asleep() and self._group() is not None:
+            pending = pending_collective()
+            if pending is not None:
+                return str(pending["name"])
+        return self._mpi_call(frame)
+
+    def _mpi_call(self, frame: FrameType | None) -> str:
+        """Return the MPI call that the main thread was in at the last look already: to read bytecode takes a while."""
+        place = None if frame is None else (id(frame.f_code), frame.f_lasti)
+        if place != self._place:
+            self._place, self._in_mpi = place, "?"
+            return ""
+        if self._in_mpi == "?":
+            found = mpi_call(frame)
+            self._in_mpi = "" if found is None else f"MPI {found.name}"
+        return self._in_mpi
+
+    def _is_asleep(self) -> bool:
+        try:
+            return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
+        except OSError:
+            return True  # no Linux
+
+
+def _line(frame: FrameType | None, lines_before: int) -> int:
+    """Return the innermost line of the cell's own code; 0 where there is none."""
+    while frame is not None:
+        if "ipykernel_" in frame.f_code.co_filename and frame.f_lineno:
+            return frame.f_lineno + lines_before
+        frame = frame.f_back
+    return 0

@@ -1,0 +1,103 @@
+"""A cluster as a picture: what a saved notebook and nbconvert show.
+
+Covers: the table of ranks and the plots of metrics as HTML with SVG, without a script.
+Does not cover: the live view (``widget``).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..cluster import Cluster
+    from ..cluster.metrics_table import Gathered
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b3a400", "#8a6fd1")
+MOST_PLOTS = 12
+MOST_LINES = 8  # more ranks than this are drawn as their mean with a band
+WIDTH, HEIGHT = 320, 130
+LEFT, RIGHT, TOP, BOTTOM = 48, 8, 20, 18
+POINTS = 300  # of a line
+MIB = 2**20
+
+
+def still(cluster: Cluster, snapshot: dict[str, Any]) -> str:
+    """Return the picture as HTML."""
+    parts = [f"<b>{html.escape(cluster.name)}</b>", _table(snapshot["ranks"])]
+    if cluster.telemetry.has_metrics:
+        names = cluster.metrics.names[:MOST_PLOTS]
+        parts += [_plot(cluster.metrics.gather(name)) for name in names]
+    parts += [f"<p>{html.escape(remark)}</p>" for remark in snapshot["remarks"]]
+    return f'<div class="jdt-still" data-cluster="{html.escape(cluster.cluster_id)}">{"".join(parts)}</div>'
+
+
+def _table(ranks: Sequence[dict[str, Any]]) -> str:
+    head = ("rank", "state", "cell", "steps/s", "CPU", "memory", "GPU", "device", "host")
+    rows = [
+        (
+            rank["rank"],
+            rank["text"],
+            f"[{rank['cell']}]" if rank.get("cell") else "",
+            f"{rank['steps_per_s']:.3g}" if rank.get("steps_per_s") else "",
+            f"{rank['cpu_percent']:.0f} %" if "cpu_percent" in rank else "",
+            f"{rank['memory_bytes'] / MIB:.0f} MiB" if "memory_bytes" in rank else "",
+            f"{rank['gpu']['percent']} %" if "percent" in rank.get("gpu", {}) else "",
+            rank["device"],
+            rank["host"],
+        )
+        for rank in ranks
+    ]
+    kept = [at for at in range(len(head)) if any(row[at] != "" for row in rows)]
+    cells = "".join(f"<th>{head[at]}</th>" for at in kept)
+    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(row[at]))}</td>' for at in kept)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _plot(found: Gathered) -> str:
+    """Return one metric as SVG; values that are no finite numbers are gaps."""
+    stride = max(1, math.ceil(len(found.steps) / POINTS))
+    steps = found.steps[::stride]
+    is_band = len(found.ranks) > MOST_LINES
+    shown = [found.minimum, found.maximum, found.mean] if is_band else list(found.values.T)
+    lines = [[float(value) for value in line[::stride]] for line in shown]
+    finite = [value for line in lines for value in line if math.isfinite(value)]
+    title = html.escape(found.name)
+    if not finite:
+        return f"<p>{title}: no finite value</p>"
+    low, high = min(finite), max(finite)
+    high = high if high > low else low + (abs(low) or 1.0)
+    first, last = float(steps[0]), float(steps[-1])
+    across = (WIDTH - LEFT - RIGHT) / ((last - first) or 1.0)
+    up = (HEIGHT - TOP - BOTTOM) / (high - low)
+
+    def place(step: float, value: float) -> str:
+        return f"{LEFT + (step - first) * across:.1f},{TOP + (high - value) * up:.1f}"
+
+    drawn = []
+    if is_band:
+        least, greatest, mean = lines
+        pairs = [(float(step), a, b) for step, a, b in zip(steps, least, greatest, strict=True) if math.isfinite(a + b)]
+        edge = [place(step, b) for step, _, b in pairs] + [place(step, a) for step, a, _ in reversed(pairs)]
+        drawn.append(f'<polygon points="{" ".join(edge)}" fill="{COLOURS[0]}" fill-opacity="0.2"/>')
+        lines = [mean]
+    for rank, line in enumerate(lines):
+        colour = COLOURS[rank % len(COLOURS)]
+        points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
+        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    bottom = HEIGHT - BOTTOM
+    texts = (
+        f'<text x="{LEFT}" y="13" font-weight="bold">{title}</text>',
+        f'<text x="{LEFT - 4}" y="{TOP + 8}" text-anchor="end">{high:.4g}</text>',
+        f'<text x="{LEFT - 4}" y="{bottom}" text-anchor="end">{low:.4g}</text>',
+        f'<text x="{LEFT}" y="{HEIGHT - 4}">{int(first)}</text>',
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{int(last)}</text>',
+    )
+    axes = f'<path d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}" fill="none" stroke="#999"/>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+        f'font-size="11" fill="#888" role="img" aria-label="{title}">{axes}{"".join(drawn)}{"".join(texts)}</svg>'
+    )

@@ -1,0 +1,133 @@
+"""The live view of a cluster in a notebook's output.
+
+Covers: sending what is new to the page, also while the kernel is busy; what the page asks for while it is not.
+Does not cover: drawing (``labextension/src/view``), the still picture for a saved notebook (``still``).
+
+Updates come from a thread of this module, because the kernel's main thread waits for the cell. What the page asks for
+goes to the server where there is one: a busy kernel does not hear the page.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+from traitlets import Dict, Unicode
+
+from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+
+STATIC = Path(__file__).parent / "static"
+STATE_SECONDS = 0.5  # between two looks at the ranks
+METRIC_SECONDS = 0.1  # between two looks for metrics, while there are some
+
+
+class ClusterWidget(anywidget.AnyWidget):
+    """Show one cluster while it runs, and how it was last once it has ended."""
+
+    _esm = STATIC / "widget.js"
+    _css = STATIC / "widget.css"
+
+    state = Dict().tag(sync=True)
+    ended = Unicode("").tag(sync=True)
+    key = Unicode("").tag(sync=True)  # by which the page knows one widget in all its views
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
+        self._mark = 0
+        self._told_until_s = 0.0
+        self._sending = threading.Lock()
+        self.on_msg(self._on_page)
+        threading.Thread(target=_follow, args=(weakref.ref(self),), name="disttrain widget", daemon=True).start()
+
+    def _on_page(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        asked = content.get("ask") if isinstance(content, dict) else None
+        if asked == "history":
+            with self._sending:
+                self._mark, self._told_until_s = 0, 0.0
+            self.tell()
+        elif asked == "interrupt":
+            self.cluster.interrupt()
+        elif asked == "reset":
+            self.cluster.reset()
+        elif asked == "stop":
+            self.cluster.shutdown()
+
+    def tell(self) -> None:
+        """Send what is new."""
+        with self._sending:
+            devices = device_history(self.cluster.telemetry, self._told_until_s)
+            content: dict[str, Any] = {}
+            buffers = []
+            if devices:
+                self._told_until_s = max(points[-1][0] or 0.0 for points in devices.values())
+                content["devices"] = {str(rank): points for rank, points in devices.items()}
+            if self.cluster.telemetry.has_metrics:
+                self._mark, header, columns = metrics_packet(self.cluster.metrics, self._mark)
+                if header["count"]:
+                    content["metrics"] = header
+                    buffers.append(columns)
+            if content:
+                self.send(content, buffers)
+
+    def tell_state(self) -> None:
+        """Send the state, if it is another."""
+        found = snapshot(self.cluster)
+        if found != self.state:
+            self.state = found
+
+    def end(self) -> None:
+        """Say that the cluster has ended; called once."""
+        if not self.ended:
+            self.ended = "has ended; this is how it was last"
+
+
+def _follow(reference: weakref.ref[ClusterWidget]) -> None:
+    """Tell until the widget is gone or the cluster has ended."""
+    next_state = 0.0
+    while True:
+        widget = reference()
+        if widget is None:
+            return
+        if widget.cluster.closed:
+            widget.end()
+            return
+        widget.tell()
+        if time.monotonic() >= next_state:
+            widget.tell_state()
+            next_state = time.monotonic() + STATE_SECONDS
+        pause = METRIC_SECONDS if widget.cluster.telemetry.has_metrics else STATE_SECONDS
+        del widget
+        time.sleep(pause)
+
+
+def snapshot(cluster: Cluster) -> dict[str, Any]:
+    """Return a cluster as JSON, as the server does for the panel."""
+    table = cluster.table
+    known = {entry.info.rank: entry.state for entry in table}
+    running = {rank for rank, state in known.items() if state == "running"}
+    remarks = cluster.telemetry.remarks
+    return {
+        "id": cluster.cluster_id,
+        "name": cluster.name,
+        "launcher": cluster.config.launcher,
+        "backend": table[0].info.backend,
+        "started_s": cluster.started_s,
+        "notebook": "",
+        "held": True,
+        "kept": cluster.config.keep,
+        "logs": cluster.log_folder,
+        "sample_s": cluster.config.sample_s,
+        "ranks": rank_snapshots(cluster.telemetry, [entry.info for entry in table], known),
+        "nodes": [node.to_content() for node in cluster.telemetry.nodes],
+        "remarks": remarks.of_speed(running) if running else [],
+        "hang": cluster.hang,
+    }

@@ -1,0 +1,80 @@
+"""The clusters of this user on this host, as the server follows them.
+
+Covers: finding those that run, following each, leaving those that have ended.
+Does not cover: one cluster (``live``), HTTP (``handlers``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..cluster import registry
+from ..cluster.registry import unreadable
+from ..errors import DisttrainError, UsageError
+from .live import LiveCluster
+
+if TYPE_CHECKING:
+    from logging import Logger
+
+LOOK_SECONDS = 1.0  # between two looks for clusters that have started or ended
+
+
+class Clusters:
+    """Every cluster that runs, each followed from the first look on.
+
+    Everything here may wait for a rank's nanny, so it is called on threads, never on the server's loop.
+    """
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._live: dict[str, LiveCluster] = {}
+        self._looked = 0.0
+
+    def look(self) -> list[LiveCluster]:
+        """Return the clusters that run, the oldest first; looks again only after a while."""
+        with self._lock:
+            if time.monotonic() - self._looked >= LOOK_SECONDS or any(live.ended for live in self._live.values()):
+                self._look()
+                self._looked = time.monotonic()
+            return list(self._live.values())
+
+    def _look(self) -> None:
+        there = {found.cluster_id: found for found in registry.running()}
+        for cluster_id, live in list(self._live.items()):
+            if live.ended or cluster_id not in there:
+                del self._live[cluster_id]
+                live.close()
+        for cluster_id, found in there.items():
+            if cluster_id in self._live:
+                continue
+            try:
+                self._live[cluster_id] = LiveCluster(found)
+            except (DisttrainError, OSError) as error:
+                self._log.warning("jupyter_disttrain: %s can't be followed: %s", cluster_id, error)
+
+    def find(self, cluster_id: str) -> LiveCluster:
+        """Return one cluster.
+
+        Raises
+        ------
+        UsageError
+            If it does not run.
+        """
+        for live in self.look():
+            if live.there.cluster_id == cluster_id:
+                return live
+        raise UsageError(f"no cluster {cluster_id!r} runs here; it may have ended a moment ago")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all clusters as JSON, with what is known of those that another version of this package wrote."""
+        return {"clusters": [live.snapshot() for live in self.look()], "unreadable": unreadable()}
+
+    def close(self) -> None:
+        """Leave all of them."""
+        with self._lock:
+            for live in self._live.values():
+                live.close()
+            self._live.clear()

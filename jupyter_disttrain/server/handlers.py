@@ -1,0 +1,188 @@
+"""REST and one websocket for the side panel.
+
+Covers: login, XSRF and base_url as Jupyter Server has them; what goes over the websocket.
+Does not cover: the clusters (``clusters``).
+
+GET  disttrain/api/clusters                     all clusters, as JSON
+POST disttrain/api/clusters/ID/interrupt        also reset, stop
+GET  disttrain/api/clusters/ID/log?rank=0       the end of a rank's log
+WS   disttrain/api/live                         JSON of all clusters; metrics as binary messages
+
+A binary message is the length of its header in 4 bytes, little-endian, the header as JSON, spaces up to a multiple of
+8, and the columns of ``cluster.snapshot.metrics_packet``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
+from jupyter_server.utils import url_path_join
+from tornado.web import HTTPError, authenticated
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from ..errors import DisttrainError
+
+if TYPE_CHECKING:
+    from .clusters import Clusters
+
+LOG_BYTES = 64_000
+STATE_SECONDS = 0.5  # between two looks at the clusters
+METRIC_SECONDS = 0.2  # between two messages with metrics
+ALIGNMENT = 8
+_ID = r"(?P<cluster_id>[A-Za-z0-9_.-]+)"
+
+
+def routes(base_url: str) -> list[tuple[str, type[Any]]]:
+    """Return the handlers by path."""
+    root = url_path_join(base_url, "disttrain/api")
+    return [
+        (f"{root}/clusters", ClustersHandler),
+        (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", ActionHandler),
+        (f"{root}/clusters/{_ID}/log", LogHandler),
+        (f"{root}/live", LiveHandler),
+    ]
+
+
+class _Handler(APIHandler):
+    auth_resource = "disttrain"
+
+    @property
+    def clusters(self) -> Clusters:
+        found: Clusters = self.settings["disttrain_clusters"]
+        return found
+
+    async def on_thread(self, work: Any, *args: Any) -> Any:
+        """Do what may wait for a nanny; what a person did wrong becomes a 409 that says it."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, work, *args)
+        except DisttrainError as error:
+            raise HTTPError(409, log_message=str(error), reason="refused") from error
+
+
+class ClustersHandler(_Handler):
+    """All clusters."""
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        """Reply them as JSON."""
+        self.finish(json.dumps(await self.on_thread(self.clusters.snapshot)))
+
+
+class ActionHandler(_Handler):
+    """What a person asks of one cluster."""
+
+    @authenticated
+    @authorized
+    async def post(self, cluster_id: str, what: str) -> None:
+        """Have it done, and reply who does it."""
+        words = await self.on_thread(lambda: self.clusters.find(cluster_id).ask(what))
+        self.finish(json.dumps({"done": words}))
+
+
+class LogHandler(_Handler):
+    """The end of a rank's log."""
+
+    @authenticated
+    @authorized
+    async def get(self, cluster_id: str) -> None:
+        """Reply it as text."""
+        try:
+            rank = int(self.get_query_argument("rank", "0"))
+        except ValueError:
+            raise HTTPError(400, "rank is a number") from None
+        text = await self.on_thread(lambda: self.clusters.find(cluster_id).log_tail(rank, LOG_BYTES))
+        self.finish(json.dumps({"rank": rank, "text": text}))
+
+
+class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """What happens, as it happens."""
+
+    auth_resource = "disttrain"
+
+    @ws_authenticated
+    async def get(self, *args: Any, **kwargs: Any) -> None:
+        """Open the websocket for who is logged in."""
+        await super().get(*args, **kwargs)
+
+    def open(self, *_args: str, **_kwargs: str) -> None:
+        """Begin to tell."""
+        super().open()
+        self._marks: dict[str, int] = {}
+        self._told_until: dict[str, float] = {}
+        self._watched: set[str] = set()
+        self._task = asyncio.create_task(self._tell())
+
+    def on_message(self, message: str | bytes) -> None:
+        """Take which clusters' metrics are looked at."""
+        try:
+            asked = json.loads(message)
+            watched = {str(cluster_id) for cluster_id in asked["watch"]}
+        except (ValueError, KeyError, TypeError):
+            self.close(1003, "not understood")
+            return
+        for cluster_id in watched - self._watched:
+            self._marks.pop(cluster_id, None)
+            self._told_until.pop(cluster_id, None)
+        self._watched = watched
+
+    def on_close(self) -> None:
+        """Stop telling."""
+        super().on_close()
+        self._task.cancel()
+
+    async def _tell(self) -> None:
+        clusters: Clusters = self.settings["disttrain_clusters"]
+        loop = asyncio.get_running_loop()
+        before = None
+        next_state = 0.0
+        try:
+            while True:
+                if time.monotonic() >= next_state:
+                    next_state = time.monotonic() + STATE_SECONDS
+                    state = await loop.run_in_executor(None, clusters.snapshot)
+                    if state != before:
+                        await self.write_message(json.dumps({"type": "state", **state}))
+                    before = state
+                    for told in await loop.run_in_executor(None, self._devices, clusters):
+                        await self.write_message(json.dumps(told))
+                for packet in await loop.run_in_executor(None, self._metrics, clusters):
+                    await self.write_message(packet, binary=True)
+                await asyncio.sleep(METRIC_SECONDS)
+        except WebSocketClosedError:
+            return  # the browser has left
+
+    def _devices(self, clusters: Clusters) -> list[dict[str, Any]]:
+        told = []
+        for live in clusters.look():
+            cluster_id = live.there.cluster_id
+            if cluster_id not in self._watched:
+                continue
+            devices = live.devices(self._told_until.get(cluster_id, 0.0))
+            if devices:
+                self._told_until[cluster_id] = max(points[-1][0] or 0.0 for points in devices.values())
+                told.append({"type": "devices", "id": cluster_id, "ranks": devices})
+        return told
+
+    def _metrics(self, clusters: Clusters) -> list[bytes]:
+        packets = []
+        for live in clusters.look():
+            cluster_id = live.there.cluster_id
+            if cluster_id not in self._watched or not live.has_metrics:
+                continue
+            self._marks[cluster_id], header, columns = live.packet(self._marks.get(cluster_id, 0))
+            if header["count"]:
+                packets.append(_pack({"id": cluster_id, **header}, columns))
+        return packets
+
+
+def _pack(header: dict[str, Any], columns: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 4) % ALIGNMENT)
+    return len(text).to_bytes(4, "little") + text + columns

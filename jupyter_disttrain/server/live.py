@@ -1,0 +1,205 @@
+"""One running cluster, followed from the server.
+
+Covers: its own subscription, the state of each rank, asking its holder to act, acting where nobody holds it.
+Does not cover: which clusters there are (``clusters``), HTTP (``handlers``).
+
+The kernel that holds the cluster may be busy, stopped or dead: everything here comes from the ranks' nannies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any
+
+from ..cluster import visitor
+from ..cluster.registry import ClusterFile
+from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
+from ..cluster.start import Launch
+from ..cluster.telemetry import TOPICS, Telemetry
+from ..errors import UsageError
+from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
+
+if TYPE_CHECKING:
+    from ..cluster.link import Message
+
+HEARD_SECONDS = 1.0  # for the holder to say that it has heard what it is asked for
+NANNY_SECONDS = 2.0
+WHAT = ("interrupt", "reset", "stop")
+
+
+class LiveCluster:
+    """Follow one cluster until it ends.
+
+    Parameters
+    ----------
+    there
+        What the cluster writes of itself.
+    """
+
+    def __init__(self, there: ClusterFile) -> None:
+        self.there = there
+        self.telemetry = Telemetry(there.config["sample_s"])
+        self.ended = False
+        self._lock = threading.Lock()
+        self._dead: set[int] = set()
+        self._heard: dict[str, threading.Event] = {}
+        self._launch = Launch(there.load_config(), self._on_message, self._on_lost, there)
+        self._launch.join(visitor=True)
+        if any(self._launch.folders.run.glob("*.metrics.jsonl")):
+            self.telemetry.metrics.read(self._launch.folders.run)
+
+    def close(self) -> None:
+        """Leave it."""
+        self._launch.leave()
+
+    # What arrives, on the link's thread
+
+    def _on_message(self, channel: str, message: Message) -> None:
+        if channel != "iopub":
+            return
+        msg_type, content = message["header"]["msg_type"], message["content"]
+        if msg_type == Heard.msg_type:
+            event = self._heard.get(content["token"])
+            if event is not None:
+                event.set()
+            return
+        rank = self._rank_of(message["metadata"].get("engine", ""), msg_type)
+        if rank is None:
+            return
+        if msg_type in TOPICS:
+            self.telemetry.take(rank, msg_type, content)
+        elif msg_type == RankDeath.msg_type:
+            with self._lock:
+                self._dead.add(rank)
+            self.telemetry.forget(rank)
+
+    def _rank_of(self, engine: str, msg_type: str) -> int | None:
+        """Return which rank an engine is; one that is not known may have taken a dead one's place."""
+        for again in (False, True):
+            for entry in self._launch.table:
+                if entry.engine == engine:
+                    return entry.info.rank
+            if again or msg_type not in (*TOPICS, NannyHello.msg_type):
+                return None
+            self._read_again()
+        return None
+
+    def _read_again(self) -> None:
+        try:
+            there = ClusterFile.read(self._launch.folders.profile)
+        except (OSError, ValueError, TypeError, KeyError):
+            return  # it has just ended
+        known = {entry.engine for entry in self._launch.table}
+        self.there = there
+        self._launch.table[:] = there.load_table()
+        with self._lock:
+            self._dead -= {entry.info.rank for entry in self._launch.table if entry.engine not in known}
+
+    def _on_lost(self) -> None:
+        self.ended = True
+
+    # What is told
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the cluster as JSON."""
+        there = self.there
+        infos = [entry.info for entry in self._launch.table]
+        known = {info.rank: self._known(info.rank) for info in infos}
+        running = {rank for rank, state in known.items() if state == "running"}
+        return {
+            "id": there.cluster_id,
+            "name": there.name,
+            "launcher": there.config["launcher"],
+            "backend": infos[0].backend,
+            "started_s": there.started_s,
+            "notebook": there.notebook,
+            "held": there.is_held,
+            "kept": there.config["keep"],
+            "logs": there.run,
+            "sample_s": there.config["sample_s"],
+            "ranks": rank_snapshots(self.telemetry, infos, known),
+            "nodes": [node.to_content() for node in self.telemetry.nodes],
+            "remarks": self.telemetry.remarks.of_speed(running) if running else [],
+        }
+
+    def _known(self, rank: int) -> str:
+        if rank in self._dead:
+            return "dead"
+        figures = self.telemetry.ranks.get(rank)
+        return "idle" if figures is None or figures.vitals.state == "idle" else "running"
+
+    def packet(self, mark: int) -> tuple[int, dict[str, Any], bytes]:
+        """Return the metrics since a mark; see ``metrics_packet``."""
+        return metrics_packet(self.telemetry.metrics, mark)
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether anything was logged."""
+        return self.telemetry.has_metrics
+
+    def devices(self, since_s: float) -> dict[int, list[list[float | None]]]:
+        """Return the figures since a time; see ``device_history``."""
+        return device_history(self.telemetry, since_s)
+
+    def log_tail(self, rank: int, size_bytes: int) -> str:
+        """Return the end of a rank's log.
+
+        Raises
+        ------
+        UsageError
+            If there is no such rank.
+        """
+        if not 0 <= rank < len(self._launch.table):
+            raise UsageError(f"there is no rank {rank} in {self.there.name!r}; it has {len(self._launch.table)} ranks")
+        path = self._launch.folders.rank_log(rank)
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - size_bytes))
+            return file.read().decode(errors="replace")
+
+    # What is asked for; called on threads of their own
+
+    def ask(self, what: str) -> str:
+        """Have the cluster interrupted, reset or stopped; returns who does it, in words.
+
+        Raises
+        ------
+        UsageError
+            If nobody can.
+        """
+        if what not in WHAT:
+            raise UsageError(f"a cluster can't be asked to {what!r}; ask for one of {', '.join(WHAT)}")
+        if self.there.is_held and self._ask_holder(what):
+            return f"{self.there.holder} does it"
+        if what == "stop":
+            visitor.stop(self.there)
+            return "done by the server"
+        if what == "interrupt":
+            visitor.interrupt(self._launch, [rank for rank in range(len(self._launch.table)) if rank not in self._dead])
+            return "done by the server"
+        raise UsageError(
+            f"{self.there.holder}, which held {self.there.name!r}, does not answer, and only who holds a cluster can "
+            "start its ranks anew; stop it here, or take it up in a notebook with %dist_attach"
+        )
+
+    def _ask_holder(self, what: str) -> bool:
+        """Ask the notebook's process through a nanny, which publishes what it is given; returns whether it heard."""
+        token = uuid.uuid4().hex
+        event = self._heard[token] = threading.Event()
+        asked = Asked(what=what, token=token)
+        request = {"do": "publish", "msg_type": asked.msg_type, "content": asked.to_content()}
+        deadline = time.monotonic() + HEARD_SECONDS
+        try:
+            for entry in self._launch.table:
+                if entry.info.rank not in self._dead:
+                    done, _ = wait([self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)], NANNY_SECONDS)
+                    if done:
+                        break
+            return event.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            del self._heard[token]

@@ -1,0 +1,206 @@
+/**
+ * The side panel: every cluster of this server, live.
+ *
+ * Covers: one view per cluster, choosing among several, the empty state.
+ * Does not cover: the view (view/view), what it is told (client).
+ */
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import type { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+
+import type { Client } from './client';
+import { button, element, setText } from './view/dom';
+import type { IState } from './view/packets';
+import type { IActions } from './view/types';
+import { ClusterView, summary } from './view/view';
+
+/** What a view needs from JupyterLab. */
+export function actionsOf(client: Client, trans: TranslationBundle): IActions {
+  return {
+    ask: (id, action) => client.ask(id, action),
+    log: (id, rank) => client.log(id, rank),
+    confirm: async (title, body, yes) => {
+      const result = await showDialog({
+        title,
+        body,
+        buttons: [
+          Dialog.cancelButton({ label: trans.__('Cancel') }),
+          Dialog.warnButton({ label: yes })
+        ]
+      });
+      return result.button.accept;
+    }
+  };
+}
+
+export class ClustersPanel extends Widget {
+  private readonly views = new Map<string, ClusterView>();
+  private readonly tabs = element('div', {
+    class: 'jdt-tabs',
+    role: 'tablist'
+  });
+  private readonly notes = element('div', {
+    class: 'jdt-notes',
+    role: 'status'
+  });
+  private readonly empty: HTMLElement;
+  private readonly content = element('div', { class: 'jdt-content' });
+  private chosen = '';
+
+  constructor(
+    private readonly client: Client,
+    private readonly trans: TranslationBundle,
+    commands: CommandRegistry,
+    startCommand: string
+  ) {
+    super();
+    this.addClass('jdt-panel');
+    this.empty = element(
+      'div',
+      { class: 'jdt-empty' },
+      element('h3', {}, trans.__('No ranks run')),
+      element(
+        'p',
+        {},
+        trans.__(
+          'Ranks are the processes that train together. Start them from a notebook, with'
+        )
+      ),
+      element('pre', {}, '%load_ext jupyter_disttrain\n%dist_init'),
+      button(
+        trans.__('Start ranks for this notebook'),
+        trans.__('from a new cell of the notebook that is open'),
+        () => {
+          void commands.execute(startCommand);
+        }
+      )
+    );
+    const notify = (): void => {
+      const made = this.empty.querySelector('button');
+      if (made !== null) {
+        made.disabled = !commands.isEnabled(startCommand);
+      }
+    };
+    commands.commandChanged.connect(notify);
+    notify();
+    this.node.append(this.notes, this.tabs, this.empty, this.content);
+    client.stateChanged.connect((_, state) => {
+      this.take(state);
+    });
+    client.metricsArrived.connect((_, { id, packet }) => {
+      this.views.get(id)?.takeMetrics(packet);
+    });
+    client.devicesArrived.connect((_, { id, devices }) => {
+      this.views.get(id)?.takeDevices(devices);
+    });
+    client.connectionChanged.connect((_, isConnected) => {
+      this.views.forEach(view => {
+        view.setStale(isConnected ? '' : trans.__('the server is not reached'));
+      });
+    });
+    this.take(client.state);
+  }
+
+  private take(state: IState): void {
+    const { clusters } = state;
+    for (const [id, view] of this.views) {
+      if (!clusters.some(cluster => cluster.id === id)) {
+        view.destroy();
+        view.node.remove();
+        this.views.delete(id);
+      }
+    }
+    for (const cluster of clusters) {
+      let view = this.views.get(cluster.id);
+      if (view === undefined) {
+        view = new ClusterView(
+          actionsOf(this.client, this.trans),
+          (text, ...args) => this.trans.__(text, ...args)
+        );
+        this.views.set(cluster.id, view);
+        this.content.append(view.node);
+        this.client.watch([...this.views.keys()]);
+      }
+      view.show(cluster);
+    }
+    if (!this.views.has(this.chosen)) {
+      this.chosen = clusters.at(-1)?.id ?? '';
+    }
+    this.showTabs(state);
+    this.choose(this.chosen);
+    this.empty.hidden = clusters.length > 0;
+    const said = state.unreadable.map(each =>
+      this.trans.__(
+        'The cluster %1 was started by version %2 of jupyter_disttrain, and this server has %3: restart one of them.',
+        each.name,
+        each.version,
+        each.own
+      )
+    );
+    setText(this.notes, said.join('\n'));
+  }
+
+  private showTabs({ clusters }: IState): void {
+    this.tabs.hidden = clusters.length < 2;
+    const wanted = this.tabs.hidden ? [] : clusters;
+    const key = wanted.map(cluster => cluster.id).join();
+    if (this.tabs.dataset.key !== key) {
+      this.tabs.dataset.key = key;
+      this.tabs.replaceChildren(
+        ...wanted.map(cluster => {
+          const tab = button(cluster.name, cluster.id, () => {
+            this.choose(cluster.id);
+          });
+          tab.setAttribute('role', 'tab');
+          tab.dataset.id = cluster.id;
+          return tab;
+        })
+      );
+    }
+    for (const tab of this.tabs.querySelectorAll('button')) {
+      const cluster = wanted.find(each => each.id === tab.dataset.id);
+      if (cluster !== undefined) {
+        const text = (source: string, ...args: string[]): string =>
+          this.trans.__(source, ...args);
+        tab.title = `${cluster.notebook || cluster.id}: ${summary(cluster, text)}`;
+      }
+    }
+  }
+
+  private choose(id: string): void {
+    this.chosen = id;
+    for (const [each, view] of this.views) {
+      view.node.hidden = each !== id;
+    }
+    for (const tab of this.tabs.querySelectorAll('button')) {
+      tab.setAttribute('aria-selected', String(tab.dataset.id === id));
+    }
+    this.views.get(id)?.restyle();
+  }
+
+  /** The id of the cluster that is looked at; empty without one. */
+  get current(): string {
+    return this.chosen;
+  }
+
+  restyle(): void {
+    this.views.forEach(view => {
+      view.restyle();
+    });
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.restyle();
+  }
+
+  override dispose(): void {
+    this.views.forEach(view => {
+      view.destroy();
+    });
+    super.dispose();
+  }
+}

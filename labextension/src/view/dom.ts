@@ -1,0 +1,73 @@
+/**
+ * Small helpers for plain DOM.
+ */
+
+type Attributes = Record<string, string>;
+
+/** Make an element with attributes and children. */
+export function element<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: (Node | string)[]
+): HTMLElementTagNameMap[K] {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Set a text only where it changes: a screen reader reads every change. */
+export function setText(node: Element, text: string): void {
+  if (node.textContent !== text) {
+    node.textContent = text;
+  }
+}
+
+/** A button with a text that says what it does. */
+export function button(
+  label: string,
+  title: string,
+  onClick: () => void
+): HTMLButtonElement {
+  const made = element(
+    'button',
+    { type: 'button', class: 'jdt-button', title },
+    label
+  );
+  made.addEventListener('click', onClick);
+  return made;
+}
+
+const GIB = 2 ** 30;
+const MIB = 2 ** 20;
+
+export function bytes(size: number): string {
+  return size >= GIB
+    ? `${(size / GIB).toFixed(1)} GiB`
+    : `${(size / MIB).toFixed(0)} MiB`;
+}
+
+export function perSecond(size: number): string {
+  if (size >= 1e9) {
+    return `${(size / 1e9).toFixed(1)} GB/s`;
+  }
+  if (size >= 1e6) {
+    return `${(size / 1e6).toFixed(1)} MB/s`;
+  }
+  return size >= 1e3
+    ? `${(size / 1e3).toFixed(0)} kB/s`
+    : `${size.toFixed(0)} B/s`;
+}
+
+/** A number with three significant digits. */
+export function short(value: number): string {
+  if (value === 0) {
+    return '0';
+  }
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3
+    ? value.toExponential(2)
+    : value.toLocaleString('en', { maximumSignificantDigits: 4 });
+}

@@ -1,0 +1,347 @@
+/**
+ * Nodes and their ranks as a tree in a table.
+ *
+ * Covers: one row per node, which opens, and per rank; drawing only what is
+ * seen, so that many ranks cost no more than few.
+ * Does not cover: plots (charts).
+ */
+
+import { bytes, element, perSecond, setText, short } from './dom';
+import type { ICluster, INode, IRank, Translate } from './types';
+
+const ROW_HEIGHT = 24;
+/** From how many rows on only those in sight are there. */
+const MOST_ROWS = 60;
+const SPARE_ROWS = 6;
+
+type Row =
+  | { kind: 'node'; host: string; node: INode | undefined; ranks: IRank[] }
+  | { kind: 'rank'; rank: IRank };
+
+interface IColumn {
+  title: string;
+  /** What stands in it; null in all rows leaves the column out. */
+  text: (rank: IRank) => string | null;
+  align?: 'right';
+}
+
+/** The table. */
+export class RankTable {
+  readonly node: HTMLElement;
+  private readonly body: HTMLElement;
+  private readonly head: HTMLElement;
+  private readonly scroller: HTMLElement;
+  private readonly closed = new Set<string>();
+  private readonly columns: IColumn[];
+  private shown: IColumn[] = [];
+  private rows: Row[] = [];
+  private chosen = -1;
+
+  constructor(
+    private readonly trans: Translate,
+    private readonly onRank: (rank: number) => void
+  ) {
+    this.columns = this.makeColumns();
+    this.head = element('tr', { role: 'row' });
+    this.body = element('tbody');
+    this.scroller = element(
+      'div',
+      { class: 'jdt-table-scroller', tabindex: '0' },
+      element(
+        'table',
+        { class: 'jdt-table', role: 'treegrid' },
+        element('thead', {}, this.head),
+        this.body
+      )
+    );
+    this.scroller.addEventListener('scroll', () => {
+      this.draw();
+    });
+    this.scroller.addEventListener('keydown', event => {
+      this.onKey(event);
+    });
+    this.node = this.scroller;
+  }
+
+  private makeColumns(): IColumn[] {
+    const t = this.trans;
+    const part = (value: number | undefined): string | null =>
+      value === undefined ? null : `${(100 * value).toFixed(0)} %`;
+    const size = (value: number | undefined): string | null =>
+      value === undefined ? null : bytes(value);
+    return [
+      { title: t('rank'), text: rank => String(rank.rank) },
+      { title: t('state'), text: rank => rank.text },
+      {
+        title: t('cell'),
+        text: rank => (rank.cell ? `[${String(rank.cell)}]` : null)
+      },
+      {
+        title: t('line'),
+        text: rank => (rank.line ? String(rank.line) : null),
+        align: 'right'
+      },
+      {
+        title: t('steps/s'),
+        text: rank =>
+          rank.steps_per_s === undefined ? null : short(rank.steps_per_s),
+        align: 'right'
+      },
+      {
+        title: t('samples/s'),
+        text: rank =>
+          rank.samples_per_s === undefined ? null : short(rank.samples_per_s),
+        align: 'right'
+      },
+      {
+        title: t('waits for ranks'),
+        text: rank => part(rank.waiting),
+        align: 'right'
+      },
+      {
+        title: t('waits for data'),
+        text: rank => part(rank.waiting_for_data),
+        align: 'right'
+      },
+      {
+        title: t('CPU'),
+        text: rank =>
+          rank.cpu_percent === undefined
+            ? null
+            : `${rank.cpu_percent.toFixed(0)} %`,
+        align: 'right'
+      },
+      {
+        title: t('memory'),
+        text: rank => size(rank.memory_bytes),
+        align: 'right'
+      },
+      { title: t('device'), text: rank => rank.device },
+      {
+        title: t('GPU'),
+        text: rank =>
+          rank.gpu?.percent === undefined
+            ? null
+            : `${String(rank.gpu.percent)} %`,
+        align: 'right'
+      },
+      {
+        title: t('GPU memory'),
+        text: ({ gpu }) =>
+          gpu?.memory_used_bytes === undefined
+            ? null
+            : `${bytes(gpu.memory_used_bytes)} / ${bytes(gpu.memory_total_bytes ?? 0)}`,
+        align: 'right'
+      },
+      {
+        title: t('°C'),
+        text: rank =>
+          rank.gpu?.celsius === undefined ? null : String(rank.gpu.celsius),
+        align: 'right'
+      },
+      {
+        title: t('W'),
+        text: rank =>
+          rank.gpu?.watts === undefined ? null : rank.gpu.watts.toFixed(0),
+        align: 'right'
+      },
+      { title: t('GPU notes'), text: rank => this.gpuNotes(rank) },
+      { title: t('pid'), text: rank => String(rank.pid), align: 'right' }
+    ];
+  }
+
+  private gpuNotes({ gpu }: IRank): string | null {
+    const notes = [
+      gpu?.limited_by ? this.trans('slowed: %1', gpu.limited_by) : '',
+      gpu?.ecc_errors
+        ? this.trans('%1 ECC errors', String(gpu.ecc_errors))
+        : '',
+      gpu?.others ? this.trans('%1 other processes', String(gpu.others)) : ''
+    ].filter(Boolean);
+    return notes.length ? notes.join(', ') : null;
+  }
+
+  show(cluster: ICluster): void {
+    const hosts = [...new Set(cluster.ranks.map(rank => rank.host))];
+    this.rows = hosts.flatMap(host => {
+      const ranks = cluster.ranks.filter(rank => rank.host === host);
+      const node = cluster.nodes.find(each => each.host === host);
+      const open: Row[] = this.closed.has(host)
+        ? []
+        : ranks.map(rank => ({ kind: 'rank', rank }));
+      return [{ kind: 'node', host, node, ranks } satisfies Row, ...open];
+    });
+    const shown = this.columns.filter(column =>
+      cluster.ranks.some(rank => column.text(rank) !== null)
+    );
+    if (
+      shown.length !== this.shown.length ||
+      shown.some((each, at) => each !== this.shown[at])
+    ) {
+      this.shown = shown;
+      this.head.replaceChildren(
+        ...shown.map(column =>
+          element(
+            'th',
+            { scope: 'col', class: column.align ?? '' },
+            column.title
+          )
+        )
+      );
+      this.body.replaceChildren();
+    }
+    this.draw();
+  }
+
+  /** Draw the rows in sight, with room for the others. */
+  private draw(): void {
+    let first = 0;
+    let last = this.rows.length;
+    if (this.rows.length > MOST_ROWS) {
+      first = Math.max(
+        0,
+        Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - SPARE_ROWS
+      );
+      const seen = Math.ceil((this.scroller.clientHeight || 400) / ROW_HEIGHT);
+      last = Math.min(this.rows.length, first + seen + 2 * SPARE_ROWS);
+    }
+    const wanted = last - first;
+    while (this.body.childElementCount > wanted) {
+      this.body.lastElementChild?.remove();
+    }
+    while (this.body.childElementCount < wanted) {
+      this.body.append(element('tr', { role: 'row' }));
+    }
+    const lines = [...this.body.children];
+    for (let at = first; at < last; at++) {
+      const row = this.rows[at];
+      const line = lines[at - first];
+      if (row !== undefined && line instanceof HTMLTableRowElement) {
+        this.fill(line, row, at);
+      }
+    }
+    this.body.style.setProperty(
+      '--jdt-above',
+      `${String(first * ROW_HEIGHT)}px`
+    );
+    const below = (this.rows.length - last) * ROW_HEIGHT;
+    this.body.style.setProperty('--jdt-below', `${String(below)}px`);
+  }
+
+  private fill(line: HTMLTableRowElement, row: Row, at: number): void {
+    line.setAttribute('aria-rowindex', String(at + 1));
+    line.classList.toggle('jdt-chosen', at === this.chosen);
+    if (row.kind === 'node') {
+      this.fillNode(line, row);
+      return;
+    }
+    line.className = `jdt-rank${at === this.chosen ? ' jdt-chosen' : ''}`;
+    line.dataset.state = row.rank.state;
+    line.setAttribute('aria-level', '2');
+    line.removeAttribute('aria-expanded');
+    line.title = this.trans('show the log of rank %1', String(row.rank.rank));
+    line.onclick = (): void => {
+      this.onRank(row.rank.rank);
+    };
+    while (line.cells.length > this.shown.length) {
+      line.deleteCell(-1);
+    }
+    this.shown.forEach((column, index) => {
+      const cell = line.cells[index] ?? line.insertCell();
+      cell.removeAttribute('colspan');
+      cell.className = column.align ?? '';
+      setText(cell, column.text(row.rank) ?? '');
+    });
+  }
+
+  private fillNode(
+    line: HTMLTableRowElement,
+    row: Extract<Row, { kind: 'node' }>
+  ): void {
+    const isOpen = !this.closed.has(row.host);
+    line.className = 'jdt-node';
+    delete line.dataset.state;
+    line.setAttribute('aria-level', '1');
+    line.setAttribute('aria-expanded', String(isOpen));
+    line.title = isOpen
+      ? this.trans('hide its ranks')
+      : this.trans('show its ranks');
+    line.onclick = (): void => {
+      this.toggle(row.host);
+    };
+    while (line.cells.length > 1) {
+      line.deleteCell(-1);
+    }
+    const cell = line.cells[0] ?? line.insertCell();
+    cell.setAttribute('colspan', String(Math.max(1, this.shown.length)));
+    cell.className = '';
+    let inner = cell.firstElementChild;
+    if (!(inner instanceof HTMLSpanElement)) {
+      inner = element('span');
+      cell.replaceChildren(inner);
+    }
+    setText(
+      inner,
+      `${isOpen ? '▾' : '▸'} ${row.host} · ${this.ofNode(row.node, row.ranks)}`
+    );
+  }
+
+  private ofNode(node: INode | undefined, ranks: IRank[]): string {
+    const t = this.trans;
+    const count = t('%1 ranks', String(ranks.length));
+    if (node === undefined) {
+      return count;
+    }
+    const network = `↓ ${perSecond(node.received_bytes_per_s)} ↑ ${perSecond(node.sent_bytes_per_s)}`;
+    const infiniband =
+      node.infiniband_received_bytes_per_s + node.infiniband_sent_bytes_per_s;
+    return [
+      count,
+      t('%1 cores %2 % busy', String(node.cores), node.cpu_percent.toFixed(0)),
+      t('load %1', node.load.toFixed(1)),
+      t(
+        'memory %1 of %2',
+        bytes(node.memory_used_bytes),
+        bytes(node.memory_total_bytes)
+      ),
+      t('disk %1 free', bytes(node.disk_free_bytes)),
+      network,
+      ...(infiniband > 0 ? [t('InfiniBand %1', perSecond(infiniband))] : [])
+    ].join(' · ');
+  }
+
+  private toggle(host: string): void {
+    if (!this.closed.delete(host)) {
+      this.closed.add(host);
+    }
+    this.onToggle();
+  }
+
+  /** Set by the view: draws again with what it was given last. */
+  onToggle: () => void = () => undefined;
+
+  private onKey(event: KeyboardEvent): void {
+    const row = this.rows[this.chosen];
+    if (event.key === 'ArrowDown' || event.key === 'ArrowUp') {
+      const step = event.key === 'ArrowDown' ? 1 : -1;
+      this.chosen = Math.min(
+        this.rows.length - 1,
+        Math.max(0, this.chosen + step)
+      );
+      this.draw();
+      this.body
+        .querySelector('.jdt-chosen')
+        ?.scrollIntoView({ block: 'nearest' });
+    } else if (
+      row?.kind === 'node' &&
+      ['Enter', ' ', 'ArrowLeft', 'ArrowRight'].includes(event.key)
+    ) {
+      this.toggle(row.host);
+    } else if (row?.kind === 'rank' && ['Enter', ' '].includes(event.key)) {
+      this.onRank(row.rank.rank);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+}

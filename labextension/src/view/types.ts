@@ -1,0 +1,107 @@
+/**
+ * What the kernel and the server send, as cluster/snapshot.py makes it.
+ */
+
+/** One word; the text beside it says more. */
+export type RankState =
+  'starting' | 'idle' | 'running' | 'in collective' | 'not responding' | 'dead';
+
+export interface IGpu {
+  name?: string;
+  percent?: number;
+  memory_used_bytes?: number;
+  memory_total_bytes?: number;
+  celsius?: number;
+  watts?: number;
+  limited_by?: string;
+  ecc_errors?: number;
+  others?: number;
+}
+
+export interface IRank {
+  rank: number;
+  host: string;
+  local_rank: number;
+  device: string;
+  pid: number;
+  state: RankState;
+  /** The state as a person reads it. */
+  text: string;
+  cpu_percent?: number;
+  memory_bytes?: number;
+  gpu?: IGpu;
+  /** The prompt number of the cell that runs. */
+  cell?: number;
+  line?: number;
+  call?: string;
+  steps?: number;
+  steps_per_s?: number;
+  samples_per_s?: number;
+  /** Parts of the time, 0 to 1. */
+  waiting?: number;
+  waiting_for_data?: number;
+}
+
+export interface INode {
+  host: string;
+  cores: number;
+  cpu_percent: number;
+  load: number;
+  memory_used_bytes: number;
+  memory_total_bytes: number;
+  disk_free_bytes: number;
+  disk_total_bytes: number;
+  received_bytes_per_s: number;
+  sent_bytes_per_s: number;
+  infiniband_received_bytes_per_s: number;
+  infiniband_sent_bytes_per_s: number;
+}
+
+export interface ICluster {
+  id: string;
+  name: string;
+  launcher: string;
+  backend: string;
+  started_s: number;
+  notebook: string;
+  held: boolean;
+  kept: boolean;
+  logs: string;
+  sample_s: number;
+  ranks: IRank[];
+  nodes: INode[];
+  remarks: string[];
+  /** Who waits for whom, where only the kernel knows it. */
+  hang?: string[];
+}
+
+/** Metrics that are new: columns of one length. */
+export interface IMetricsPacket {
+  names: string[];
+  /** Whether it holds everything there is, so that what was known is to be forgotten. */
+  first: boolean;
+  steps: Float64Array;
+  values: Float32Array;
+  nameAt: Uint16Array;
+  ranks: Uint16Array;
+  cells: Int32Array;
+}
+
+/** By rank: time in seconds, CPU %, memory, GPU %, GPU memory, steps/s. */
+export type DeviceHistory = Record<string, (number | null)[][]>;
+
+/** What a person can ask of a cluster. */
+export type Action = 'interrupt' | 'reset' | 'stop';
+
+/** Where the view gets what it does not draw from the data that it is given. */
+export interface IActions {
+  /** Resolves once somebody has begun to do it; rejects with the reason. */
+  ask(clusterId: string, action: Action): Promise<void>;
+  /** Asks the person whether it is meant; resolves to the answer. */
+  confirm(title: string, body: string, yes: string): Promise<boolean>;
+  /** The end of a rank's log. */
+  log(clusterId: string, rank: number): Promise<string>;
+}
+
+/** Translates a text; %1 stands for the first argument. */
+export type Translate = (text: string, ...args: string[]) => string;

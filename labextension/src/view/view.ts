@@ -1,0 +1,297 @@
+/**
+ * One cluster: what its ranks do, its metrics, what can be asked of it.
+ *
+ * The same in the side panel and in the notebook's widget; plain DOM, for
+ * there is no JupyterLab around it in VS Code.
+ */
+
+import { Charts } from './charts';
+import { button, element, setText } from './dom';
+import { MetricStore } from './series';
+import { RankTable } from './table';
+import type {
+  Action,
+  DeviceHistory,
+  IActions,
+  ICluster,
+  IMetricsPacket,
+  RankState,
+  Translate
+} from './types';
+
+const LOG_SECONDS = 2;
+/** The last characters of a log that are shown. */
+const LOG_TAIL = 20_000;
+
+const STATES: RankState[] = [
+  'running',
+  'in collective',
+  'not responding',
+  'dead',
+  'starting',
+  'idle'
+];
+
+export class ClusterView {
+  readonly node: HTMLElement;
+  private readonly charts: Charts;
+  private readonly table: RankTable;
+  private readonly title = element('span', { class: 'jdt-name' });
+  private readonly state = element('span', {
+    role: 'status',
+    class: 'jdt-state'
+  });
+  private readonly remarks = element('div', {
+    role: 'alert',
+    class: 'jdt-remarks'
+  });
+  private readonly trouble = element('div', {
+    role: 'alert',
+    class: 'jdt-trouble'
+  });
+  private readonly log: HTMLElement;
+  private readonly logTitle = element('span');
+  private readonly logText = element('pre', { tabindex: '0' });
+  private readonly buttons: HTMLElement;
+  private cluster: ICluster | null = null;
+  private logRank: number | null = null;
+  private logTimer = 0;
+  private frame = 0;
+
+  constructor(
+    private readonly actions: IActions,
+    private readonly trans: Translate,
+    private readonly store = new MetricStore()
+  ) {
+    this.charts = new Charts(this.store, trans);
+    this.table = new RankTable(trans, rank => {
+      this.openLog(rank);
+    });
+    this.table.onToggle = (): void => {
+      this.schedule();
+    };
+    this.buttons = this.makeButtons();
+    const close = button('×', trans('close the log'), () => {
+      this.closeLog();
+    });
+    this.log = element(
+      'section',
+      { class: 'jdt-log', hidden: '' },
+      element('header', {}, this.logTitle, close),
+      this.logText
+    );
+    this.node = element(
+      'div',
+      { class: 'jdt-view' },
+      element(
+        'header',
+        { class: 'jdt-header' },
+        this.title,
+        this.state,
+        this.buttons
+      ),
+      this.trouble,
+      this.remarks,
+      this.table.node,
+      this.log,
+      this.charts.node
+    );
+    this.trouble.hidden = this.remarks.hidden = true;
+    new ResizeObserver(() => {
+      this.charts.invalidate();
+      this.schedule();
+    }).observe(this.node);
+  }
+
+  private makeButtons(): HTMLElement {
+    const t = this.trans;
+    return element(
+      'span',
+      { class: 'jdt-buttons', role: 'toolbar', 'aria-label': t('cluster') },
+      button(
+        t('Interrupt'),
+        t('interrupt the cell that runs on the ranks'),
+        () => {
+          void this.ask('interrupt');
+        }
+      ),
+      button(
+        t('Reset'),
+        t('start all ranks anew; their variables are lost'),
+        () => {
+          void this.askFirst(
+            'reset',
+            t('Start all ranks anew?'),
+            t(
+              'The variables on the ranks are lost. Those of the notebook stay.'
+            ),
+            t('Reset')
+          );
+        }
+      ),
+      button(t('Stop'), t('end the cluster'), () => {
+        void this.askFirst(
+          'stop',
+          t('End the cluster?'),
+          t(
+            'Every rank ends, and its variables are lost. Those of the notebook stay.'
+          ),
+          t('Stop')
+        );
+      })
+    );
+  }
+
+  private async askFirst(
+    action: Action,
+    title: string,
+    body: string,
+    yes: string
+  ): Promise<void> {
+    if (await this.actions.confirm(title, body, yes)) {
+      await this.ask(action);
+    }
+  }
+
+  private async ask(action: Action): Promise<void> {
+    if (this.cluster === null) {
+      return;
+    }
+    this.showTrouble('');
+    try {
+      await this.actions.ask(this.cluster.id, action);
+    } catch (error) {
+      this.showTrouble(error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  private showTrouble(text: string): void {
+    setText(this.trouble, text);
+    this.trouble.hidden = !text;
+  }
+
+  /** Take the cluster as it is now. */
+  show(cluster: ICluster): void {
+    this.cluster = cluster;
+    this.schedule();
+  }
+
+  takeMetrics(packet: IMetricsPacket): void {
+    this.store.take(packet);
+    this.showMetrics();
+  }
+
+  /** Draw what has come into the store. */
+  showMetrics(): void {
+    this.charts.invalidate();
+    this.schedule();
+  }
+
+  takeDevices(devices: DeviceHistory): void {
+    this.charts.takeDevices(devices);
+    this.schedule();
+  }
+
+  /** Say that what is seen is of the past. */
+  setStale(reason: string): void {
+    this.node.classList.toggle('jdt-stale', Boolean(reason));
+    if (reason) {
+      setText(this.state, reason);
+    }
+    this.buttons.hidden = Boolean(reason);
+  }
+
+  restyle(): void {
+    this.charts.restyle();
+  }
+
+  /** Draw at the next frame, however often it is asked for. */
+  schedule(): void {
+    if (this.frame === 0) {
+      this.frame = requestAnimationFrame(() => {
+        this.frame = 0;
+        this.draw();
+      });
+    }
+  }
+
+  private draw(): void {
+    const cluster = this.cluster;
+    if (cluster !== null) {
+      setText(this.title, cluster.name);
+      this.title.title = `${cluster.id} · ${cluster.launcher} · ${cluster.backend}`;
+      setText(this.state, summary(cluster, this.trans));
+      const remarks = [...(cluster.hang ?? []), ...cluster.remarks];
+      setText(this.remarks, remarks.join('\n'));
+      this.remarks.hidden = remarks.length === 0;
+      this.table.show(cluster);
+    }
+    this.charts.draw();
+  }
+
+  // The log of one rank
+
+  private openLog(rank: number): void {
+    this.logRank = rank;
+    this.log.hidden = false;
+    setText(this.logTitle, this.trans('log of rank %1', String(rank)));
+    setText(this.logText, '');
+    void this.readLog();
+    window.clearInterval(this.logTimer);
+    this.logTimer = window.setInterval(() => {
+      void this.readLog();
+    }, 1000 * LOG_SECONDS);
+  }
+
+  private closeLog(): void {
+    window.clearInterval(this.logTimer);
+    this.logRank = null;
+    this.log.hidden = true;
+  }
+
+  private async readLog(): Promise<void> {
+    const rank = this.logRank;
+    if (rank === null || this.cluster === null || document.hidden) {
+      return;
+    }
+    let text: string;
+    try {
+      text = await this.actions.log(this.cluster.id, rank);
+    } catch (error) {
+      text = error instanceof Error ? error.message : String(error);
+    }
+    if (rank !== this.logRank) {
+      return; // another was opened meanwhile
+    }
+    const { scrollHeight, scrollTop, clientHeight } = this.logText;
+    const atEnd = scrollHeight - scrollTop - clientHeight < 8;
+    setText(
+      this.logText,
+      text.slice(-LOG_TAIL) || this.trans('it has said nothing yet')
+    );
+    if (atEnd) {
+      this.logText.scrollTop = this.logText.scrollHeight;
+    }
+  }
+
+  destroy(): void {
+    cancelAnimationFrame(this.frame);
+    this.closeLog();
+    this.charts.destroy();
+  }
+}
+
+/** How many ranks are in which state, in words. */
+export function summary(cluster: ICluster, trans: Translate): string {
+  const counts = STATES.map(state => ({
+    state,
+    count: cluster.ranks.filter(rank => rank.state === state).length
+  })).filter(each => each.count > 0);
+  const only = counts[0];
+  if (counts.length === 1 && only !== undefined) {
+    return trans('%1 ranks %2', String(only.count), trans(only.state));
+  }
+  return counts
+    .map(each => `${String(each.count)} ${trans(each.state)}`)
+    .join(' · ');
+}

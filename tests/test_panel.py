@@ -1,0 +1,155 @@
+"""What a person sees of the ranks in JupyterLab and Notebook: the side panel and the widget, live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+
+from .browser import browser, lab_server, open_notebook, page
+from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+    from .browser import LabServer
+
+__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+
+TRAIN = """%%distributed {options}
+import math, time
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range({steps}):
+    loss = model(torch.randn(16, 8)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss)
+    log_metrics(step, loss=math.exp(-step / 50) + rank / 20, accuracy=1 - math.exp(-step / 30))
+    time.sleep(0.02)"""
+PANEL = "#jupyter-disttrain-panel"
+
+
+def show_panel(page: Page) -> None:
+    page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:show-panel')")
+    page.locator(PANEL).wait_for(state="visible")
+
+
+def shut_down(page: Page) -> None:
+    page.evaluate(
+        """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
+             .requestExecute({code: '%dist_shutdown --all'}).done"""
+    )
+
+
+def steps_plotted(page: Page, within: str) -> int:
+    """How far the plots of a view have come, as they say it to a screen reader."""
+    return page.locator(f"{within} .jdt-plot").count()
+
+
+def set_theme(page: Page, name: str) -> None:
+    page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
+    page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+
+
+@pytest.mark.browser
+def test_the_empty_panel_says_how_to_start(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("1")
+    show_panel(page)
+    empty = page.locator(f"{PANEL} .jdt-empty")
+    empty.wait_for(state="visible")
+    assert "%dist_init" in empty.inner_text()
+    take_picture(page, "panel_empty")
+    empty.get_by_role("button", name="Start ranks for this notebook").click()
+    page.locator(f"{PANEL} .jdt-rank").nth(1).wait_for(timeout=60_000)
+    assert not empty.is_visible()
+    shut_down(page)
+    empty.wait_for(state="visible")
+
+
+@pytest.mark.browser
+def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2",
+        TRAIN.format(options="--watch", steps=100_000),
+        "%%distributed\nprint('whole', dist.get_world_size())",
+    )
+    show_panel(page)
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-1 ready")
+    run_cell(page, 1)
+    # In the panel: the ranks run, the plots of both metrics are there and move.
+    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=20_000)
+    loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
+    loss.wait_for(timeout=20_000)
+    seen = loss.get_attribute("aria-label")
+    page.wait_for_function(
+        "([panel, seen]) => document.querySelector(`${panel} .jdt-plot[aria-label^=loss]`).ariaLabel !== seen",
+        arg=[PANEL, seen],
+    )
+    assert "rank 0: " in (seen or "")
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='steps/s']").wait_for(timeout=20_000)
+    # In the widget, while the kernel is busy.
+    widget = ".jp-Notebook .jdt-view"
+    page.locator(f"{widget} .jdt-plot[aria-label^='accuracy']").wait_for(timeout=20_000)
+    assert not page.locator(".jp-Notebook .jdt-still").first.is_visible()
+    take_picture(page, "training_light")
+    set_theme(page, "JupyterLab Dark")
+    page.wait_for_timeout(600)
+    take_picture(page, "training_dark")
+    set_theme(page, "JupyterLab Light")
+    # The log of a rank opens from its row.
+    page.locator(f"{PANEL} .jdt-rank").nth(1).click()
+    page.locator(f"{PANEL} .jdt-log pre").filter(has_text="it has said nothing yet").wait_for()
+    # After a reload in mid-cell, panel and metrics are back.
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.reload()
+    page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
+    page.evaluate("() => window.jupyterapp.restored")
+    show_panel(page)
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']").wait_for(timeout=20_000)
+    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=20_000)
+    # The interrupt of the panel ends the cell although the kernel is busy.
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
+    page.wait_for_function(
+        "panel => document.querySelectorAll(`${panel} .jdt-rank[data-state=idle]`).length === 2", arg=PANEL
+    )
+    run_cell(page, 2)
+    assert "whole 2" in output(page, 2, "whole")
+    # Stop asks first.
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
+    page.locator(".jp-Dialog button", has_text="Cancel").click()
+    assert page.locator(f"{PANEL} .jdt-rank").count() == 2
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
+    page.locator(".jp-Dialog button", has_text="Stop").click()
+    page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible", timeout=20_000)
+
+
+@pytest.mark.browser
+def test_a_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    from nbconvert import HTMLExporter  # noqa: PLC0415
+
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", TRAIN.format(options="--watch", steps=60)
+    )
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-1 ready")
+    run_cell(page, 1)
+    wait_for_end(page, 1)
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    (name,) = (path.name for path in lab_server.root.glob("*last_state*.ipynb"))
+    saved = nbformat.read(lab_server.root / name, as_version=4)
+    kinds = [set(found.get("data", ())) for found in saved.cells[1].outputs]
+    assert any("text/html" in kind for kind in kinds)
+    shut_down(page)
+    body, _ = HTMLExporter().from_notebook_node(saved)
+    (lab_server.root / "saved.html").write_text(body)
+    page.goto((lab_server.root / "saved.html").as_uri())
+    still = page.locator(".jdt-still")
+    assert still.is_visible()
+    assert still.locator("svg").count() == 2
+    assert still.locator("tbody tr").count() == 2
+    take_picture(page, "nbconvert")
