@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from ..messages import NANNY_REQUEST, Asked, Heard, Used
+from ..messages import NANNY_REQUEST, Asked, Heard, RankDeath, Used
 from .inbox import event_from
 from .overview import Overview
 from .telemetry import TOPICS
@@ -61,6 +61,8 @@ class Hearing(Overview):
         if msg_type in TOPICS:
             self.telemetry.take(rank, msg_type, message["content"])
             return
+        if msg_type == RankDeath.msg_type:
+            self.telemetry.forget(rank)
         event = event_from(rank, message)
         if event is not None and self._cells is not None:
             self._cells.take(entry, message, event)

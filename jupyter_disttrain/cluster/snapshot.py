@@ -80,6 +80,8 @@ def device_history(telemetry: Telemetry, since_s: float) -> dict[int, list[list[
     found = {}
     for rank, figures in telemetry.ranks.items():
         history = list(figures.history)
+        if not history:
+            continue
         points = []
         for before, told in zip([history[0], *history], history, strict=False):
             if told.time_s <= since_s:

@@ -50,12 +50,14 @@ class RankFigures:
     history: deque[RankVitals] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def rates(self, seconds: float = RATE_SECONDS) -> Rates | None:
-        """Return how fast it went in the last seconds; None before it has told twice."""
-        last = self.vitals
-        earlier = next(
-            (each for each in reversed(self.history) if last.beat_s - each.beat_s >= seconds),
-            self.history[0] if self.history else last,
-        )
+        """Return how fast it went in the last seconds of the cell that runs; None while none does."""
+        if not self.history or self.vitals.cell is None:
+            return None
+        last = earlier = self.vitals
+        for each in reversed(self.history):
+            if each.cell != last.cell or last.beat_s - earlier.beat_s >= seconds:
+                break
+            earlier = each
         return rates_between(earlier, last)
 
 
@@ -79,6 +81,11 @@ def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
         waiting_for_data=min(1.0, waited_for_data / seconds) if samples else None,
         looks=looks,
     )
+
+
+def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
+    """Whether a rank counts from zero again."""
+    return now.steps < before.steps or now.looks < before.looks or now.samples < before.samples
 
 
 class Telemetry:
@@ -128,11 +135,12 @@ class Telemetry:
     def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
         with self._lock:
             figures = self._ranks.get(rank)
-            if figures is None or rates_between(figures.vitals, vitals) is None:
-                figures = RankFigures(vitals, time.monotonic())  # a new process counts from zero
+            if figures is None or _is_other_process(figures.vitals, vitals):
+                figures = RankFigures(vitals, time.monotonic())
                 self._ranks[rank] = figures
             figures.vitals, figures.arrived = vitals, time.monotonic()
-            figures.history.append(vitals)
+            if vitals.beat_s:  # before its first beat a rank has shown nothing to compare with
+                figures.history.append(vitals)
 
     def forget(self, rank: int) -> None:
         """Forget a rank whose process has ended."""

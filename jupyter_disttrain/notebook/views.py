@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from .status import status_text
+from .still import still
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -42,7 +43,6 @@ class Views:
 
     def show(self, cluster: Cluster) -> None:
         """Show a cluster below the cell."""
-        from .still import still  # noqa: PLC0415
         from .widget import ClusterWidget  # noqa: PLC0415  (ipywidgets: who shows no widget does not pay for it)
 
         if not self._shown:
@@ -51,22 +51,18 @@ class Views:
             self._shown[cluster.cluster_id] = ClusterWidget(cluster), []
         widget, pictures = self._shown[cluster.cluster_id]
         view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-        data: dict[str, Any] = {"text/plain": status_text(cluster), VIEW: view}
+        data: dict[str, Any] = {"text/plain": f"{cluster!r}", VIEW: view}
         display(data, raw=True)
-        picture = {"text/html": still(cluster, widget.state)}
-        pictures.append(display(picture, raw=True, display_id=True))
+        pictures.append(display(_picture(cluster, widget), raw=True, display_id=True))
 
     def refresh(self, *_result: Any) -> None:
         """Bring the pictures up to date; after each cell, so that a notebook is saved with the last one."""
-        from .still import still  # noqa: PLC0415
-
         for widget, pictures in self._shown.values():
             if widget.ended:
                 continue
             widget.tell_state()
-            picture = {"text/html": still(widget.cluster, widget.state)}
             for handle in pictures:
-                handle.update(picture, raw=True)
+                handle.update(_picture(widget.cluster, widget), raw=True)
 
     def close(self) -> None:
         """Show nothing any more."""
@@ -75,3 +71,8 @@ class Views:
         for widget, _ in self._shown.values():
             widget.end()
         self._shown.clear()
+
+
+def _picture(cluster: Cluster, widget: ClusterWidget) -> dict[str, Any]:
+    """Return how a cluster is now, for front ends without widgets and for who opens the saved notebook."""
+    return {"text/plain": status_text(cluster), "text/html": still(cluster, widget.state)}

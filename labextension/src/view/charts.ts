@@ -146,6 +146,7 @@ export class Charts {
     let plot = this.plots.get(title);
     if (plot === undefined) {
       plot = new Plot({ title, log: this.isLog, time });
+      plot.node.classList.toggle('jdt-device', time);
       this.plots.set(title, plot);
       this.grid.append(plot.node);
     }
