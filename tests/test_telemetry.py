@@ -193,8 +193,8 @@ while going:
         remark,
     )
     assert found, remark
-    assert 0.06 <= float(found[1]) < 0.1
-    assert float(found[2]) < 0.04
+    slow, fast = float(found[1]), float(found[2])
+    assert 1.25 * fast <= slow < 0.15  # about 0.06 s; what came before the cell does not count
 
 
 def test_equally_fast_ranks_are_not_named() -> None:
