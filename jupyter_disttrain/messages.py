@@ -209,6 +209,7 @@ class Asked(Record):
 
     what: str  # "interrupt", "reset", "stop"
     token: str  # tells this wish from every other
+    until_s: float  # of the host's clock that never goes back: who hears it later does nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,20 @@ def test_status_shows_each_rank(notebook: Notebook) -> None:
     assert re.fullmatch(rf"  {HOST}: \d+ cores \d+ % busy, load [\d.]+ · memory .* GiB · disk .* free · .*", rows[2])
 
 
+def test_a_view_outlives_a_reset(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
+    shown = bare_notebook.run("%dist_status").check()
+    assert "<Cluster 'default': ranks 0-1 on " in shown.text
+    assert "rank  state" in shown.text
+    bare_notebook.run("%dist_reset").check()
+    threads = bare_notebook.run("import threading; [t.name for t in threading.enumerate()]").text
+    assert "disttrain widget" in threads
+    assert "callback" not in bare_notebook.run("%%distributed\nprint('on')").check().text
+    bare_notebook.run("%dist_shutdown").check()
+    told = "threading.enumerate()"
+    assert wait_until(lambda: "disttrain widget" not in bare_notebook.run(f"[t.name for t in {told}]").text)
+
+
 def test_every_cell_on_the_ranks_and_back(notebook: Notebook) -> None:
     assert notebook.run("%dist_mode").check().text == "cells run in the notebook"
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,6 +126,65 @@ def test_what_comes_too_fast_is_dropped_and_counted() -> None:
     steps = [sample[1] for message in sent for sample in message["samples"]]
     assert steps == list(range(5, LIMIT + 5))
     assert {message["cell"] for message in sent} == {3}
+
+
+def test_two_threads_that_send_lose_nothing_and_send_nothing_twice() -> None:
+    sent: list[int] = []
+    log = MetricsLog(
+        lambda: {"number": 1},
+        lambda content: sent.extend(sample[1] for sample in json.loads(content)["samples"]),
+        lambda: None,
+    )
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            log.send()
+
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in range(20_000):
+        log.log_metrics(step, x=1)
+        if step % 100 == 0:
+            log.send()  # as at the end of a cell
+    stop.set()
+    for thread in threads:
+        thread.join()
+    log.send()
+    assert sent == list(range(20_000))
+
+
+class Failed:
+    """A number on a device that has failed."""
+
+    device = type("device", (), {"type": "cuda"})
+
+    def is_there(self) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_fails_costs_its_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.engine.metrics._OnDevice", Failed)
+    sent: list[dict[str, Any]] = []
+    log = MetricsLog(lambda: {"number": 1}, lambda content: sent.append(json.loads(content)), lambda: None)
+    log.log_metrics(0, x=1)
+    log._samples.append((0.0, 1, 1, {"x": Failed()}))
+    log.log_metrics(2, x=3)
+    log.send()
+    assert [[sample[1] for sample in message["samples"]] for message in sent] == [[0, 2]]
+    assert sent[0]["dropped"] == 1
+
+
+def test_values_are_of_the_cell_that_logged_them() -> None:
+    sent: list[dict[str, Any]] = []
+    cell = {"number": 1}
+    log = MetricsLog(lambda: cell, lambda content: sent.append(json.loads(content)), lambda: None)
+    log.log_metrics(0, x=1)
+    cell = {"number": 2}
+    log.log_metrics(0, x=2)
+    log.send()
+    assert [(message["cell"], message["samples"][0][2]["x"]) for message in sent] == [(1, 1), (2, 2)]
 
 
 def test_the_table_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

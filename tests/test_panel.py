@@ -45,11 +45,6 @@ def shut_down(page: Page) -> None:
     )
 
 
-def steps_plotted(page: Page, within: str) -> int:
-    """How far the plots of a view have come, as they say it to a screen reader."""
-    return page.locator(f"{within} .jdt-plot").count()
-
-
 def set_theme(page: Page, name: str) -> None:
     page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
     page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
@@ -91,6 +86,13 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
         arg=[PANEL, seen],
     )
     assert "rank 0: " in (seen or "")
+    # What is told twice a second draws on, and makes nothing anew.
+    page.evaluate("panel => document.querySelector(`${panel} canvas`).id = 'marked'", PANEL)
+    line = page.locator(f"{PANEL} .jdt-rank").first.inner_text()
+    page.wait_for_function(
+        "([panel, line]) => document.querySelector(`${panel} .jdt-rank`).innerText !== line", arg=[PANEL, line]
+    )
+    assert page.locator(f"{PANEL} canvas#marked").count() == 1
     page.locator(f"{PANEL} .jdt-plot[aria-label^='steps/s']").wait_for(timeout=20_000)
     # In the widget, while the kernel is busy.
     widget = ".jp-Notebook .jdt-view"

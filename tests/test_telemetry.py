@@ -55,6 +55,7 @@ def test_figures_of_ranks_and_their_node_come_by_themselves(quick: Cluster) -> N
         assert told(quick, rank).memory_bytes == pytest.approx(process.memory_info().rss, rel=0.2)
         assert told(quick, rank).state == "idle"
         assert told(quick, rank).gpu is None
+    assert wait_until(lambda: len(quick.telemetry.nodes) == 1)
     (node,) = quick.telemetry.nodes
     assert node.host == HOST
     assert node.cores == psutil.cpu_count()
@@ -81,6 +82,14 @@ def test_work_shows_as_use_of_the_processor_with_that_of_children(quick: Cluster
     assert wait_until(lambda: told(quick, 1).cpu_percent > 30)
     stop.touch()
     run.wait()
+
+
+def test_the_time_of_children_that_have_ended_is_not_taken_away(quick: Cluster) -> None:
+    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(10**7))'], check=True)"
+    quick.run("\n".join([code] * 3), 0)
+    figures = quick.telemetry.ranks[0]
+    assert wait_until(lambda: figures.vitals.cell is None)
+    assert all(0 <= each.cpu_percent < 400 for each in figures.recent())
 
 
 def test_who_waits_in_a_collective_is_told_with_its_name(quick: Cluster, tmp_path: Path) -> None:
@@ -184,8 +193,9 @@ while going:
     dist.all_reduce(going, op=dist.ReduceOp.MIN)
 """
     run = quick.run(code, block=False)
-    assert wait_until(lambda: bool(run.remarks), seconds=40)
-    (remark,) = run.remarks
+    remarks: list[str] = []
+    assert wait_until(lambda: bool(remarks.extend(run.remarks) or remarks), seconds=40)
+    remark = remarks[0]
     stop.touch()
     run.wait()
     found = re.fullmatch(

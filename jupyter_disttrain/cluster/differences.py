@@ -35,6 +35,7 @@ class Comparison:
     ranks: tuple[int, ...]
     compared: int  # parts
     sharded: int  # parts that differ by design, and were left out
+    opaque: int  # parts that can't be compared, e.g. locks and open files
     differences: tuple[Difference, ...]  # in the order of the parts
     largest: tuple[str, ...] = ()  # by how much the first part differs, in words
 
@@ -46,6 +47,7 @@ class Comparison:
         """Say it."""
         who = label_ranks(self.ranks)
         left_out = f"; {self.sharded} are sharded over ranks and were left out" if self.sharded else ""
+        left_out += f"; {self.opaque} can't be compared" if self.opaque else ""
         parts = "1 part" if self.compared == 1 else f"{self.compared} parts"
         if not self.differences:
             return f"{self.name} is the same on {who} ({parts}{left_out})"
@@ -82,14 +84,19 @@ def compare(
     for rank in ranks:
         for part in told[rank]:
             by_path.setdefault(part["path"], {})[rank] = part["kind"], part["digest"]
-    sharded = [path for path, by_rank in by_path.items() if all(digest is None for _, digest in by_rank.values())]
-    compared = [path for path in by_path if path not in set(sharded)]
+    without = {
+        path: {kind for kind, _ in by_rank.values()}
+        for path, by_rank in by_path.items()
+        if all(digest is None for _, digest in by_rank.values())
+    }
+    compared = [path for path in by_path if path not in without]
     differences = tuple(found for path in compared if (found := _difference(path, by_path[path], ranks)) is not None)
     return Comparison(
         name=name,
         ranks=ranks,
         compared=len(compared),
-        sharded=len(sharded),
+        sharded=sum("opaque" not in kinds for kinds in without.values()),
+        opaque=sum("opaque" in kinds for kinds in without.values()),
         differences=differences,
         largest=_largest(differences[0], numbers_of) if differences else (),
     )

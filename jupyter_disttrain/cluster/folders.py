@@ -5,6 +5,7 @@ Covers: the private folder that lives as long as the cluster, the folder of logs
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -172,6 +173,7 @@ def answers(local: Path) -> bool:
     """Whether a controller listens on any of its sockets; a kept cluster outlives its notebook."""
     for path in local.glob("s-*"):
         with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
+            probe.setblocking(False)  # a controller that was stopped takes no more connections, and is there
+            if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
                 return True
     return False

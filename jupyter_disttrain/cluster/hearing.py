@@ -30,6 +30,7 @@ class Hearing(Overview):
     """The part of a cluster that listens."""
 
     _cells: Cells | None
+    _last_asked = ""  # the token of a wish
 
     @abstractmethod
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
@@ -69,6 +70,9 @@ class Hearing(Overview):
 
     def _on_asked(self, asked: Asked, entry: RankEntry) -> None:
         """Do what somebody asks for in the side panel; the notebook may be busy or not."""
+        if time.monotonic() > asked.until_s or asked.token == self._last_asked:
+            return  # it was stopped meanwhile, and who asked was told so
+        self._last_asked = asked.token
         heard = Heard(token=asked.token)
         request = {"do": "publish", "msg_type": heard.msg_type, "content": heard.to_content()}
         self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)

@@ -35,7 +35,7 @@ def _samples(path: Path) -> Iterator[Sample]:
             try:
                 told = json.loads(line)
             except json.JSONDecodeError:
-                return  # the rest of the last line is still being written
+                continue  # a line that is still being written, or was cut off; or an empty one behind that
             yield told["time_s"], told["cell"], told["step"], told["values"]
 
 

@@ -198,6 +198,16 @@ class MetricsTable:
         rows = rows[rows["cell"] == (rows["cell"][-1] if cell is None else cell)]
         return gather(name, rows)
 
+    def gather_last(self, count: int) -> list[Gathered]:
+        """Return the first metrics over ranks, each of the cell that logged it last."""
+        _, rows = self.since(0)
+        found = []
+        for number, name in enumerate(self.names[:count]):
+            of_name = rows[rows["name"] == number]
+            if len(of_name):
+                found.append(gather(name, of_name[of_name["cell"] == of_name["cell"][-1]]))
+        return found
+
     def to_frame(self) -> pd.DataFrame:
         """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value.
 

@@ -223,8 +223,9 @@ def unreadable() -> list[dict[str, str]]:
         except (OSError, json.JSONDecodeError):
             continue  # it is just starting, or has just ended
         version = str(told.get("version", "an earlier version"))
-        is_here = told.get("host") == socket.gethostname() and answers(Path(str(told.get("local", "/"))))
-        if is_here and version != VERSION:
+        if version == VERSION or told.get("host") != socket.gethostname():
+            continue
+        if answers(Path(str(told.get("local", "/")))):
             name = str(told.get("config", {}).get("name", path.parent.name))
             found.append({"id": path.parent.name, "name": name, "version": version, "own": VERSION})
     return found
@@ -260,6 +261,12 @@ def find(which: str | None, *, free: bool = False) -> ClusterFile:
         raise UsageError(
             f"the cluster {named[0].name!r} is held by {holder}, which still runs; use it there, or shut that kernel "
             "down or restart it first"
+        )
+    others = [each["id"] for each in unreadable() if which in (None, each["name"], each["id"])]
+    if others:
+        raise UsageError(
+            f"{', '.join(others)} was started by another version of jupyter_disttrain, and here is {VERSION}; "
+            "install that version again to reach it"
         )
     listed = ", ".join(cluster.name for cluster in there) or "none"
     what = "no cluster runs" if which is None else f"no cluster {which!r} runs (there: {listed})"

@@ -48,6 +48,13 @@ class Remarks:
         with self._lock:
             return list(self._nan.get(cell, {}).values())
 
+    def of_running(self, running: set[int]) -> list[str]:
+        """Return what is to be said of the cells that ranks run now."""
+        ranks = self._telemetry.ranks
+        cells = {ranks[rank].vitals.cell for rank in running if rank in ranks} - {None}
+        values = [words for cell in sorted(filter(None, cells)) for words in self.of_values(cell)]
+        return values + (self.of_speed(running) if running else [])
+
     def of_speed(self, running: set[int]) -> list[str]:
         """Return what is to be said of the ranks that run a cell."""
         rates = {

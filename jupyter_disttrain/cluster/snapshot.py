@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .telemetry import RankFigures, Telemetry
 
 LARGEST_PACKET = 20_000  # values in one: what is more comes with the next
+LARGEST_HISTORY = 500_000  # values in the first: 10 MB
 HISTORY = 1500  # points of one metric on one rank that a front end gets when it opens
 
 
@@ -67,7 +68,7 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures
     return {name: value for name, value in found.items() if value is not None}
 
 
-def device_history(telemetry: Telemetry, since_s: float) -> dict[int, list[list[float | None]]]:
+def device_history(telemetry: Telemetry, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
     """Return for each rank the figures told after a time: time, CPU %, memory, GPU %, GPU memory, steps/s.
 
     Parameters
@@ -75,16 +76,16 @@ def device_history(telemetry: Telemetry, since_s: float) -> dict[int, list[list[
     telemetry
         What ranks told.
     since_s
-        Seconds since the epoch.
+        By rank, the time of the last figure that is known, by the rank's own clock in seconds since the epoch.
     """
     found = {}
     for rank, figures in telemetry.ranks.items():
-        history = list(figures.history)
+        history = figures.recent()
         if not history:
             continue
         points = []
         for before, told in zip([history[0], *history], history, strict=False):
-            if told.time_s <= since_s:
+            if told.time_s <= since_s.get(rank, 0.0):
                 continue
             gpu = told.gpu or {}
             rates = rates_between(before, told)
@@ -143,9 +144,13 @@ def _thin(rows: Any) -> Any:
     kept = np.zeros(len(rows), bool)
     for name in np.unique(rows["name"]):
         at = np.flatnonzero(rows["name"] == name)
-        ranks = len(np.unique(rows["rank"][at]))
-        stride = max(1, len(at) // (ranks * HISTORY))
+        ranks = np.unique(rows["rank"][at])
+        stride = max(1, len(at) // (len(ranks) * HISTORY))
         steps = np.unique(rows["step"][at])
-        kept[at] = np.isin(rows["step"][at], steps[:: stride if len(steps) > HISTORY else 1])
-        kept[at[-ranks:]] = True
-    return rows[kept]
+        if len(steps) > 1:
+            kept[at] = np.isin(rows["step"][at], steps[::stride])
+        else:  # none is numbered
+            for rank in ranks:
+                kept[at[rows["rank"][at] == rank][::stride]] = True
+        kept[at[-len(ranks) :]] = True
+    return rows[kept][-LARGEST_HISTORY:]

@@ -132,11 +132,18 @@ class Launch:
         if not visitor:
             self._hold = Hold(self.folders.profile)
         self._processes = Processes(self.config, self.folders, self.n, self.gpus, self._births)
-        identity = f"{self.folders.cluster_id}-{os.getpid()}" if visitor else self.folders.cluster_id
+        identity = (
+            f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if visitor else self.folders.cluster_id
+        )
         self._started = True
         self._connect(self._wait_for_connection(), identity)
         if not visitor:
             self.write()
+
+    def update(self, there: ClusterFile) -> None:
+        """Take what whoever holds the cluster has changed since it was joined."""
+        self.table[:] = there.load_table()
+        self.generation = there.generation
 
     def _connect(self, info: dict[str, Any], identity: str) -> None:
         self.link = Link(info, identity, self._on_early_message, self._on_controller_lost, self._on_tick)

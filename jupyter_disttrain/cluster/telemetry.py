@@ -49,12 +49,20 @@ class RankFigures:
     arrived: float  # of ``time.monotonic``, here
     history: deque[RankVitals] = field(default_factory=lambda: deque(maxlen=KEPT))
 
+    def recent(self) -> tuple[RankVitals, ...]:
+        """Return the history as it is now; another thread adds to it."""
+        while True:
+            try:
+                return tuple(self.history)
+            except RuntimeError:
+                continue  # it was added to meanwhile
+
     def rates(self, seconds: float = RATE_SECONDS) -> Rates | None:
         """Return how fast it went in the last seconds of the cell that runs; None while none does."""
         if not self.history or self.vitals.cell is None:
             return None
         last = earlier = self.vitals
-        for each in reversed(self.history):
+        for each in reversed(self.recent()):
             if each.cell != last.cell or last.beat_s - earlier.beat_s >= seconds:
                 break
             earlier = each
@@ -101,7 +109,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._sample_s = sample_s
         self._ranks: dict[int, RankFigures] = {}
-        self._nodes: dict[str, NodeVitals] = {}
+        self._nodes: dict[str, tuple[NodeVitals, float]] = {}  # with when it came
         self._metrics: MetricsTable | None = None
         self.remarks = Remarks(self)
 
@@ -128,7 +136,7 @@ class Telemetry:
         elif msg_type == NodeVitals.msg_type:
             node = NodeVitals.from_content(content)
             with self._lock:
-                self._nodes[node.host] = node
+                self._nodes[node.host] = node, time.monotonic()
         else:
             self._take_vitals(rank, RankVitals.from_content(content))
 
@@ -155,9 +163,10 @@ class Telemetry:
 
     @property
     def nodes(self) -> tuple[NodeVitals, ...]:
-        """The nodes that have told of themselves, in the order in which they first did."""
+        """The nodes that tell of themselves, in the order in which they first did; not one that fell silent."""
+        since = time.monotonic() - SILENT_SAMPLES * self._sample_s - 1.0
         with self._lock:
-            return tuple(self._nodes.values())
+            return tuple(node for node, arrived in self._nodes.values() if arrived > since)
 
     def state(self, rank: int, known: str) -> tuple[str, str]:
         """Return a rank's state: one word of ``STATES``, and what a person reads.

@@ -92,10 +92,10 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
         raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
 
     def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
-        replies = _ask(launch, some, {"do": "numbers", "name": name, "path": path})
+        replies = _ask(launch, ranks, {"do": "numbers", "name": name, "path": path, "ranks": list(some)})
         return {
-            rank: load_from(rank, off_the_shelf(reply["content"]["shelf"], reply["buffers"]))
-            for rank, reply in replies.items()
+            rank: load_from(rank, off_the_shelf(replies[rank]["content"]["shelf"], replies[rank]["buffers"]))
+            for rank in some
         }
 
     return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)

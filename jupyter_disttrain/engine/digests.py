@@ -21,7 +21,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digests(value: Any) -> list[dict[str, Any]]:
-    """Return for each part of a value its path, what it is and a digest; the digest is None where ranks should differ.
+    """Return for each part of a value its path, what it is and a digest; None for what is sharded or can't be compared.
 
     Parts are the tensors of a model and of an optimizer, and what lists, tuples and dicts hold. A tensor that is
     sharded over ranks differs on each by design.
@@ -67,10 +67,12 @@ def _describe(path: str, part: Any) -> dict[str, Any]:
         return {"path": path, "kind": f"{shape} {_dtype(part)}", "digest": _digest(array)}
     if isinstance(part, _PLAIN):
         return {"path": path, "kind": type(part).__name__, "digest": repr(part)}
+    if isinstance(part, (set, frozenset)):
+        part = sorted(map(repr, part))  # in an order of its own in each process
     try:
         pickled, buffers = dump_value(part)
     except UnserializableValueError:
-        return {"path": path, "kind": type(part).__name__, "digest": None}
+        return {"path": path, "kind": "opaque", "digest": None}
     digest = hashlib.sha256(pickled)
     for buffer in buffers:
         digest.update(buffer)

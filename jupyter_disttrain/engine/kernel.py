@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .publisher import Publisher
 
 
+METRICS_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
+
+
 def ignore_signal(_number: int, _frame: Any) -> None:
     """Do nothing; unlike SIG_IGN this is not inherited by the programs that a rank starts."""
 
@@ -134,7 +137,7 @@ class RankKernel(IPythonParallelKernel):
         start = time.time()
         reply = await self._execute(content["code"])
         reply["duration_s"] = time.time() - start
-        self._bootstrap.metrics.send()
+        self._bootstrap.metrics.send(METRICS_SECONDS)
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
         group, of_group = hooks.after_cell(self._bootstrap.group, error)

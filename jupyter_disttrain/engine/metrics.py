@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import operator
+import os
 import sys
+import threading
 import time
 from collections import deque
 from importlib import import_module
@@ -23,7 +25,7 @@ NAMES = 1000  # of metrics on one rank: more are most likely a number that got i
 BATCH = 500  # samples in one message
 LARGEST_STEP = 2**53  # that JavaScript and Float64 can hold
 
-Sample = tuple[float, "int | None", dict[str, Any]]
+Sample = tuple[float, "int | None", "int | None", dict[str, Any]]  # time, cell, step, values by name
 
 
 _current: MetricsLog | None = None
@@ -56,6 +58,8 @@ class MetricsLog:
         self._send = send
         self._start = start
         self._samples: deque[Sample] = deque()
+        self._turns = threading.Lock()  # of the sampler, and the end of a cell
+        os.register_at_fork(after_in_child=self._after_fork)
         self._dropped = 0
         self._names: set[str] = set()
         self._refused: set[str] = set()
@@ -89,7 +93,8 @@ class MetricsLog:
         if len(self._samples) >= LIMIT:
             self._samples.popleft()
             self._dropped += 1
-        self._samples.append((time.time(), step, held))
+        cell = self._cell()
+        self._samples.append((time.time(), None if cell is None else cell["number"], step, held))
 
     def _admit(self, held: dict[str, Any]) -> dict[str, Any]:
         """Learn new names; past the limit leave them out, and say so once."""
@@ -106,26 +111,39 @@ class MetricsLog:
         self._refused |= refused if len(self._refused) < NAMES else set()
         return {name: value for name, value in held.items() if name not in refused}
 
-    def send(self) -> None:
-        """Send what is there and known; called by one thread at a time."""
-        samples: list[Sample] = []
+    def _after_fork(self) -> None:
+        """Have a child log nothing that its parent has to send, and wait for no thread that it does not have."""
+        self._turns = threading.Lock()
+        self._samples = deque()
+
+    def send(self, patience_s: float = 0.0) -> None:
+        """Send what is there and known; wait a moment for what is still on its way from a device."""
+        with self._turns:
+            deadline = time.monotonic() + patience_s
+            while self._send_batch(deadline):
+                pass
+
+    def _send_batch(self, deadline: float) -> bool:
+        """Send the samples of one cell, and not too many; returns whether there are more that are known."""
+        samples: list[tuple[float, int | None, dict[str, Any]]] = []
+        number: int | None = None
         while self._samples and len(samples) < BATCH:
-            time_s, step, held = self._samples[0]
-            if not all(_is_known(value) for value in held.values()):
-                break  # its device is still at work; those after it wait, too, so that the order stays
-            try:
+            sample = self._samples.popleft()  # at once: a thread that logs may drop what is first
+            time_s, cell, step, held = sample
+            state = _state(held, deadline)
+            if state == "pending" or (samples and cell != number):
+                self._samples.appendleft(sample)  # those after it wait, too, so that the order stays
+                break
+            number = cell
+            if state == "lost":
+                self._dropped += 1  # its device has failed, which the cell's own code reports
+            else:
                 samples.append((time_s, step, {name: _number(value) for name, value in held.items()}))
-            except (RuntimeError, TypeError, ValueError):
-                self._dropped += 1  # e.g. its device has failed, which the cell's own code reports
-            self._samples.popleft()
-        if not samples and not self._dropped:
-            return
         dropped, self._dropped = self._dropped, 0
-        cell = self._cell()
-        content = {"samples": samples, "dropped": dropped, "cell": None if cell is None else cell["number"]}
-        self._send(json.dumps(content).encode())
-        if self._samples and len(samples) == BATCH:
-            self.send()
+        if not samples and not dropped:
+            return False
+        self._send(json.dumps({"samples": samples, "dropped": dropped, "cell": number}).encode())
+        return bool(samples and self._samples)
 
 
 def _whole(step: Any) -> int:
@@ -170,8 +188,19 @@ class _OnDevice:
         return bool(self._copied.query())
 
 
-def _is_known(value: Any) -> bool:
-    return value.is_there() if isinstance(value, _OnDevice) else True
+def _state(held: Mapping[str, Any], deadline: float) -> str:
+    """Return whether values are "known", "pending" or "lost"; waits for them until the deadline."""
+    for value in held.values():
+        if not isinstance(value, _OnDevice):
+            continue
+        try:
+            while not value.is_there():
+                if time.monotonic() >= deadline:
+                    return "pending"
+                time.sleep(0.0005)
+        except RuntimeError:
+            return "lost"
+    return "known"
 
 
 def _number(value: Any) -> float | str:

@@ -44,8 +44,12 @@ class MetricsFile:
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                self._room -= os.fstat(self._descriptor).st_size
-            os.write(self._descriptor, lines)
+                size = os.fstat(self._descriptor).st_size
+                self._room -= size
+                lines = b"\n" * bool(size) + lines  # an earlier process may have been cut off within a line
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
         except OSError as error:
             self._room = 0
             self._report(self._path, error)

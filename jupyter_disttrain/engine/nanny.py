@@ -83,7 +83,7 @@ class Nanny:
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
         self._out = Backlog(self._pub, keeps=bool(os.environ.get(KEEP)))
         self._use = UseTeller(self._wire, self._tell_use)
-        self._vitals = Vitals(self._pid, self._wire, self._tell_vitals)
+        self._vitals = Vitals(self._pid, self._wire, self._wake, self._tell_vitals)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
             "control",
@@ -156,6 +156,13 @@ class Nanny:
             self._next_hello = now + self._hello_pause
             self._hello_pause = min(2 * self._hello_pause, HELLO_LIMIT_SECONDS)
 
+    def _wake(self) -> None:
+        """Have the loop turn; called from any thread."""
+        try:
+            self._wake_write.send(b"\0")
+        except BlockingIOError:
+            return  # it is awake already
+
     def _on_wake(self) -> None:
         self._wake_read.recv(4096)
         if self._stop_requested:
@@ -182,7 +189,7 @@ class Nanny:
         now = time.monotonic()
         hello = None if self._told_who else now + HELLO_SECONDS
         look = self._cluster.due(once_reached=self._told_who)
-        dues = (self._voice.due, self._use.due, self._vitals.due, self._kill_at, look, hello)
+        dues = (self._voice.due, self._use.due, self._kill_at, look, hello)
         deadlines = [at for at in dues if at is not None]
         return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 _SEVERAL = (list, tuple)
@@ -66,7 +67,10 @@ class Progress:
 
 def _size(batch: Any) -> int:
     """Return how many samples a batch holds: the length of the first tensor in it."""
-    while isinstance(batch, (*_SEVERAL, dict)) and batch:
-        batch = batch[0] if isinstance(batch, _SEVERAL) else next(iter(batch.values()))
-    shape = getattr(batch, "shape", None)
-    return int(shape[0]) if shape else 1
+    try:
+        while isinstance(batch, (*_SEVERAL, Mapping)) and batch:
+            batch = batch[0] if isinstance(batch, _SEVERAL) else next(iter(batch.values()))
+        shape = getattr(batch, "shape", None)
+        return int(shape[0]) if shape else 1
+    except Exception:  # noqa: BLE001  (a batch is of any type, and counting it must not cost the loop)
+        return 1

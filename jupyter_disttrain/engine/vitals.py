@@ -9,8 +9,11 @@ The nanny reads them in its own process, so they go on while the rank's code hol
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import socket
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,49 +38,64 @@ _WORD_BYTES = 4  # what InfiniBand's counters of data count
 
 
 class Vitals:
-    """Read and tell the figures, when it is time.
+    """Read the figures on a thread of their own, and tell them on the nanny's loop.
+
+    A file system or a driver that hangs takes the figures away, and nothing else.
 
     Parameters
     ----------
+    wake
+        Wakes the loop, so that it calls :meth:`tell_due`.
     publish
         Sends a record to whoever listens.
     """
 
-    def __init__(self, pid: int, wire: NannyEnd, publish: Callable[[Record], None]) -> None:
+    def __init__(self, pid: int, wire: NannyEnd, wake: Callable[[], None], publish: Callable[[Record], None]) -> None:
         self._process = psutil.Process(pid)
         self._wire = wire
+        self._wake = wake
         self._publish = publish
         self._pause = float(os.environ.get(SAMPLE, "0"))
-        self._node: Node | None = None
-        self._gpu: Gpu | None = None
-        self._cpu = self._cpu_seconds()
+        self._cpu = 0.0
         self._at = time.monotonic()
-        self.due: float | None = None
+        self._ready: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
     def begin(self, local_rank: int, device: str) -> None:
-        """Begin to tell; the first rank of a node tells of the node."""
-        if not self._pause:
-            return
-        self._gpu = open_gpu(device, self._process.pid)
-        self._node = Node() if local_rank == 0 else None
-        self.due = time.monotonic()
+        """Begin to read; the first rank of a node tells of the node."""
+        if self._pause:
+            threading.Thread(target=self._run, args=(local_rank, device), name="vitals", daemon=True).start()
 
     def tell_due(self) -> None:
-        """Tell, if it is time."""
-        now = time.monotonic()
-        if self.due is None or now < self.due:
-            return
-        self.due = now + self._pause
-        try:
-            self._publish(self._of_rank(now))
-        except psutil.Error:
-            return  # it has just ended, which is told apart
-        if self._node is not None:
-            self._publish(self._node.read())
+        """Tell what has been read."""
+        while not self._ready.empty():
+            self._publish(self._ready.get())
 
-    def _of_rank(self, now: float) -> RankVitals:
+    def _run(self, local_rank: int, device: str) -> None:
+        node = Node() if local_rank == 0 else None
+        gpu = None
+        try:
+            gpu = open_gpu(device, self._process.pid)
+        except Exception as error:  # noqa: BLE001  (NVML is others' C code)
+            sys.stderr.write(f"the GPU {device} tells no figures: {error}\n")
+        failed = False
+        while True:
+            began = time.monotonic()
+            try:
+                self._ready.put(self._of_rank(began, gpu))
+                if node is not None:
+                    self._ready.put(node.read())
+                self._wake()
+            except psutil.NoSuchProcess:
+                return  # the rank has ended, which is told apart
+            except Exception as error:  # noqa: BLE001  (files of the system, a driver: none of them is worth a rank)
+                if not failed:
+                    sys.stderr.write(f"a figure could not be read: {type(error).__name__}: {error}\n")
+                failed = True
+            time.sleep(max(0.0, began + self._pause - time.monotonic()))
+
+    def _of_rank(self, now: float, gpu: Gpu | None) -> RankVitals:
         cpu = self._cpu_seconds()
-        percent = 100 * (cpu - self._cpu) / max(now - self._at, 1e-3)
+        percent = max(0.0, 100 * (cpu - self._cpu) / max(now - self._at, 1e-3))
         self._cpu, self._at = cpu, now
         pulse = self._wire.pulse() or Pulse()
         silent_s = max(0.0, now - pulse.beat_s) if pulse.beat_s else 0.0
@@ -98,7 +116,7 @@ class Vitals:
             data_wait_s=round(pulse.data_wait_s, 4),
             cpu_percent=round(percent, 1),
             memory_bytes=self._memory(),
-            gpu=None if self._gpu is None else self._gpu.read(),
+            gpu=None if gpu is None else gpu.read(),
         )
 
     def _state(self, pulse: Pulse, silent_s: float, now: float) -> str:
@@ -126,14 +144,17 @@ class Vitals:
         return family
 
     def _cpu_seconds(self) -> float:
-        total = 0.0
-        for process in self._family():
+        """Return the processor time of the rank, of the children that it has and of those that it had."""
+        rank, *others = self._family()
+        times = rank.cpu_times()
+        total = times.user + times.system + times.children_user + times.children_system
+        for process in others:
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
             total += times.user + times.system
-        return total
+        return float(total)
 
     def _memory(self) -> int:
         """Return the bytes in memory, those that are shared with the rank's children once."""
@@ -152,6 +173,7 @@ class Node:
     """The figures of this host, with rates since the last look."""
 
     def __init__(self) -> None:
+        self._folder = os.getcwd()  # noqa: PTH109  (it may be removed later)
         self._at = time.monotonic()
         self._counts = _traffic()
         psutil.cpu_percent()  # the first call has nothing to compare with
@@ -163,7 +185,7 @@ class Node:
         rates = {name: max(0, round((counts[name] - self._counts[name]) / seconds)) for name in counts}
         self._at, self._counts = now, counts
         memory = psutil.virtual_memory()
-        disk = shutil.disk_usage(Path.cwd())
+        disk = shutil.disk_usage(self._folder)
         return NodeVitals(
             time_s=time.time(),
             host=socket.gethostname(),

@@ -29,8 +29,7 @@ def still(cluster: Cluster, snapshot: dict[str, Any]) -> str:
     """Return the picture as HTML."""
     parts = [f"<b>{html.escape(cluster.name)}</b>", _table(snapshot["ranks"])]
     if cluster.telemetry.has_metrics:
-        names = cluster.metrics.names[:MOST_PLOTS]
-        parts += [_plot(cluster.metrics.gather(name)) for name in names]
+        parts += [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
     parts += [f"<p>{html.escape(remark)}</p>" for remark in snapshot["remarks"]]
     return f'<div class="jdt-still" data-cluster="{html.escape(cluster.cluster_id)}">{"".join(parts)}</div>'
 

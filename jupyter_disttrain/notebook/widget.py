@@ -9,6 +9,7 @@ goes to the server where there is one: a busy kernel does not hear the page.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -24,8 +25,13 @@ from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
+log = logging.getLogger(__name__)
+
 STATIC = Path(__file__).parent / "static"
 STATE_SECONDS = 0.5  # between two looks at the ranks
+REPEAT_SECONDS = (
+    5.0  # between two tellings of everything, as long as the page has not asked for it: a busy kernel is deaf
+)
 METRIC_SECONDS = 0.1  # between two looks for metrics, while there are some
 
 
@@ -43,7 +49,8 @@ class ClusterWidget(anywidget.AnyWidget):
         self.cluster = cluster
         super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
         self._mark = 0
-        self._told_until_s = 0.0
+        self._told_until: dict[int, float] = {}
+        self._repeats_at: float | None = time.monotonic()  # the page's module may not be loaded; None: it has spoken
         self._sending = threading.Lock()
         self.on_msg(self._on_page)
         threading.Thread(target=_follow, args=(weakref.ref(self),), name="disttrain widget", daemon=True).start()
@@ -52,7 +59,7 @@ class ClusterWidget(anywidget.AnyWidget):
         asked = content.get("ask") if isinstance(content, dict) else None
         if asked == "history":
             with self._sending:
-                self._mark, self._told_until_s = 0, 0.0
+                self._mark, self._told_until, self._repeats_at = 0, {}, None
             self.tell()
         elif asked == "interrupt":
             self.cluster.interrupt()
@@ -64,11 +71,14 @@ class ClusterWidget(anywidget.AnyWidget):
     def tell(self) -> None:
         """Send what is new."""
         with self._sending:
-            devices = device_history(self.cluster.telemetry, self._told_until_s)
+            if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
+                self._mark, self._told_until = 0, {}
+                self._repeats_at = time.monotonic() + REPEAT_SECONDS
+            devices = device_history(self.cluster.telemetry, self._told_until)
             content: dict[str, Any] = {}
             buffers = []
             if devices:
-                self._told_until_s = max(points[-1][0] or 0.0 for points in devices.values())
+                self._told_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
                 content["devices"] = {str(rank): points for rank, points in devices.items()}
             if self.cluster.telemetry.has_metrics:
                 self._mark, header, columns = metrics_packet(self.cluster.metrics, self._mark)
@@ -81,7 +91,7 @@ class ClusterWidget(anywidget.AnyWidget):
     def tell_state(self) -> None:
         """Send the state, if it is another."""
         found = snapshot(self.cluster)
-        if found != self.state:
+        if found and found != self.state:
             self.state = found
 
     def end(self) -> None:
@@ -100,7 +110,10 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
         if widget.cluster.closed:
             widget.end()
             return
-        widget.tell()
+        try:
+            widget.tell()
+        except Exception:  # whatever it was, the next time may be better, and a thread that ends would freeze the page
+            log.exception("the widget of a cluster could not tell")
         if time.monotonic() >= next_state:
             widget.tell_state()
             next_state = time.monotonic() + STATE_SECONDS
@@ -110,8 +123,10 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
 
 
 def snapshot(cluster: Cluster) -> dict[str, Any]:
-    """Return a cluster as JSON, as the server does for the panel."""
+    """Return a cluster as JSON, as the server does for the panel; nothing while its ranks are started anew."""
     table = cluster.table
+    if not table:
+        return {}
     known = {entry.info.rank: entry.state for entry in table}
     running = {rank for rank, state in known.items() if state == "running"}
     remarks = cluster.telemetry.remarks
@@ -128,6 +143,6 @@ def snapshot(cluster: Cluster) -> dict[str, Any]:
         "sample_s": cluster.config.sample_s,
         "ranks": rank_snapshots(cluster.telemetry, [entry.info for entry in table], known),
         "nodes": [node.to_content() for node in cluster.telemetry.nodes],
-        "remarks": remarks.of_speed(running) if running else [],
+        "remarks": remarks.of_running(running),
         "hang": cluster.hang,
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cluster import registry
 from ..cluster.registry import unreadable
-from ..errors import DisttrainError, UsageError
+from ..errors import UsageError
 from .live import LiveCluster
 
 if TYPE_CHECKING:
@@ -47,12 +47,14 @@ class Clusters:
             if live.ended or cluster_id not in there:
                 del self._live[cluster_id]
                 live.close()
+            else:
+                live.refresh(there[cluster_id])
         for cluster_id, found in there.items():
             if cluster_id in self._live:
                 continue
             try:
                 self._live[cluster_id] = LiveCluster(found)
-            except (DisttrainError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  (one cluster that can't be followed must not hide the others)
                 self._log.warning("jupyter_disttrain: %s can't be followed: %s", cluster_id, error)
 
     def find(self, cluster_id: str) -> LiveCluster:

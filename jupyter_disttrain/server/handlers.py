@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
-from jupyter_server.utils import url_path_join
-from tornado.web import HTTPError, authenticated
+from jupyter_server.utils import ensure_async, url_path_join
+from tornado.web import Finish, HTTPError, authenticated
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from ..errors import DisttrainError
@@ -62,7 +62,10 @@ class _Handler(APIHandler):
         try:
             return await asyncio.get_running_loop().run_in_executor(None, work, *args)
         except DisttrainError as error:
-            raise HTTPError(409, log_message=str(error), reason="refused") from error
+            # Not as an HTTPError, whose message doubles each percent sign.
+            self.set_status(409)
+            self.finish(json.dumps({"message": str(error)}))
+            raise Finish from error
 
 
 class ClustersHandler(_Handler):
@@ -105,17 +108,20 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     """What happens, as it happens."""
 
     auth_resource = "disttrain"
+    _task: asyncio.Task[None] | None = None
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Open the websocket for who is logged in."""
+        """Open the websocket for who is logged in and allowed to look."""
+        if not await ensure_async(self.authorizer.is_authorized(self, self.current_user, "read", self.auth_resource)):
+            raise HTTPError(403)
         await super().get(*args, **kwargs)
 
     def open(self, *_args: str, **_kwargs: str) -> None:
         """Begin to tell."""
         super().open()
         self._marks: dict[str, int] = {}
-        self._told_until: dict[str, float] = {}
+        self._told_until: dict[str, dict[int, float]] = {}
         self._watched: set[str] = set()
         self._task = asyncio.create_task(self._tell())
 
@@ -135,7 +141,8 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def on_close(self) -> None:
         """Stop telling."""
         super().on_close()
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def _tell(self) -> None:
         clusters: Clusters = self.settings["disttrain_clusters"]
@@ -157,6 +164,9 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                 await asyncio.sleep(METRIC_SECONDS)
         except WebSocketClosedError:
             return  # the browser has left
+        except Exception:
+            self.log.exception("jupyter_disttrain: the side panel could not be told")
+            self.close(1011)  # it connects anew
 
     def _devices(self, clusters: Clusters) -> list[dict[str, Any]]:
         told = []
@@ -164,9 +174,10 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             cluster_id = live.there.cluster_id
             if cluster_id not in self._watched:
                 continue
-            devices = live.devices(self._told_until.get(cluster_id, 0.0))
+            until = self._told_until.setdefault(cluster_id, {})
+            devices = live.devices(until)
             if devices:
-                self._told_until[cluster_id] = max(points[-1][0] or 0.0 for points in devices.values())
+                until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
                 told.append({"type": "devices", "id": cluster_id, "ranks": devices})
         return told
 

@@ -23,10 +23,14 @@ from ..errors import UsageError
 from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
 
 if TYPE_CHECKING:
-    from ..cluster.link import Message
+    from collections.abc import Mapping
 
-HEARD_SECONDS = 1.0  # for the holder to say that it has heard what it is asked for
-NANNY_SECONDS = 2.0
+    from ..cluster.link import Message
+    from ..cluster.telemetry import RankFigures
+
+HEARD_SECONDS = 2.0  # for the holder to hear what it is asked for: later it does nothing any more
+HEARING_SECONDS = 0.5  # for its word that it has
+NANNY_SECONDS = 1.0
 WHAT = ("interrupt", "reset", "stop")
 
 
@@ -47,9 +51,23 @@ class LiveCluster:
         self._dead: set[int] = set()
         self._heard: dict[str, threading.Event] = {}
         self._launch = Launch(there.load_config(), self._on_message, self._on_lost, there)
-        self._launch.join(visitor=True)
-        if any(self._launch.folders.run.glob("*.metrics.jsonl")):
-            self.telemetry.metrics.read(self._launch.folders.run)
+        self._gate: list[tuple[str, Message]] | None = []  # what arrives before the earlier metrics are read
+        try:
+            self._launch.join(visitor=True)
+            if any(self._launch.folders.run.glob("*.metrics.jsonl")):
+                self.telemetry.metrics.read(self._launch.folders.run)
+            self._open_gate()
+        except BaseException:
+            self._launch.leave()
+            raise
+
+    def _open_gate(self) -> None:
+        while self._gate is not None:
+            with self._lock:
+                held = self._gate
+                self._gate = [] if held else None
+            for channel, message in held:
+                self._take(channel, message)
 
     def close(self) -> None:
         """Leave it."""
@@ -58,6 +76,13 @@ class LiveCluster:
     # What arrives, on the link's thread
 
     def _on_message(self, channel: str, message: Message) -> None:
+        with self._lock:
+            if self._gate is not None:
+                self._gate.append((channel, message))
+                return
+        self._take(channel, message)
+
+    def _take(self, channel: str, message: Message) -> None:
         if channel != "iopub":
             return
         msg_type, content = message["header"]["msg_type"], message["content"]
@@ -89,12 +114,15 @@ class LiveCluster:
 
     def _read_again(self) -> None:
         try:
-            there = ClusterFile.read(self._launch.folders.profile)
+            self.refresh(ClusterFile.read(self._launch.folders.profile))
         except (OSError, ValueError, TypeError, KeyError):
             return  # it has just ended
+
+    def refresh(self, there: ClusterFile) -> None:
+        """Take what the cluster writes of itself by now: ranks that were replaced, the process group's generation."""
         known = {entry.engine for entry in self._launch.table}
         self.there = there
-        self._launch.table[:] = there.load_table()
+        self._launch.update(there)
         with self._lock:
             self._dead -= {entry.info.rank for entry in self._launch.table if entry.engine not in known}
 
@@ -107,7 +135,8 @@ class LiveCluster:
         """Return the cluster as JSON."""
         there = self.there
         infos = [entry.info for entry in self._launch.table]
-        known = {info.rank: self._known(info.rank) for info in infos}
+        figures = self.telemetry.ranks
+        known = {info.rank: self._known(info.rank, figures) for info in infos}
         running = {rank for rank, state in known.items() if state == "running"}
         return {
             "id": there.cluster_id,
@@ -122,14 +151,15 @@ class LiveCluster:
             "sample_s": there.config["sample_s"],
             "ranks": rank_snapshots(self.telemetry, infos, known),
             "nodes": [node.to_content() for node in self.telemetry.nodes],
-            "remarks": self.telemetry.remarks.of_speed(running) if running else [],
+            "remarks": self.telemetry.remarks.of_running(running),
         }
 
-    def _known(self, rank: int) -> str:
+    def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> str:
         if rank in self._dead:
             return "dead"
-        figures = self.telemetry.ranks.get(rank)
-        return "idle" if figures is None or figures.vitals.state == "idle" else "running"
+        if rank not in figures:
+            return "starting" if self.there.config["sample_s"] else "idle"  # or there are no figures to tell by
+        return "idle" if figures[rank].vitals.state == "idle" else "running"
 
     def packet(self, mark: int) -> tuple[int, dict[str, Any], bytes]:
         """Return the metrics since a mark; see ``metrics_packet``."""
@@ -140,7 +170,7 @@ class LiveCluster:
         """Whether anything was logged."""
         return self.telemetry.has_metrics
 
-    def devices(self, since_s: float) -> dict[int, list[list[float | None]]]:
+    def devices(self, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
         """Return the figures since a time; see ``device_history``."""
         return device_history(self.telemetry, since_s)
 
@@ -174,6 +204,7 @@ class LiveCluster:
         """
         if what not in WHAT:
             raise UsageError(f"a cluster can't be asked to {what!r}; ask for one of {', '.join(WHAT)}")
+        self._read_again()
         if self.there.is_held and self._ask_holder(what):
             return f"{self.there.holder} does it"
         if what == "stop":
@@ -191,15 +222,15 @@ class LiveCluster:
         """Ask the notebook's process through a nanny, which publishes what it is given; returns whether it heard."""
         token = uuid.uuid4().hex
         event = self._heard[token] = threading.Event()
-        asked = Asked(what=what, token=token)
+        until_s = time.monotonic() + HEARD_SECONDS
+        asked = Asked(what=what, token=token, until_s=until_s)
         request = {"do": "publish", "msg_type": asked.msg_type, "content": asked.to_content()}
-        deadline = time.monotonic() + HEARD_SECONDS
         try:
             for entry in self._launch.table:
                 if entry.info.rank not in self._dead:
                     done, _ = wait([self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)], NANNY_SECONDS)
                     if done:
                         break
-            return event.wait(max(0.0, deadline - time.monotonic()))
+            return event.wait(max(0.0, until_s - time.monotonic()) + HEARING_SECONDS)
         finally:
             del self._heard[token]

@@ -49,6 +49,7 @@ export class ClustersPanel extends Widget {
   private readonly empty: HTMLElement;
   private readonly content = element('div', { class: 'jdt-content' });
   private chosen = '';
+  private shown = '';
 
   constructor(
     private readonly client: Client,
@@ -171,14 +172,17 @@ export class ClustersPanel extends Widget {
   }
 
   private choose(id: string): void {
-    this.chosen = id;
+    const isOther = id !== this.shown;
+    this.chosen = this.shown = id;
     for (const [each, view] of this.views) {
       view.node.hidden = each !== id;
     }
     for (const tab of this.tabs.querySelectorAll('button')) {
       tab.setAttribute('aria-selected', String(tab.dataset.id === id));
     }
-    this.views.get(id)?.restyle();
+    if (isOther) {
+      this.views.get(id)?.restyle();
+    }
   }
 
   /** The id of the cluster that is looked at; empty without one. */

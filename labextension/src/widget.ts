@@ -124,7 +124,12 @@ class Feed {
     const { devices } = content;
     if (isDeviceHistory(devices)) {
       for (const [rank, points] of Object.entries(devices)) {
-        const kept = [...(this.devices.get(rank) ?? []), ...points];
+        const known = this.devices.get(rank) ?? [];
+        const last = known.at(-1)?.[0] ?? 0;
+        const kept = [
+          ...known,
+          ...points.filter(point => (point[0] ?? 0) > last)
+        ];
         this.devices.set(rank, kept.slice(-KEPT_POINTS));
       }
       this.views.forEach(view => {

@@ -101,7 +101,8 @@ export class Charts {
   takeDevices(devices: DeviceHistory): void {
     for (const [rank, points] of Object.entries(devices)) {
       const history = this.history.get(Number(rank)) ?? [];
-      history.push(...points);
+      const last = history.at(-1)?.[0] ?? 0;
+      history.push(...points.filter(point => (point[0] ?? 0) > last));
       history.splice(0, history.length - DEVICE_POINTS);
       this.history.set(Number(rank), history);
     }

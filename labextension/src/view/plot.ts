@@ -53,8 +53,13 @@ export class Plot {
       this.made = key;
     } else {
       // A person who has zoomed in stays there.
-      this.plot.setData(columns, !this.isZoomed());
+      const stays = this.isZoomed();
+      this.plot.setData(columns, !stays);
+      if (stays) {
+        this.plot.redraw();
+      }
     }
+    this.extent = [data.x[0], data.x.at(-1)];
     this.describe(data);
   }
 
@@ -71,21 +76,25 @@ export class Plot {
     );
   }
 
+  /** Whether a person has zoomed in: x then ends elsewhere than the data. */
   private isZoomed(): boolean {
-    const plot = this.plot;
-    const x = plot?.data[0];
-    if (!plot || !x || x.length < 2) {
-      return false;
-    }
-    const { min, max } = plot.scales.x ?? {};
+    const { min, max } = this.plot?.scales.x ?? {};
+    const [first, last] = this.extent;
     return (
-      min !== undefined &&
-      max !== undefined &&
-      (min > (x[0] ?? min) || max < (this.lastX ?? max))
+      first !== undefined &&
+      last !== undefined &&
+      first < last &&
+      typeof min === 'number' &&
+      typeof max === 'number' &&
+      (min > first || max < last)
     );
   }
 
-  private lastX: number | undefined;
+  /** Of x, when it was drawn last. */
+  private extent: [number | undefined, number | undefined] = [
+    undefined,
+    undefined
+  ];
 
   private make(data: ILines, columns: uPlot.AlignedData, log: boolean): void {
     this.plot?.destroy();
@@ -138,17 +147,9 @@ export class Plot {
           points: { show: data.x.length < 3 }
         }))
       ],
-      ...(data.band ? { bands: [{ series: [1, 2], fill: colours.band }] } : {}),
-      hooks: {
-        setData: [
-          (plot: uPlot): void => {
-            this.lastX = plot.data[0].at(-1);
-          }
-        ]
-      }
+      ...(data.band ? { bands: [{ series: [1, 2], fill: colours.band }] } : {})
     };
     this.plot = new uPlot(options, columns, this.node);
-    this.lastX = data.x.at(-1);
   }
 
   resize(width: number): void {

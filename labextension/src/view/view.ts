@@ -54,6 +54,7 @@ export class ClusterView {
   private readonly logText = element('pre', { tabindex: '0' });
   private readonly buttons: HTMLElement;
   private cluster: ICluster | null = null;
+  private stale = '';
   private logRank: number | null = null;
   private logTimer = 0;
   private frame = 0;
@@ -194,11 +195,10 @@ export class ClusterView {
 
   /** Say that what is seen is of the past. */
   setStale(reason: string): void {
+    this.stale = reason;
     this.node.classList.toggle('jdt-stale', Boolean(reason));
-    if (reason) {
-      setText(this.state, reason);
-    }
     this.buttons.hidden = Boolean(reason);
+    this.schedule();
   }
 
   restyle(): void {
@@ -220,7 +220,7 @@ export class ClusterView {
     if (cluster !== null) {
       setText(this.title, cluster.name);
       this.title.title = `${cluster.id} · ${cluster.launcher} · ${cluster.backend}`;
-      setText(this.state, summary(cluster, this.trans));
+      setText(this.state, this.stale || summary(cluster, this.trans));
       const remarks = [...(cluster.hang ?? []), ...cluster.remarks];
       setText(this.remarks, remarks.join('\n'));
       this.remarks.hidden = remarks.length === 0;
