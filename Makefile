@@ -4,7 +4,7 @@
 # PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab bench faults check labextension clean
+.PHONY: help demo test lab bench faults telemetry check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not meet in one .venv
 
@@ -32,6 +32,9 @@ bench: .venv/.installed-bench ## measure against the peers; print the table that
 
 faults: .venv/.installed-bench ## break sessions at random and count how they come back
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
+
+telemetry: .venv/.installed-bench ## measure what figures and metrics cost
+	python -m benchmarks.telemetry --write $(ARGS)
 
 check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy strict, and the TypeScript checks
 	ruff check
