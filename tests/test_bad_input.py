@@ -128,7 +128,7 @@ def test_a_gpu_that_is_not_there(empty: Notebook) -> None:
         ("%%distributed -r ''", "no rank is named in ''; write e.g. '0,2-3' or 'all'"),
         ("%%rank x", "cannot read 'x' in ranks 'x'; write e.g. '0,2-3' or 'all'"),
         ("%%rank", "%%rank: the following arguments are required: ranks; %%rank? shows its options"),
-        ("%%distributed --wat", "%%distributed: unrecognized arguments: --wat; %%distributed? shows its options"),
+        ("%%distributed --what", "%%distributed: unrecognized arguments: --what; %%distributed? shows its options"),
         ("%%distributed -o 1x", "'1x' is not a variable's name; give names such as lr or batch_size"),
         (
             "%%distributed --timeout soon",

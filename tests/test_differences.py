@@ -56,7 +56,7 @@ def test_shapes_that_differ_and_parts_that_are_missing(three: Cluster) -> None:
     assert str(three.diff("listed")).splitlines() == [
         "listed differs on ranks 0-2 in 1 of 3 parts; the first is b[1]:",
         "  ranks 1-2: has none",
-        "  rank 0: float",
+        "  rank 0: float 2.5",
     ]
 
 
@@ -88,6 +88,31 @@ def test_other_values_are_compared_by_what_they_hold(three: Cluster) -> None:
     three.run("plain = {'lr': 0.1, 'names': ('a', rank // 2)}; number = rank")
     assert "plain differs on ranks 0-2 in 1 of 3 parts; the first is names[1]:" in str(three.diff("plain"))
     assert "number differs on ranks 0-2 in 1 of 1 part; the first is number:" in str(three.diff("number"))
+    assert "  rank 2: int 2" in str(three.diff("number")).splitlines()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{1: rank, '1': 3}",
+        "{'a.b': rank, 'a': {'b': 3}}",
+        "[] if rank else {}",
+        "{} if rank else {'x': {}}",
+        "torch.tensor([2**62 + rank])",
+    ],
+)
+def test_what_differs_is_never_called_the_same(three: Cluster, value: str) -> None:
+    three.run(f"sly = {value}")
+    assert three.diff("sly")
+    assert "in 0 of" not in str(three.diff("sly"))
+
+
+def test_what_is_the_same_is_never_called_different(three: Cluster) -> None:
+    three.run("import threading; same = [set('abcdefgh'), torch.empty(2, device='meta'), threading.Lock()]")
+    three.run("same.append(same)")
+    found = three.diff("same")
+    assert not found
+    assert "can't be compared" in str(found)
 
 
 def test_a_name_that_is_missing_is_said(three: Cluster) -> None:
@@ -103,6 +128,6 @@ def test_the_magic_prints_it(notebook: Notebook) -> None:
     assert notebook.run("%dist_diff same other").check().lines == [
         "same is the same on ranks 0-1 (1 part)",
         "other differs on ranks 0-1 in 1 of 1 part; the first is other:",
-        "  rank 0: int",
-        "  rank 1: int",
+        "  rank 0: int 0",
+        "  rank 1: int 1",
     ]

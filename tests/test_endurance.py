@@ -154,10 +154,22 @@ def test_metrics_take_what_training_brings(ranks: Cluster) -> None:
     nan, infinite = (row.value for row in ranks.metrics.rows()[before:])
     assert math.isnan(nan)
     assert infinite == math.inf
-    with pytest.raises(RankFailure, match="could not convert string to float: 'high'"):
+    with pytest.raises(RankFailure, match="log_metrics takes numbers, and loss is the text 'high'"):
         ranks.run("log_metrics(1, loss='high')", 0)
     ranks.run("log_metrics(2, loss=1.5)", 0)
     assert wait_until(lambda: len(ranks.metrics.rows()) == before + 3)
+
+
+@pytest.mark.parametrize("stream", ["None", "type('Tee', (), {'write': lambda self, text: None})()"])
+def test_a_cell_may_put_anything_in_place_of_a_stream(ranks: Cluster, stream: str) -> None:
+    run = ranks.run(f"import sys; sys.stderr = sys.stdout = {stream}\nx = 2", 0)
+    assert "sys.stderr was left as " in run.stderr[0]
+    with pytest.raises(RankFailure, match="ZeroDivisionError"):
+        ranks.run("1 / 0", 0)
+    assert ranks.run("print('back', x)", 0).stdout[0] == "back 2\n"
+    with pytest.raises(RankFailure, match="AttributeError"):
+        ranks.run(f"import sys; sys.stdout = {stream}\n2", 0)  # IPython shows the value there
+    assert ranks.run("print('again')", 0).stdout[0] == "again\n"
 
 
 def test_a_metric_of_several_numbers_is_refused(cluster: Cluster) -> None:

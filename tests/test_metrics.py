@@ -121,7 +121,7 @@ def test_what_comes_too_fast_is_dropped_and_counted() -> None:
     log = MetricsLog(lambda: {"number": 3}, lambda content: sent.append(json.loads(content)), lambda: None)
     for step in range(LIMIT + 5):
         log.log_metrics(step, x=step)
-    log.send()
+    log.end_cell()
     assert sum(message["dropped"] for message in sent) == 5
     steps = [sample[1] for message in sent for sample in message["samples"]]
     assert steps == list(range(5, LIMIT + 5))
@@ -135,6 +135,7 @@ def test_two_threads_that_send_lose_nothing_and_send_nothing_twice() -> None:
         lambda content: sent.extend(sample[1] for sample in json.loads(content)["samples"]),
         lambda: None,
     )
+    log._share = 10**9  # nothing is to be dropped here
     stop = threading.Event()
 
     def send() -> None:
@@ -147,11 +148,11 @@ def test_two_threads_that_send_lose_nothing_and_send_nothing_twice() -> None:
     for step in range(20_000):
         log.log_metrics(step, x=1)
         if step % 100 == 0:
-            log.send()  # as at the end of a cell
+            log.end_cell()
     stop.set()
     for thread in threads:
         thread.join()
-    log.send()
+    log.end_cell()
     assert sent == list(range(20_000))
 
 
@@ -171,7 +172,7 @@ def test_a_device_that_fails_costs_its_values_alone(monkeypatch: pytest.MonkeyPa
     log.log_metrics(0, x=1)
     log._samples.append((0.0, 1, 1, {"x": Failed()}))
     log.log_metrics(2, x=3)
-    log.send()
+    log.end_cell()
     assert [[sample[1] for sample in message["samples"]] for message in sent] == [[0, 2]]
     assert sent[0]["dropped"] == 1
 
@@ -183,7 +184,7 @@ def test_values_are_of_the_cell_that_logged_them() -> None:
     log.log_metrics(0, x=1)
     cell = {"number": 2}
     log.log_metrics(0, x=2)
-    log.send()
+    log.end_cell()
     assert [(message["cell"], message["samples"][0][2]["x"]) for message in sent] == [(1, 1), (2, 2)]
 
 
@@ -249,3 +250,35 @@ def test_tensorboard_reads_the_event_files(cluster: Cluster, tmp_path: Path) -> 
         assert [(event.step, event.value) for event in events.Scalars("boarded")] == [
             (step * 10, step + rank) for step in range(4)
         ]
+
+
+def test_a_flood_is_thinned_said_and_interrupted_as_anything_else() -> None:
+    with Cluster(n=2, launcher="local", backend="none", name="flood") as flooded:
+        run = flooded.run("step = 0\nwhile True:\n    log_metrics(step, loss=1.0)\n    step += 1", block=False)
+        assert wait_until(lambda: len(flooded.metrics) > 50_000, seconds=60)
+        figures = flooded.telemetry.ranks
+        assert {figures[rank].vitals.state for rank in range(2)} == {"running"}
+        flooded.interrupt()
+        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+            run.wait(30)
+        assert "calls of this cell were dropped" in run.stderr[0]
+        assert flooded.run("step > 0").results == {0: True, 1: True}
+
+
+def test_a_name_that_cannot_be_written_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(RankFailure, match=r"log_metrics can't take the name '\\ud800': it is no text"):
+        cluster.run("log_metrics(0, **{'\\ud800': 1.0})", 0)
+    cluster.run("log_metrics(0, **{'größe/μ': 1.0})", 0)
+    assert "größe/μ" in cluster.metrics.names
+
+
+def test_what_a_child_of_a_rank_logs_arrives(cluster: Cluster) -> None:
+    cluster.run(
+        "from torch.utils.data import DataLoader, Dataset\n"
+        "class Logging(Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, index): log_metrics(index, by_worker=index); return torch.ones(1)\n"
+        "for batch in DataLoader(Logging(), batch_size=2, num_workers=2): pass",
+        0,
+    )
+    assert wait_until(lambda: sorted(row.value for row in cluster.metrics.rows("by_worker")) == list(range(8)))

@@ -131,6 +131,9 @@ def _largest(
             continue
         apart = abs(array - reference)
         count = int((apart != 0).sum())  # NaN is unequal to everything
+        if apart.size == 1:
+            lines.append(f"{label_ranks(ranks)}: {array.item()!r}, {label_ranks(members)}: {reference.item()!r}")
+            continue
         who = f"{label_ranks(ranks)} from {label_ranks(members)}"
         where = f"in {count:,} of {apart.size:,} numbers"
         lines.append(f"{who}: up to {apart.max():.4g}, {apart.mean():.4g} on average, {where}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 TICK_SECONDS = 0.5
+TURN_SECONDS = 0.05  # for one socket, before the others have their turn
 
 log = logging.getLogger(__name__)
 
@@ -184,8 +185,9 @@ class Link:
             log.exception("what the link told could not be handled")
 
     def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:
-        """Take every message that is there."""
-        while True:
+        """Take the messages that are there, but not so many that what has to be sent would wait for them."""
+        until = time.monotonic() + TURN_SECONDS
+        while time.monotonic() < until:
             try:
                 frames = sock.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

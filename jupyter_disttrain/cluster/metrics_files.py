@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .metrics_table import Metric, Sample
 
 _FILE = re.compile(r"rank(\d+)\.metrics\.jsonl")
+MOST_BYTES = 16 << 20  # of one file: some 150,000 values
 COLUMNS = ("time_s", "cell", "step", "rank", "name", "value")
 
 
@@ -30,11 +32,16 @@ def read_run(run: Path) -> Iterator[tuple[int, list[Sample]]]:
 
 
 def _samples(path: Path) -> Iterator[Sample]:
-    with path.open() as file:
-        for line in file:
+    """Yield the last samples of a file, which may be growing meanwhile."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            file.seek(size - MOST_BYTES)
+            file.readline()  # the rest of a line
+        for line in file.read(size - file.tell()).splitlines():
             try:
                 told = json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:
                 continue  # a line that is still being written, or was cut off; or an empty one behind that
             yield told["time_s"], told["cell"], told["step"], told["values"]
 

@@ -268,6 +268,7 @@ def find(which: str | None, *, free: bool = False) -> ClusterFile:
             f"{', '.join(others)} was started by another version of jupyter_disttrain, and here is {VERSION}; "
             "install that version again to reach it"
         )
-    listed = ", ".join(cluster.name for cluster in there) or "none"
+    names = [cluster.name for cluster in there]
+    listed = ", ".join(each.name if names.count(each.name) == 1 else each.cluster_id for each in there) or "none"
     what = "no cluster runs" if which is None else f"no cluster {which!r} runs (there: {listed})"
     raise UsageError(f"{what}; one that outlives its kernel is started with %dist_init --keep")

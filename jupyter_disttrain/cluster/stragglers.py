@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SLOWER = 1.25  # times the median of the others, before a rank is named
 WAITED = 0.1  # the part of the others' time that has to be lost for it to matter
+WAITS_ALL_THE_TIME = 0.95
 FEWEST_LOOKS = 50  # on which a part of the time can be founded: it is then known to some 0.07
 
 
@@ -69,6 +70,8 @@ def find_straggler(rates: Mapping[int, Rates]) -> Straggler | None:
     if own[rank] < SLOWER * others_own or 1 - others_own < WAITED or own[rank] - others_own < WAITED:
         return None
     has_steps = all(rates[each].steps for each in own)
+    if not has_steps and max(rates[each].waiting or 0.0 for each in others) > WAITS_ALL_THE_TIME:
+        return None  # they may wait for ever: that is a hang's to tell
     by_data = rates[rank].waiting_for_data
     others_by_data = median(rates[each].waiting_for_data or 0.0 for each in others)
     return Straggler(

@@ -75,6 +75,7 @@ class Bootstrap:
         self._on_known()
         info = RankInfo(**request["info"])
         self.mpi.enter(info)
+        self.metrics.share(info.world_size)
         told = {"engine": self._engine, "log_path": request["log_path"]}
         told |= {"local_rank": info.local_rank, "device": info.device}
         self._rank_end.send(IDENTITY, [self._session.pack(told)])

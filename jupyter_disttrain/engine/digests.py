@@ -17,6 +17,7 @@ from ..values import dump_value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SHOWN = 60  # characters of a text
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -30,7 +31,7 @@ def digests(value: Any) -> list[dict[str, Any]]:
 
 
 def numbers(value: Any, path: str) -> np.ndarray | None:
-    """Return one part of a value as float64; None if it is no array of numbers.
+    """Return one part of a value as numbers that can be subtracted; None if it is no array of numbers.
 
     Raises
     ------
@@ -40,22 +41,35 @@ def numbers(value: Any, path: str) -> np.ndarray | None:
     for found, part in _parts("", value):
         if found == path:
             array = _array(part)
-            return None if array is None or array.dtype.kind not in "biuf" else array.astype(np.float64)
+            if array is None or array.dtype.kind not in "biuf":
+                return None
+            # Neighbouring whole numbers may be one float64.
+            return array.astype(np.float64 if array.dtype.kind in "bf" else object)
     raise UsageError(f"there is no {path or 'such value'} here any more")
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: Any, within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Take a value apart; ``within`` holds the ids of what it is a part of."""
     state = getattr(value, "state_dict", None)
     if callable(state) and not isinstance(value, type):
         value = state()
+    if not isinstance(value, (dict, list, tuple)) or not value or id(value) in within:
+        yield path, value if id(value) not in within else "itself"
+        return
+    inner = (*within, id(value))
     if isinstance(value, dict):
+        is_plain = all((isinstance(key, str) and key.isidentifier()) or _is_dotted(key, value) for key in value)
         for key, each in value.items():
-            yield from _parts(f"{path}.{key}" if path else str(key), each)
-    elif isinstance(value, (list, tuple)):
-        for index, each in enumerate(value):
-            yield from _parts(f"{path}[{index}]", each)
+            name = f".{key}" if is_plain else f"[{key!r}]"
+            yield from _parts(f"{path}{name}" if path or not is_plain else str(key), each, inner)
     else:
-        yield path, value
+        for index, each in enumerate(value):
+            yield from _parts(f"{path}[{index}]", each, inner)
+
+
+def _is_dotted(key: Any, within: dict[Any, Any]) -> bool:
+    """Whether a key is a name such as a state dict's, of which no part is a key itself."""
+    return isinstance(key, str) and key.partition(".")[0] not in within
 
 
 def _describe(path: str, part: Any) -> dict[str, Any]:
@@ -66,7 +80,13 @@ def _describe(path: str, part: Any) -> dict[str, Any]:
         shape = "x".join(map(str, array.shape)) or "scalar"
         return {"path": path, "kind": f"{shape} {_dtype(part)}", "digest": _digest(array)}
     if isinstance(part, _PLAIN):
-        return {"path": path, "kind": type(part).__name__, "digest": repr(part)}
+        text = repr(part)
+        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+        return {
+            "path": path,
+            "kind": f"{type(part).__name__} {shown}",
+            "digest": hashlib.sha256(text.encode()).hexdigest(),
+        }
     if isinstance(part, (set, frozenset)):
         part = sorted(map(repr, part))  # in an order of its own in each process
     try:
@@ -92,7 +112,7 @@ def _array(part: Any) -> np.ndarray | None:
     """Return the numbers of a tensor or an array, in memory of the CPU; None for anything else."""
     if isinstance(part, np.ndarray):
         return None if part.dtype.hasobject else part
-    if not hasattr(part, "detach"):
+    if not hasattr(part, "detach") or part.is_meta:
         return None
     tensor = part.full_tensor() if hasattr(part, "placements") else part
     tensor = tensor.detach().cpu()

@@ -29,7 +29,7 @@ from ..values import dump_value
 from . import cell_errors, hooks
 from .connection import KEEP
 from .shell import NO_VALUE, RankShell
-from .streams import flush_all
+from .streams import flush_all, restore_streams
 from .untimely import Untimely
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     from .bootstrap import Bootstrap
     from .publisher import Publisher
-
-
-METRICS_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
 
 
 def ignore_signal(_number: int, _frame: Any) -> None:
@@ -137,7 +134,8 @@ class RankKernel(IPythonParallelKernel):
         start = time.time()
         reply = await self._execute(content["code"])
         reply["duration_s"] = time.time() - start
-        self._bootstrap.metrics.send(METRICS_SECONDS)
+        restore_streams()
+        self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
         group, of_group = hooks.after_cell(self._bootstrap.group, error)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 LIMIT = 10_000  # samples kept until they are sent
+MOST_PER_SECOND = 50_000  # samples of all ranks together: what a notebook takes beside all else
 NAMES = 1000  # of metrics on one rank: more are most likely a number that got into the name
+END_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
 BATCH = 500  # samples in one message
 LARGEST_STEP = 2**53  # that JavaScript and Float64 can hold
 
@@ -60,7 +62,12 @@ class MetricsLog:
         self._samples: deque[Sample] = deque()
         self._turns = threading.Lock()  # of the sampler, and the end of a cell
         os.register_at_fork(after_in_child=self._after_fork)
-        self._dropped = 0
+        self._dropped = 0  # and not told of yet
+        self._dropped_in_cell = 0
+        self._share = MOST_PER_SECOND  # of this rank
+        self._allowed = 0.0  # samples that may be sent now
+        self._allowed_at = time.monotonic()
+        self._is_child = False
         self._names: set[str] = set()
         self._refused: set[str] = set()
 
@@ -93,13 +100,22 @@ class MetricsLog:
         if len(self._samples) >= LIMIT:
             self._samples.popleft()
             self._dropped += 1
+            self._dropped_in_cell += 1
         cell = self._cell()
         self._samples.append((time.time(), None if cell is None else cell["number"], step, held))
+        if self._is_child:
+            self.send(patience_s=1.0)  # a child of this rank, e.g. of a DataLoader, has no thread that sends
 
     def _admit(self, held: dict[str, Any]) -> dict[str, Any]:
         """Learn new names; past the limit leave them out, and say so once."""
         self._start()
         for name in held:
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"log_metrics can't take the name {name!r}: it is no text that can be written"
+                ) from None
             if len(self._names) < NAMES:
                 self._names.add(name)
         refused = held.keys() - self._names
@@ -115,13 +131,32 @@ class MetricsLog:
         """Have a child log nothing that its parent has to send, and wait for no thread that it does not have."""
         self._turns = threading.Lock()
         self._samples = deque()
+        self._is_child = True
+
+    def share(self, ranks: int) -> None:
+        """Take this rank's share of what all ranks may send a second."""
+        self._share = max(200, MOST_PER_SECOND // ranks)
 
     def send(self, patience_s: float = 0.0) -> None:
-        """Send what is there and known; wait a moment for what is still on its way from a device."""
+        """Send what is there, known and not too much for those who listen."""
         with self._turns:
             deadline = time.monotonic() + patience_s
-            while self._send_batch(deadline):
+            now = time.monotonic()
+            self._allowed = min(LIMIT, self._allowed + (now - self._allowed_at) * self._share)
+            self._allowed_at = now
+            while self._allowed > 0 and self._send_batch(deadline):
                 pass
+
+    def end_cell(self) -> None:
+        """Send all that is left of a cell; wait a moment for what is still on its way from a device."""
+        self._allowed = LIMIT
+        self.send(END_SECONDS)
+        if self._dropped_in_cell:
+            sys.stderr.write(
+                f"log_metrics: {self._dropped_in_cell:,} calls of this cell were dropped, the earliest first, because "
+                f"they came faster than {self._share:,} a second; log every some steps\n"
+            )
+            self._dropped_in_cell = 0
 
     def _send_batch(self, deadline: float) -> bool:
         """Send the samples of one cell, and not too many; returns whether there are more that are known."""
@@ -139,6 +174,7 @@ class MetricsLog:
                 self._dropped += 1  # its device has failed, which the cell's own code reports
             else:
                 samples.append((time_s, step, {name: _number(value) for name, value in held.items()}))
+        self._allowed -= len(samples)
         dropped, self._dropped = self._dropped, 0
         if not samples and not dropped:
             return False

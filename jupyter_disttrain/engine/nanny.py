@@ -261,8 +261,11 @@ class Nanny:
             self._vitals.begin(told["local_rank"], told["device"])
 
     def _on_metrics(self, content: dict[str, Any]) -> None:
-        self._metrics.write(content)
-        self._tell(Metrics.msg_type, content)  # past the backlog: who joins later reads the file
+        try:
+            self._metrics.write(content)
+            self._tell(Metrics.msg_type, content)  # past the backlog: who joins later reads the file
+        except (TypeError, ValueError) as error:  # no metric is worth a rank
+            self._voice.hear("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
 
     def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
         topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()

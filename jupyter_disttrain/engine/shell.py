@@ -18,6 +18,7 @@ from traitlets import Type, observe
 
 from . import cell_errors
 from .sources import find_classes_in_cells
+from .streams import flush_all
 from .untimely import PACKAGE
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ class RankShell(ZMQInteractiveShell):
 
     def _showtraceback(self, _etype: Any, evalue: Any, stb: list[str]) -> None:
         """Keep the traceback: the reply carries the one the cell ends with, :meth:`show_other_tracebacks` the rest."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_all(sys.stdout, sys.stderr)
         if getattr(self.displayhook, "msg", None) is not None:
             self._last_traceback_during_displayhook = True
         self._last_traceback = stb
@@ -106,7 +106,7 @@ class RankShell(ZMQInteractiveShell):
         """Print the tracebacks that were shown by the cell but did not end it, e.g. by ``%tb`` or an event handler."""
         for stb in self._shown:
             if stb is not final:
-                sys.stderr.write("\n".join(stb) + "\n")
+                print("\n".join(stb), file=sys.stderr or sys.__stderr__)
         self._shown = []
 
 

@@ -13,6 +13,7 @@ import ctypes
 import io
 import os
 import select
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +226,23 @@ def open_streams(wire: Wire) -> tuple[RankStream, RankStream]:
 
 
 def flush_all(*streams: Any) -> None:
-    """Send what Python and C code have not sent yet."""
+    """Send what Python and C code have not sent yet; a cell may have put anything in place of a stream, None too."""
     for stream in streams:
-        stream.flush()
+        flush = getattr(stream, "flush", None)
+        try:
+            if callable(flush):
+                flush()
+        except Exception as error:  # noqa: BLE001  (the user's own code, and the cell has ended)
+            assert sys.__stderr__ is not None
+            sys.__stderr__.write(f"{type(stream).__name__}.flush() failed: {type(error).__name__}: {error}\n")
     ctypes.CDLL(None).fflush(None)
+
+
+def restore_streams() -> None:
+    """Put the rank's own streams back where a cell left something that IPython can't write to."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not all(callable(getattr(stream, method, None)) for method in ("write", "flush")):
+            own = getattr(sys, f"__{name}__")
+            setattr(sys, name, own)
+            own.write(f"sys.{name} was left as {stream!r:.60}, which has no write() and flush(): it is itself again\n")

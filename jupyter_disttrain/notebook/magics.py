@@ -110,6 +110,8 @@ class DistributedMagics(Magics):
             self._forget(self._clusters[cluster.name])  # it was closed
         self._clusters[cluster.name] = cluster
         self._last = cluster.name
+        if isinstance(self.shell.user_ns.get("cluster"), (Cluster, type(None))):  # not a variable of the person's own
+            self.shell.user_ns["cluster"] = cluster
 
     @_documented
     @line_magic
@@ -187,7 +189,8 @@ class DistributedMagics(Magics):
                 f"no cluster is named {args.name!r} (there: {there}); start it with %dist_init --name {args.name}"
             )
         if cluster is None:
-            raise UsageError("no cluster is running; start one with %dist_init, e.g. %dist_init -n 2")
+            kept = "".join(f"; {words}" for words in kept_text())
+            raise UsageError(f"no cluster is running; start one with %dist_init, e.g. %dist_init -n 2{kept}")
         self._last = name
         if cluster.closed:
             cluster.check_open()

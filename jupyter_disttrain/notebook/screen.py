@@ -183,7 +183,8 @@ class Screen:
                 "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables:"
             )
             self._progress += [f"  {line}" for line in hang]
-        self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]
+        else:
+            self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]
         if run.interrupts:
             advice = "interrupt sent; stop again to abort whatever ranks wait for, a third time to get the prompt back"
             self._progress.append(f"{QUIET}{advice}{RESET}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ MIB = 2**20
 
 def still(cluster: Cluster, snapshot: dict[str, Any]) -> str:
     """Return the picture as HTML."""
-    parts = [f"<b>{html.escape(cluster.name)}</b>", _table(snapshot["ranks"])]
+    seen = time.strftime("%H:%M:%S")
+    parts = [f"<b>{html.escape(cluster.name)}</b> <small>as of {seen}</small>", _table(snapshot["ranks"])]
     if cluster.telemetry.has_metrics:
         parts += [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
     parts += [f"<p>{html.escape(remark)}</p>" for remark in snapshot["remarks"]]

@@ -29,33 +29,37 @@ class Clusters:
 
     def __init__(self, log: Logger) -> None:
         self._log = log
-        self._lock = threading.Lock()
-        self._live: dict[str, LiveCluster] = {}
+        self._turn = threading.Lock()  # of the thread that looks
+        self._live: dict[str, LiveCluster] = {}  # replaced as a whole
         self._looked = 0.0
 
     def look(self) -> list[LiveCluster]:
-        """Return the clusters that run, the oldest first; looks again only after a while."""
-        with self._lock:
-            if time.monotonic() - self._looked >= LOOK_SECONDS or any(live.ended for live in self._live.values()):
+        """Return the clusters that run, the oldest first; looks again only after a while, one thread at a time."""
+        is_due = time.monotonic() - self._looked >= LOOK_SECONDS or any(live.ended for live in self._live.values())
+        if is_due and self._turn.acquire(blocking=False):
+            try:
                 self._look()
                 self._looked = time.monotonic()
-            return list(self._live.values())
+            finally:
+                self._turn.release()
+        return list(self._live.values())
 
     def _look(self) -> None:
         there = {found.cluster_id: found for found in registry.running()}
-        for cluster_id, live in list(self._live.items()):
-            if live.ended or cluster_id not in there:
-                del self._live[cluster_id]
-                live.close()
+        live = dict(self._live)
+        for cluster_id, each in list(live.items()):
+            if each.ended or cluster_id not in there:
+                live.pop(cluster_id).close()
             else:
-                live.refresh(there[cluster_id])
+                each.refresh(there[cluster_id])
         for cluster_id, found in there.items():
-            if cluster_id in self._live:
+            if cluster_id in live:
                 continue
             try:
-                self._live[cluster_id] = LiveCluster(found)
+                live[cluster_id] = LiveCluster(found)
             except Exception as error:  # noqa: BLE001  (one cluster that can't be followed must not hide the others)
                 self._log.warning("jupyter_disttrain: %s can't be followed: %s", cluster_id, error)
+        self._live = live
 
     def find(self, cluster_id: str) -> LiveCluster:
         """Return one cluster.
@@ -76,7 +80,7 @@ class Clusters:
 
     def close(self) -> None:
         """Leave all of them."""
-        with self._lock:
+        with self._turn:
             for live in self._live.values():
                 live.close()
-            self._live.clear()
+            self._live = {}
