@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from jupyter_disttrain.cluster.guardian import LONG_SECONDS
 from jupyter_disttrain.errors import RankFailure
 
 from .recovery_tools import is_whole, waits
@@ -29,9 +30,11 @@ def test_a_hang_explains_itself(three: Cluster, pids: dict[int, int]) -> None:
         "rank 1: in Python code at line 6: time.sleep(1000)",
     ]
     assert wait_until(lambda: run.hang == lines)
+    assert wait_until(lambda: (run._guardian.look_now({0}, 5)[0].waits_s or 0) > LONG_SECONDS)
     three.interrupt()
-    with pytest.raises(RankFailure):
+    with pytest.raises(RankFailure) as caught:
         run.wait()
+    assert f"when it was interrupted: {'; '.join(lines)}" in caught.value.notes
     assert three.where() == ["ranks 0-2: idle"]
     assert is_whole(three, pids)
 

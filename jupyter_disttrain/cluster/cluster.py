@@ -232,6 +232,8 @@ class Cluster(Hearing, VariableMover):
         without looking whether anybody waits.
         """
         chosen = None if ranks is None else set(ranks)
+        if not forced:
+            self._guardian.note_waits({entry.info.rank for entry in self.table if entry.state == "running"})
         self._guardian.on_interrupt(chosen, forced=forced)
         for entry in self.table:
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .start import Launch
 
 FORM_SECONDS = 120.0  # for the process group to be formed
+GLANCE_SECONDS = 0.15  # for ranks to say what they do before an interrupt ends it
+LONG_SECONDS = 1.0  # in one collective, before it is told of with an interrupt
 OUTSIDE_SECONDS = 0.3  # for nannies to say where a rank is that does not answer
 
 log = logging.getLogger(__name__)
@@ -169,6 +171,20 @@ class Guardian:
                 lambda: all(self.looks[rank].outside for rank in self._silent(ranks, began)), OUTSIDE_SECONDS
             )
             return {rank: self.looks[rank] for rank in ranks}
+
+    def note_waits(self, ranks: set[int]) -> None:
+        """Keep who has long waited for whom, at the moment when the person interrupts it: afterwards nobody could say."""
+        with self._changed:
+            began = time.monotonic()
+            for rank in ranks:
+                self._look(rank)
+            self._changed.wait_for(lambda: not self._silent(ranks, began), GLANCE_SECONDS)
+            looks = {rank: self.looks[rank] for rank in ranks}
+            if max((look.waits_s or 0.0 for look in looks.values()), default=0.0) < LONG_SECONDS:
+                return
+            idle = set(range(len(self._launch.table))) - ranks - self._state.dead
+            lines = explain(looks, sorted(idle), ended(self._launch.table, ranks))
+            self._notes.append(f"when it was interrupted: {'; '.join(lines)}")
 
     def _silent(self, ranks: set[int], began: float) -> list[int]:
         return [rank for rank in ranks if self.looks[rank].answered_at < began]
