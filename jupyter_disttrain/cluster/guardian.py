@@ -173,7 +173,7 @@ class Guardian:
             return {rank: self.looks[rank] for rank in ranks}
 
     def note_waits(self, ranks: set[int]) -> None:
-        """Keep who has long waited for whom, at the moment when the person interrupts it: afterwards nobody could say."""
+        """Keep who has long waited for whom, when the person interrupts it: afterwards nobody could say."""
         with self._changed:
             began = time.monotonic()
             for rank in ranks:
