@@ -132,12 +132,15 @@ def test_who_is_impatient_gives_up_even_if_a_listener_hangs(ranks: Cluster) -> N
             hanging.put(run)
             time.sleep(1000)
 
+    # To the thread that sleeps: the system may hand a signal of the process to any other, which would not wake it.
+    main = threading.main_thread().ident or 0
+
     def press() -> None:
         run = hanging.get(timeout=10)
         for number in range(1, PATIENT_INTERRUPTS + 1):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
             assert wait_until(lambda number=number: run._held.pressed == number)  # type: ignore[misc]
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=press)
     thread.start()
