@@ -3,7 +3,7 @@
 Covers: the line that runs, waits for other ranks, handing the figures to the nanny; sending metrics on time.
 Does not cover: CPU, memory and devices, which the nanny reads (``vitals``); the whole stack (``where``).
 
-A look costs some 20 us, ten times a second while a cell runs. Whether the main thread waits is told by the system's
+A look costs some 20 us, four times a second while a cell runs. Whether the main thread waits is told by the system's
 word for it (it sleeps) together with a collective that has not come to its end, or by the function it is in.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .process_group import Group
     from .progress import Progress
 
-LOOK_SECONDS = 0.1  # between two looks while a cell runs
+LOOK_SECONDS = 0.25  # between two looks while a cell runs
 IDLE_SECONDS = 0.5  # while none runs
 SEND_SECONDS = 0.2  # between two messages with metrics
 
