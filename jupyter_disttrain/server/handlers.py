@@ -165,6 +165,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except WebSocketClosedError:
             return  # the browser has left
         except Exception:
+            # Whatever it was: a task that ended in silence would leave the page with an open socket that says nothing.
             self.log.exception("jupyter_disttrain: the side panel could not be told")
             self.close(1011)  # it connects anew
 

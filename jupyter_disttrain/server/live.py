@@ -57,7 +57,7 @@ class LiveCluster:
             if any(self._launch.folders.run.glob("*.metrics.jsonl")):
                 self.telemetry.metrics.read(self._launch.folders.run)
             self._open_gate()
-        except BaseException:
+        except BaseException:  # an interrupt too: its link's thread and sockets must not stay; it is raised again
             self._launch.leave()
             raise
 

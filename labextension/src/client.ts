@@ -13,6 +13,7 @@ import {
   isDeviceHistory,
   isRecord,
   readFramed,
+  readReply,
   readState,
   type IState
 } from './view/packets';
@@ -139,15 +140,7 @@ export class Client {
       init,
       this.settings
     );
-    const told: unknown = await response.json();
-    if (!response.ok) {
-      throw new Error(
-        isRecord(told) && typeof told.message === 'string'
-          ? told.message
-          : `${String(response.status)} ${response.statusText}`
-      );
-    }
-    return told;
+    return readReply(response);
   }
 
   dispose(): void {

@@ -9,7 +9,8 @@ import {
   isCluster,
   isDeviceHistory,
   isRecord,
-  readPacket
+  readPacket,
+  readReply
 } from './view/packets';
 import { MetricStore } from './view/series';
 import type { Action, IActions, IMetricsPacket } from './view/types';
@@ -66,15 +67,7 @@ async function request(
     headers,
     credentials: 'same-origin'
   });
-  const told: unknown = await response.json();
-  if (!response.ok) {
-    throw new Error(
-      isRecord(told) && typeof told.message === 'string'
-        ? told.message
-        : `${String(response.status)} ${response.statusText}`
-    );
-  }
-  return told;
+  return readReply(response);
 }
 
 function actionsFor(model: IModel): IActions {

@@ -105,3 +105,19 @@ export function readPacket(
     ranks: new Uint16Array(data, take(2), count)
   };
 }
+
+/**
+ * Read a reply of the server; one that refuses becomes an error that says what
+ * the server said.
+ */
+export async function readReply(response: Response): Promise<unknown> {
+  const told: unknown = await response.json();
+  if (!response.ok) {
+    throw new Error(
+      isRecord(told) && typeof told.message === 'string'
+        ? told.message
+        : `${String(response.status)} ${response.statusText}`
+    );
+  }
+  return told;
+}
