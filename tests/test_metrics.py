@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import jupyter_disttrain
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import metrics_table
 from jupyter_disttrain.cluster.metrics_table import MetricsTable
@@ -282,3 +283,10 @@ def test_what_a_child_of_a_rank_logs_arrives(cluster: Cluster) -> None:
         0,
     )
     assert wait_until(lambda: sorted(row.value for row in cluster.metrics.rows("by_worker")) == list(range(8)))
+
+
+def test_a_module_logs_on_a_rank_and_does_nothing_in_a_script(cluster: Cluster) -> None:
+    cluster.run("import jupyter_disttrain\njupyter_disttrain.log_metrics(3, imported=rank + 0.5)")
+    assert cluster.metrics.gather("imported").values.tolist() == [[0.5, 1.5]]
+    assert jupyter_disttrain.log_metrics(3, imported=1) is None  # type: ignore[func-returns-value]
+    assert len(cluster.metrics.rows("imported")) == 2
