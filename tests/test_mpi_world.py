@@ -167,3 +167,13 @@ def test_a_hidden_listener_hears_this_host_alone() -> None:
                 if each.family == socket.AF_INET and not each.address.startswith("127."):
                     with pytest.raises(TimeoutError):
                         socket.create_connection((each.address, port), timeout=0.5)
+
+
+def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.cluster.start.RESPAWN_SECONDS", 1e6)
+    with Cluster(n=2, name="all-die", grace_s=0.5) as cluster:
+        for pid in cluster.run("import os; os.getpid()").results.values():
+            psutil.Process(pid).kill()
+        assert wait_until(lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster.mpi_lost))
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert "could not be started within the MPI job" in cluster.mpi_lost

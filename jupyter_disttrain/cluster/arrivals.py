@@ -66,8 +66,13 @@ class Arrivals:
                 _fail_dead(arrival, ())
         return list(hellos.values()), nannies
 
-    def hear_from_one(self, known: Collection[str], timeout_s: float) -> tuple[RankHello, str]:
-        """Wait for a rank that is not among the known engines; return its words and its nanny."""
+    def hear_from_one(
+        self, known: Collection[str], timeout_s: float, starters: Sequence[RankEntry] | None = None
+    ) -> tuple[RankHello, str]:
+        """Wait for a rank that is not among the known engines; return its words and its nanny.
+
+        ``starters`` are the ranks that start it; when all of them have died there is nothing to wait for.
+        """
         hello: RankHello | None = None
         nannies: dict[str, str] = {}
         deadline = time.monotonic() + timeout_s
@@ -75,6 +80,8 @@ class Arrivals:
             try:
                 arrival = self._queue.get(timeout=QUIET_SECONDS)
             except queue.Empty:
+                if starters is not None and all(entry.state == "dead" for entry in starters):
+                    raise LaunchError("the ranks that were to start a new process have died") from None
                 if time.monotonic() > deadline:
                     raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
                 continue

@@ -310,12 +310,12 @@ class Launch:
         assert self._processes is not None
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
-            for entry in self.table:
-                if entry.state != "dead":
-                    request = {"do": "respawn", "command": RANK_COMMAND}
-                    self.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
+            starters = [entry for entry in self.table if entry.state != "dead"]
+            for entry in starters:
+                request = {"do": "respawn", "command": RANK_COMMAND}
+                self.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
             try:
-                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS)
+                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, starters)
             except LaunchError:
                 self.mpi_lost = f"rank {rank} was replaced after a death, and could not be started within the MPI job"
         elif self.config.launcher == "mpi":
