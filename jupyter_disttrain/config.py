@@ -59,6 +59,8 @@ class ClusterConfig:
             raise UsageError(
                 f"a time-out is a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}"
             )
+        if self.grace_s < 0 or self.hang_after_s < 0:
+            raise UsageError(f"a wait is 0 seconds or more, not {min(self.grace_s, self.hang_after_s):g}")
         if self.idle_timeout_s < 0:
             raise UsageError(f"an idle time-out is a number of seconds, or 0 for none, not {self.idle_timeout_s:g}")
         if self.sample_s and self.sample_s < SHORTEST_SAMPLE_SECONDS:

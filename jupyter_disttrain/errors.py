@@ -48,7 +48,21 @@ class UnserializableValueError(DisttrainError, TypeError):
 
 
 class CellTimeoutError(DisttrainError, TimeoutError):
-    """A cell ran longer than its ``--timeout``."""
+    """A cell ran longer than its ``--timeout``.
+
+    Attributes
+    ----------
+    notes : list of str
+        Who had waited for whom, and what was done so that the session goes on.
+    """
+
+    def __init__(self, message: str, notes: Sequence[str] = ()) -> None:
+        self.notes = list(notes)
+        super().__init__(message)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what happened, and a line for each note."""
+        return [*super()._render_traceback_(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
 
 
 class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)

@@ -68,6 +68,31 @@ def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[pickle.PickleBuf
         raise UnserializableValueError("; ".join(reasons)) from None
 
 
+def check_whole(values: Mapping[str, Any]) -> None:
+    """Refuse an optimizer without its parameters: what arrives would step copies that no model uses.
+
+    Raises
+    ------
+    UnserializableValueError
+        If an optimizer or a scheduler is to go without what it works on; the message names it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    modules = [value for value in values.values() if isinstance(value, torch.nn.Module)]
+    there = {id(value) for value in (*values.values(), *(each for module in modules for each in module.parameters()))}
+    for name, value in values.items():
+        needed: list[Any] = []
+        if isinstance(value, torch.optim.Optimizer):
+            needed, what = [each for group in value.param_groups for each in group["params"]], "the model"
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            needed, what = [value.optimizer], "the optimizer"
+        if any(id(each) not in there for each in needed):
+            raise UnserializableValueError(
+                f"{name}: it works on {what} that it was made with; name that too, or copy {name}.state_dict()"
+            )
+
+
 def _refusals(values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         try:

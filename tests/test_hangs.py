@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.guardian import LONG_SECONDS
-from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
 from .recovery_tools import is_whole, waits
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
-    from jupyter_disttrain import Cluster
+    from collections.abc import Iterator
 
 
 def test_a_hang_explains_itself(three: Cluster, pids: dict[int, int]) -> None:
@@ -57,13 +59,100 @@ def test_collectives_that_do_not_match_are_called_that(three: Cluster, pids: dic
     first = three.where()[0]
     assert first.startswith("collective number ")
     assert (
-        "is not the same on all ranks, so it can't end well: rank 0 in all_reduce of [[4]]; rank 1 in broadcast"
-        in first
+        "is not the same on all ranks, so it can't end well: "
+        "rank 0 in all_reduce (Float 4); rank 1 in broadcast (Float 4)" in first
     )
     three.interrupt()
     with pytest.raises(RankFailure):
         run.wait()
     assert is_whole(three, pids)
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Cluster]:
+    """Ranks whose cells say nothing of a wait, however long it takes."""
+    with Cluster(n=3, launcher="local", grace_s=0.5, hang_after_s=1e6, name="patient") as cluster:
+        cluster.run("import time; x = torch.ones(4)")
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        pytest.param(
+            "dist.all_reduce(x) if rank else dist.broadcast(x, 1)",
+            "rank 0 in broadcast (Float 4); ranks 1-2 in all_reduce (Float 4)",
+            id="other operations",
+        ),
+        pytest.param(
+            "if rank == 0: dist.broadcast(x, 0)\nelif rank == 1: dist.all_reduce(x)\nelse: time.sleep(1000)",
+            "rank 0 in broadcast (Float 4); rank 1 in all_reduce (Float 4)",
+            id="one of them came through",
+        ),
+        pytest.param(
+            "dist.all_reduce(torch.ones(3 + (rank == 2)))",
+            "ranks 0-1 in all_reduce (Float 3); rank 2 in all_reduce (Float 4)",
+            id="other sizes",
+        ),
+    ],
+)
+def test_what_can_t_end_well_is_told_at_once(patient: Cluster, code: str, said: str) -> None:
+    run = patient.run(code, block=False)
+    assert wait_until(lambda: run.hang != [])
+    assert said in run.hang[0]
+    assert said in patient.where()[0]
+    patient.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert any(note.startswith("when it was interrupted") and said in note for note in caught.value.notes)
+
+
+def test_a_time_out_says_who_had_waited_for_whom(patient: Cluster) -> None:
+    with pytest.raises(CellTimeoutError) as caught:
+        patient.run("if rank: dist.barrier()", timeout_s=2 * LONG_SECONDS)
+    (note,) = caught.value.notes
+    assert note.startswith("when it was interrupted: ranks 1-2: waits in barrier number")
+    assert note in "".join(caught.value._render_traceback_())
+
+
+def test_a_process_that_gloo_ends_over_a_size_says_so(patient: Cluster) -> None:
+    with pytest.raises(RankFailure) as caught:
+        patient.run("dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
+    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(caught.value))
+    text = "\n".join(caught.value._render_traceback_())
+    assert "sizes or types to one collective" in text
+    assert "Extension modules" not in text
+    patient.run("import time; x = torch.ones(4)")
+
+
+@pytest.mark.parametrize(
+    ("code", "waiting"),
+    [
+        pytest.param("if rank == 0: dist.barrier()", {0}, id="nobody else came"),
+        pytest.param(
+            "if rank < 2:\n    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)\ndist.all_reduce(x)\n"
+            "if rank == 2: dist.barrier()",
+            {2},
+            id="messages between two are not counted",
+        ),
+        pytest.param(
+            "dist.scatter(x, [x] * 3 if rank == 0 else None, 0) if rank < 2 else time.sleep(1000)",
+            {0},
+            id="the root gives more",
+        ),
+    ],
+)
+def test_what_may_end_well_is_not_called_a_mismatch(patient: Cluster, code: str, waiting: set[int]) -> None:
+    for _ in range(2):  # the second time in a new group, whose numbers have stood for something else before
+        patient.run("for _ in range(3): dist.all_reduce(x)")
+        run = patient.run(code, block=False)
+        assert wait_until(waits(run, waiting))
+        assert not any("can't end well" in line for line in patient.where())
+        assert run.hang == []
+        patient.interrupt()
+        with pytest.raises(RankFailure):
+            run.wait()
+        assert patient.where() == ["ranks 0-2: idle"]
 
 
 def test_ranks_out_of_step_are_told_at_the_end_of_the_cell(three: Cluster, pids: dict[int, int]) -> None:

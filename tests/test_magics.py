@@ -168,6 +168,13 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     bare_notebook.run("%config DistributedMagics.launcher = 'local'").check()
     started = bare_notebook.run("%dist_init").check().text
     assert re.fullmatch(rf"ranks 0-2 ready in \d+\.\d s · {HOST} · cpu · none\n?", started)
+    told = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
+    assert told.text == ""  # a running cluster goes by it from now on
+    held = bare_notebook.run("(cluster.config.hang_after_s, cluster._guardian._state.rules.hang_after_s)").check()
+    assert held.text == "(0.5, 0.5)"
+    told = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
+    assert told.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
+    assert "grace" in bare_notebook.run("%config DistributedMagics.grace = -1").text  # IPython prints the refusal
     shown = bare_notebook.run("%config DistributedMagics").check().text
     assert "DistributedMagics.num_ranks=<Int>" in shown
     assert bare_notebook.run("%sync").error == (

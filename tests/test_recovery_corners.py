@@ -249,3 +249,28 @@ def test_a_rank_whose_nanny_is_gone_is_replaced(three: Cluster) -> None:
     assert wait_until(lambda: three.table[1].info.pid != entry.info.pid)
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
     assert not psutil.pid_exists(entry.info.pid)
+
+
+NO_PEER = """
+import threading
+from datetime import timedelta
+def speak_for_the_other():
+    store.wait(["0/0"])
+    said = bytearray(store.get("0/0"))
+    port = said.index(b"\\x02\\x00", 8) + 2  # after the name of the host stands the address: family, port
+    said[port : port + 2] = b"\\xff\\xff"  # the higher port is the one that connects
+    store.set("0/1", bytes(said))
+store = dist.HashStore()
+threading.Thread(target=speak_for_the_other).start()
+dist.ProcessGroupGloo(store, 0, 2, timedelta(hours=1))
+"""
+
+
+def test_who_waits_for_a_peer_that_never_connects_is_released(three: Cluster, pids: dict[int, int]) -> None:
+    run = three.run(NO_PEER, 1, block=False)
+    assert wait_until(lambda: any("ProcessGroupGloo" in line for line in three.where()))
+    three.interrupt(forced=True)
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert "The peer did not connect" in str(caught.value) or "KeyboardInterrupt" in str(caught.value)
+    assert is_whole(three, pids)

@@ -214,3 +214,23 @@ def test_a_ddp_model_is_refused_with_the_way_out(cluster: Cluster) -> None:
     cluster.run("ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))")
     with pytest.raises(UnserializableValueError, match=r"rank 0: ddp: .* send model\.module or model\.state_dict\(\)"):
         cluster.pull("ddp")
+
+
+def test_an_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -> None:
+    cluster.run(
+        "net = torch.nn.Linear(2, 1); best = torch.optim.AdamW(net.parameters(), lr=rank + 1.0)\n"
+        "slower = torch.optim.lr_scheduler.StepLR(best, 1)"
+    )
+    for names, named, owner in (
+        (["best"], "best", "the model"),
+        (["slower", "net"], "slower", "the optimizer"),
+        (["best", "slower"], "best", "the model"),
+    ):
+        with pytest.raises(UnserializableValueError) as caught:
+            cluster.copy(names, 1, 0)
+        assert str(caught.value) == (
+            f"rank 1: {named}: it works on {owner} that it was made with; name that too, or copy {named}.state_dict()"
+        )
+    cluster.copy(["net", "best", "slower"], 1, 0)
+    of_one_piece = "best.param_groups[0]['params'][0] is net.weight and slower.optimizer is best"
+    assert cluster.run(f"({of_one_piece}, best.param_groups[0]['lr'])").results == {0: (True, 2.0), 1: (True, 2.0)}

@@ -67,12 +67,9 @@ class Arrivals:
         return list(hellos.values()), nannies
 
     def hear_from_one(
-        self, known: Collection[str], timeout_s: float, starters: Sequence[RankEntry] | None = None
+        self, known: Collection[str], timeout_s: float, on_silence: Callable[[], None] = lambda: None
     ) -> tuple[RankHello, str]:
-        """Wait for a rank that is not among the known engines; return its words and its nanny.
-
-        ``starters`` are the ranks that start it; when all of them have died there is nothing to wait for.
-        """
+        """Wait for a rank that is not among the known engines; return its words and its nanny."""
         hello: RankHello | None = None
         nannies: dict[str, str] = {}
         deadline = time.monotonic() + timeout_s
@@ -80,8 +77,7 @@ class Arrivals:
             try:
                 arrival = self._queue.get(timeout=QUIET_SECONDS)
             except queue.Empty:
-                if starters is not None and all(entry.state == "dead" for entry in starters):
-                    raise LaunchError("the ranks that were to start a new process have died") from None
+                on_silence()
                 if time.monotonic() > deadline:
                     raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
                 continue

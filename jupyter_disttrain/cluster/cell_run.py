@@ -334,6 +334,6 @@ class CellRun:
         if self._timed_out:
             causes = [failure.headline for failure in failures if failure.ename != "KeyboardInterrupt"]
             also = f"; before that {'; '.join(causes)}" if causes else ""
-            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}")
+            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}", self.notes)
         if failures:
             raise RankFailure(failures, self.state.failures, self.state.waited, self.notes)

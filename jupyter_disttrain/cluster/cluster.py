@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -239,6 +240,21 @@ class Cluster(Hearing, VariableMover):
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
                 request = {"do": "interrupt", "cell": entry.request}
                 self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)))
+
+    def change(self, **rules: float | str) -> None:
+        """Change ``grace_s``, ``hang_after_s`` or ``on_rank_death``, which a running cluster can be told.
+
+        Raises
+        ------
+        UsageError
+            If a value can't be used, or another field of the configuration is named.
+        """
+        settled = rules.keys() - {"grace_s", "hang_after_s", "on_rank_death"}
+        if settled:
+            raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
+        self.config = self._launch.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
+        self._launch.write()
+        self._guardian.change(Rules.of(self.config))
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""

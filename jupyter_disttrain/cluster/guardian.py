@@ -13,17 +13,18 @@ import functools
 import logging
 import threading
 import time
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DisttrainError, LaunchError
 from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
-from .hang import PATIENCE_SECONDS, Look, explain
+from .hang import PATIENCE_SECONDS, Look, explain, mismatches, waited_for
 from .rank_table import ended
-from .recovery import Do, Phase, Recovery
+from .recovery import LOOK_SECONDS, Do, Phase, Recovery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
     from ..ranks import RankInfo
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FORM_SECONDS = 120.0  # for the process group to be formed
 GLANCE_SECONDS = 0.15  # for ranks to say what they do before an interrupt ends it
 LONG_SECONDS = 1.0  # in one collective, before it is told of with an interrupt
+RELEASE_SECONDS = 10.0  # for ranks to leave a group that is being formed
 OUTSIDE_SECONDS = 0.3  # for nannies to say where a rank is that does not answer
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,11 @@ class Guardian:
     def on_asked(self, rank: int) -> None:
         """Note that the person wants a new process for a rank."""
         self._tell(lambda state, _now: state.on_asked(rank))
+
+    def change(self, rules: Rules) -> None:
+        """Go by other rules from now on."""
+        self._rules = rules
+        self._tell(lambda state, _now: state.change(rules))
 
     def form(self) -> None:
         """Have all ranks form a process group in place of the one that cells have ended, and wait for it.
@@ -153,18 +160,34 @@ class Guardian:
             running = self._state.running
             looks = {rank: self.looks[rank] for rank in running if rank in self.looks}
             waits = [look.waits_s or look.silent_s for look in looks.values()]
-            if not waits or max(waits) < self._rules.hang_after_s:
+            certain = mismatches(self._fresh_looks())  # can't end well, however long one waits
+            if not waits or (max(waits) < self._rules.hang_after_s and not certain):
                 return []
-            idle = set(range(len(self._launch.table))) - running - self._state.dead
-            return explain(looks, sorted(idle), ended(self._launch.table, running))
+            return [*certain, *self._explain(looks)]
+
+    def _fresh_looks(self) -> dict[int, Look]:
+        """Return what was seen of all ranks while the cells ran that run now."""
+        since, dead = self._state.running_since, self._state.dead
+        return {rank: look for rank, look in self.looks.items() if rank not in dead and look.answered_at >= since}
+
+    def _explain(self, looks: Mapping[int, Look]) -> list[str]:
+        """Say what those ranks do that run a cell, and the others."""
+        idle = set(range(len(self._launch.table))) - looks.keys() - self._state.dead
+        return explain(looks, sorted(idle), ended(self._launch.table, set(looks)))
+
+    def where(self, timeout_s: float) -> list[str]:
+        """Say what each rank is doing at this moment, one line for ranks that do the same."""
+        looks = self.look_now(self._state.running, timeout_s)
+        with self._changed:
+            if waited_for(looks.values()):
+                self._ask(set(range(len(self._launch.table))) - self._state.dead, timeout_s)
+            return [*mismatches(self._fresh_looks()), *self._explain(looks)]
 
     def look_now(self, ranks: set[int], timeout_s: float) -> dict[int, Look]:
         """Look at ranks and wait for what they say; one that does not answer in time is in it all the same."""
         with self._changed:
             began = time.monotonic()
-            for rank in ranks:
-                self._look(rank)
-            self._changed.wait_for(lambda: not self._silent(ranks, began), timeout_s)
+            self._ask(ranks, timeout_s)
             for rank in self._silent(ranks, began):
                 self._look_from_outside(rank)
             self._changed.wait_for(
@@ -172,18 +195,20 @@ class Guardian:
             )
             return {rank: self.looks[rank] for rank in ranks}
 
+    def _ask(self, ranks: set[int], timeout_s: float) -> None:
+        began = time.monotonic()
+        for rank in ranks:
+            self._look(rank)
+        self._changed.wait_for(lambda: not self._silent(ranks, began), timeout_s)
+
     def note_waits(self, ranks: set[int]) -> None:
         """Keep who has long waited for whom, when the person interrupts it: afterwards nobody could say."""
         with self._changed:
-            began = time.monotonic()
-            for rank in ranks:
-                self._look(rank)
-            self._changed.wait_for(lambda: not self._silent(ranks, began), GLANCE_SECONDS)
+            self._ask(ranks, GLANCE_SECONDS)
             looks = {rank: self.looks[rank] for rank in ranks}
             if max((look.waits_s or 0.0 for look in looks.values()), default=0.0) < LONG_SECONDS:
                 return
-            idle = set(range(len(self._launch.table))) - ranks - self._state.dead
-            lines = explain(looks, sorted(idle), ended(self._launch.table, ranks))
+            lines = [*mismatches(self._fresh_looks()), *self._explain(looks)]
             self._notes.append(f"when it was interrupted: {'; '.join(lines)}")
 
     def _silent(self, ranks: set[int], began: float) -> list[int]:
@@ -212,7 +237,10 @@ class Guardian:
     def _do(self, action: Action) -> None:
         if action.do is Do.LOOK:
             with self._changed:
-                for rank in self._state.running:
+                ranks = self._state.running
+                if waited_for(self.looks[rank] for rank in ranks if rank in self.looks):
+                    ranks = set(range(len(self._launch.table))) - self._state.dead  # what did they call there?
+                for rank in ranks:
                     self._look(rank)
         elif action.do is Do.RELEASE:
             self.release(forced=action.forced)
@@ -253,7 +281,8 @@ class Guardian:
         asked_at = time.monotonic()
         self.looks[rank] = Look(asked_at=asked_at) if look is None else look.asked_again(asked_at)
         engine = self._launch.table[rank].engine
-        future = self._launch.open_link.request(engine, RANK_REQUEST, {"do": "where"}, beside=True)
+        about = waited_for(look for other, look in self.looks.items() if other in self._state.running)
+        future = self._launch.open_link.request(engine, RANK_REQUEST, {"do": "where", "about": about}, beside=True)
         future.add_done_callback(lambda done: self._on_look(rank, done))
 
     def _look_from_outside(self, rank: int) -> None:
@@ -319,13 +348,25 @@ class Guardian:
                 died = bool(self._state.dead)
             words = f"the process group can't be formed anew: {_words(error)}; %dist_reset starts the ranks anew"
             try:
-                self.release()  # those that wait for the rank which could not
-            finally:
-                self._finish(lambda state, _now: state.on_formed(well=False), "" if died else words)
+                self._release_who_forms()
+            except DisttrainError:
+                log.debug("the cluster was closed meanwhile", exc_info=True)
+            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else words)
             return
         self._write_down()
         notes = [f"gone with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
         self._finish(lambda state, _now: state.on_formed(well=True), *notes)
+
+    def _release_who_forms(self) -> None:
+        """Release those that wait for a rank which could not: again and again, as a release may fall between waits."""
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while not self._closed and time.monotonic() < deadline:
+            asked = [entry.forming for entry in self._launch.table if entry.state != "dead"]
+            pending = [future for future in asked if future is not None and not future.done()]
+            if not pending:
+                return
+            self.release()
+            wait(pending, LOOK_SECONDS)
 
     def _write_down(self) -> None:
         try:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'File "(.*?)", line (\d+) in (.*)')  # as faulthandler writes it
 _CELL = "ipykernel_"  # in the path of a cell's code
 PATIENCE_SECONDS = 1.0  # for a rank to answer; its control thread may wait for Python's lock
+# Collectives in which every rank gives tensors of one size; in others the root, or everybody, may differ.
+_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,12 @@ class Look:
     def collective(self) -> dict[str, Any] | None:
         """The collective that the rank waits in, as the flight recorder tells it."""
         return None if self.told is None or self.told["cell"] is None else self.told["collective"]
+
+    @property
+    def called(self) -> list[dict[str, Any]]:
+        """The collective that the rank waits in, and those that it called where others wait."""
+        told = [] if self.told is None else self.told["called"]
+        return told if self.collective is None else [self.collective, *told]
 
     @property
     def waits_s(self) -> float | None:
@@ -90,8 +98,13 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Collection[in
     for rank in idle:
         done = "has ended the cell" if rank in ended else "in no cell"
         groups.setdefault(done if looks else "idle", []).append(rank)
-    lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
-    return [*_mismatches(looks), *lines]
+    return [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
+
+
+def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any]]:
+    """Return the collectives that ranks wait in, by group and number."""
+    found = (look.collective for look in looks)
+    return sorted({(each["group"], each["number"]) for each in found if each is not None and not each["is_p2p"]})
 
 
 def _doing(look: Look) -> str:
@@ -128,23 +141,30 @@ def _at(told: Mapping[str, Any]) -> str:
 
 
 def _name(collective: Mapping[str, Any]) -> str:
+    return f"{collective['name']} number {collective['number']}{_shape(collective)}"
+
+
+def _shape(collective: Mapping[str, Any]) -> str:
     sizes = ", ".join("x".join(map(str, size)) or "scalar" for size in collective["sizes"][:3])
     dtypes = ", ".join(dict.fromkeys(collective["dtypes"]))
-    what = f" ({dtypes} {sizes})" if sizes else ""
-    return f"{collective['name']} number {collective['number']}{what}"
+    return f" ({dtypes} {sizes})" if sizes else ""
 
 
-def _mismatches(looks: Mapping[int, Look]) -> list[str]:
-    """Name collectives that can't go together: other operations, or other sizes, under one number."""
-    by_number: dict[tuple[Any, Any], dict[tuple[str, str], list[int]]] = {}
+def mismatches(looks: Mapping[int, Look]) -> list[str]:
+    """Name collectives that can't go together: ranks wait in one of them, and others called another in its place.
+
+    ``looks`` are those of all ranks, also of those that run nothing: Gloo lets some of them go on.
+    """
+    by_number: dict[tuple[Any, Any], dict[str, dict[int, None]]] = {place: {} for place in waited_for(looks.values())}
     for rank, look in sorted(looks.items()):
-        found = look.collective
-        if found is not None and not found["is_p2p"]:
-            kind = (found["name"], str(found["sizes"]))
-            by_number.setdefault((found["group"], found["number"]), {}).setdefault(kind, []).append(rank)
+        for each in look.called:
+            kinds = by_number.get((each["group"], each["number"]))
+            if kinds is not None:
+                kind = each["name"] + (_shape(each) if each["name"] in _ONE_SIZE else "")
+                kinds.setdefault(kind, {})[rank] = None
     lines = []
     for (_group, number), kinds in by_number.items():
         if len(kinds) > 1:
-            said = "; ".join(f"{label_ranks(ranks)} in {name} of {sizes}" for (name, sizes), ranks in kinds.items())
+            said = "; ".join(f"{label_ranks(ranks)} in {kind}" for kind, ranks in kinds.items())
             lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {said}")
     return lines

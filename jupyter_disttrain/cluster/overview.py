@@ -10,8 +10,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ..ranks import label_ranks
-from .hang import explain
-from .rank_table import ended
 
 if TYPE_CHECKING:
     from ..config import ClusterConfig
@@ -95,9 +93,6 @@ class Overview:
 
     def where(self, timeout_s: float = 1.0) -> list[str]:
         """Say what each rank is doing at this moment, one line for ranks that do the same; also while a cell runs."""
-        running = {entry.info.rank for entry in self.table if entry.state == "running"}
         dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
-        idle = [entry.info.rank for entry in self.table if entry.state == "idle"]
-        looks = self._guardian.look_now(running, timeout_s)
-        lines = explain(looks, idle, ended(self.table, running))
+        lines = self._guardian.where(timeout_s)
         return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines

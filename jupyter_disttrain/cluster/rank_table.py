@@ -19,8 +19,10 @@ from ..ranks import RankInfo, label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from concurrent.futures import Future
 
     from ..messages import RankHello
+    from .link import Message
 
 
 def _kept(**options: Any) -> Any:
@@ -43,6 +45,7 @@ class RankEntry:
     request: str = ""  # the id of that cell's message
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
+    forming: Future[Message] | None = None  # what it says once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
 

@@ -12,6 +12,7 @@ formed anew as soon as no rank runs a cell any more.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are looked at
 LOOK_SECONDS = 0.25  # between two looks at ranks that should end
+MEET_SECONDS = 1.0  # from seeing one wait to looking at what the others do
 FORM_LIMIT = 3  # attempts to form the process group
 REPLACE_LIMIT = 3  # deaths of one rank in a row without a cell that ended well; failed starts of a new process
 
@@ -121,6 +123,11 @@ class Recovery:
         self._is_ending = False
         self._next_look = 0.0
 
+    def change(self, rules: Rules) -> None:
+        """Go by other rules from now on."""
+        self.rules = rules
+        self._next_look = 0.0
+
     # What happens
 
     def on_sent(self, rank: int, now: float, cell: int = 0) -> None:
@@ -180,6 +187,8 @@ class Recovery:
         member = self.members[rank]
         cell = None if member.cell is None else self._cells[member.cell]
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
+            if member.waits_s is None and waits_s is not None and self.is_calm:
+                self._next_look = min(self._next_look, now + MEET_SECONDS)  # what do the others call there?
             member.waits_s = waits_s
 
     def on_asked(self, rank: int) -> None:
@@ -306,6 +315,11 @@ class Recovery:
         if cell.interrupted_at is not None and now - cell.interrupted_at >= INTERRUPT_SECONDS:
             return True
         return cell.failed_at is not None and max(waits) >= self.rules.grace_s
+
+    @property
+    def running_since(self) -> float:
+        """When the first of the cells began that run; infinitely late if none does."""
+        return min((cell.began_at for cell in self._cells.values()), default=math.inf)
 
     @property
     def _began_at(self) -> float:

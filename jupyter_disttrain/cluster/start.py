@@ -22,12 +22,12 @@ from .arrivals import Arrivals, as_message, check_reply, too_late, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts
-from .launchers.local import RANK_COMMAND
 from .link import Link, Message
 from .processes import POLL_SECONDS, Processes, said
 from .rank_environment import session_environment
 from .rank_table import RankEntry, decide
 from .registry import ClusterFile, Hold
+from .respawn import Respawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -223,6 +223,8 @@ class Launch:
         place["port"] = self._wait([(self.table[0], opened)], "open the store")[0]["port"]
         request = {"do": "form", **place, "mpi_lost": self.mpi_lost, "mpi_revoked": self.mpi_revoked}
         asked = [(entry, self.open_link.request(entry.engine, RANK_REQUEST, request)) for entry in self.table]
+        for entry, future in asked:
+            entry.forming = future
         lost: dict[str, list[int]] = {}
         for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
             for line in content["lost"]:
@@ -310,16 +312,13 @@ class Launch:
         assert self._processes is not None
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
-            starters = [entry for entry in self.table if entry.state != "dead"]
-            for entry in starters:
-                request = {"do": "respawn", "command": RANK_COMMAND}
-                self.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
+            attempt = Respawn(self.open_link, self.table)
             try:
-                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, starters)
-            except LaunchError:
-                self.mpi_lost = f"rank {rank} was replaced after a death, and could not be started within the MPI job"
+                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check)
+            except LaunchError as error:
+                self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
         elif self.config.launcher == "mpi":
-            self.mpi_lost = self.mpi_lost or f"rank {rank} was replaced after a death"
+            self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
         self._processes.start_one(f"replacement-{rank}")
         return self._arrivals.hear_from_one(known, self.config.start_timeout_s)
 

@@ -72,7 +72,7 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
 
 def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
     """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
-    reply = _ask(launch, [source], {"do": "pull", "names": list(names)})[source]
+    reply = _ask(launch, [source], {"do": "pull", "names": list(names), "whole": True})[source]
     content = reply["content"]
     if content["status"] == "missing":
         listed = ", ".join(map(repr, content["names"]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UnserializableValueError
 from ..ranks import RankInfo
 from ..shelf import fetch, lend
-from ..values import dump_value, dump_values, load_value
+from ..values import check_whole, dump_value, dump_values, load_value
 from .connection import SAMPLE
 from .holders import replace_everywhere
 from .metrics import MetricsLog
@@ -129,7 +129,7 @@ class Bootstrap:
     def serve_beside(self, request: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
         """Do what can't wait for the cell that runs."""
         if request["do"] == "where":
-            return {"status": "ok", **where(self.group, cell)}
+            return {"status": "ok", **where(self.group, cell, request.get("about", ()))}
         if request["do"] == "release":
             if self.group is not None:
                 self.group.release(request["generation"])
@@ -138,6 +138,8 @@ class Bootstrap:
         if request["do"] == "respawn":
             self.mpi.respawn(request["command"])
             return {"status": "ok"}
+        if request["do"] == "mpi_failure":
+            return {"status": "ok", "failure": self.mpi.failure}
         raise ValueError(f"a rank knows no {request['do']!r} beside a cell")
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:
@@ -182,7 +184,10 @@ class Bootstrap:
         if missing:
             return {"status": "missing", "names": missing}, []
         try:
-            pickled, out = dump_values({name: namespace[name] for name in request["names"]})
+            values = {name: namespace[name] for name in request["names"]}
+            if request.get("whole"):
+                check_whole(values)
+            pickled, out = dump_values(values)
         except UnserializableValueError as error:
             return {"status": "unserializable", "reasons": [str(error)]}, []
         note, frames = lend(self.shelf, out)

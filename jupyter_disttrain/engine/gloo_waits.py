@@ -1,4 +1,4 @@
-"""Threads that wait in Gloo for a connection that is gone.
+"""Threads that wait in Gloo for a connection that is gone, or never comes.
 
 Covers: finding them, and giving them the error that Gloo forgot.
 Does not cover: ending connections (``sockets``), deciding when (``cluster.recovery``).
@@ -10,6 +10,10 @@ in the midst of a large message.
 
 Such a thread sleeps in a condition variable of a ``gloo::transport::tcp::UnboundBuffer``; Linux tells its address. The
 buffer's own ``signalException``, which Gloo exports, ends the wait as it should have ended.
+
+So it is with a group in the making: of two ranks one connects and the other waits to be connected to, in a condition
+variable of a ``gloo::transport::tcp::Pair``, with no connection that could be ended. If the first dies, the pair's own
+``signalExceptionExternal`` ends that wait.
 """
 
 from __future__ import annotations
@@ -25,22 +29,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 SETTLED_SECONDS = 0.1  # of waiting after the connections have ended, before a wait is called forgotten
 LOOK_SECONDS = 0.02
-OBJECT_BYTES = 512  # an UnboundBuffer is smaller
+OBJECT_BYTES = 1024  # an UnboundBuffer is smaller, and what of a Pair lies before its condition variable
+PAGE_BYTES = 4096
 MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message; the process group was released"
+NOT_CONNECTED = b"gloo/transport: The peer did not connect; the process group was released"
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the number of that system call
-_BUFFER = "N4gloo9transport3tcp13UnboundBuffer"
+_BUFFER, _PAIR = "N4gloo9transport3tcp13UnboundBuffer", "N4gloo9transport3tcp4Pair"
+_STRING = "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A thread that waits for a buffer."""
+    """A thread that waits for a buffer's turn, or for a pair to be connected."""
 
     thread: int
-    buffer: int  # the address of the UnboundBuffer
+    what: str  # _BUFFER or _PAIR
+    address: int  # of the object
 
 
 def end_forgotten_waits() -> int:
@@ -54,19 +62,20 @@ def end_forgotten_waits() -> int:
     gloo = _gloo()
     if gloo is None:
         return 0
-    waits = _waits(gloo.vtable)
+    waits = _waits(gloo.vtables)
     deadline = time.monotonic() + SETTLED_SECONDS
     while waits and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)  # those that Gloo has told are about to go
-        waits &= _waits(gloo.vtable)
+        waits &= _waits(gloo.vtables)
     for wait in waits:
-        gloo.signal_exception(wait.buffer)
+        gloo.end(wait)
     return len(waits)
 
 
-def _waits(vtable: int) -> set[Wait]:
-    """Return the threads of this process that wait for a buffer."""
-    return {Wait(thread, buffer) for thread, address in _sleepers() if (buffer := _buffer_of(address, vtable))}
+def _waits(vtables: Mapping[str, int]) -> set[Wait]:
+    """Return the threads of this process that wait in Gloo."""
+    found = ((thread, _object_around(address, vtables)) for thread, address in _sleepers())
+    return {Wait(thread, *what) for thread, what in found if what is not None}
 
 
 def _sleepers() -> Iterator[tuple[int, int]]:
@@ -81,29 +90,55 @@ def _sleepers() -> Iterator[tuple[int, int]]:
             yield int(task.name), int(words[1], 16)
 
 
-def _buffer_of(address: int, vtable: int) -> int | None:
-    """Return the UnboundBuffer that an address lies in; it begins with the address of its class's table."""
+def _object_around(address: int, vtables: Mapping[str, int]) -> tuple[str, int] | None:
+    """Return the object of Gloo's that an address lies in; it begins with the address of its class's table."""
     start = (address - OBJECT_BYTES) & ~7
+    data = _memory(start, OBJECT_BYTES)
+    if data is None:  # the mapping begins within these bytes
+        start = max(start, address & -PAGE_BYTES)
+        data = _memory(start, address - start) or b""
+    places = {what: data.rfind(vtable.to_bytes(8, "little")) for what, vtable in vtables.items()}
+    what, at = max(places.items(), key=lambda place: place[1])
+    return (what, start + at) if at >= 0 and at % 8 == 0 else None
+
+
+def _memory(start: int, size: int) -> bytes | None:
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY)
     except OSError:
         return None
     try:
-        data = os.pread(memory, OBJECT_BYTES, start)
+        return os.pread(memory, size, start)
     except OSError:
-        return None  # the object before it ends where the mapping begins, so it is none of ours
+        return None
     finally:
         os.close(memory)
-    at = data.rfind(vtable.to_bytes(8, "little"))
-    return start + at if at >= 0 and at % 8 == 0 else None
+
+
+class _String(ctypes.Structure):
+    """A ``std::string`` to read from, as libstdc++ lays it out."""
+
+    _fields_ = (("data", ctypes.c_char_p), ("size", ctypes.c_size_t), ("local", ctypes.c_char * 16))
+
+
+class _Returned(ctypes.Structure):
+    """Room for an ``exception_ptr``, which is returned in memory; larger, so that ctypes does it like that as well."""
+
+    _fields_ = (("pointer", ctypes.c_void_p), ("unused", ctypes.c_void_p * 3))
 
 
 class _Gloo:
     """What torch exports of Gloo, and the C++ library of exceptions."""
 
     def __init__(self, torch_library: ctypes.CDLL, cpp: ctypes.CDLL) -> None:
-        table = ctypes.addressof(ctypes.c_void_p.in_dll(torch_library, f"_ZTV{_BUFFER}E"))
-        self.vtable = table + 16  # after the offset and the type
+        self.vtables = {
+            what: ctypes.addressof(ctypes.c_void_p.in_dll(torch_library, f"_ZTV{what}E")) + 16  # after offset and type
+            for what in (_BUFFER, _PAIR)
+        }
+        self._signal_pair = torch_library[f"_Z{_PAIR}23signalExceptionExternalERK{_STRING}"]
+        self._signal_pair.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._signal_pair.restype = _Returned
+        self._forget = _function(cpp, "_ZNSt15__exception_ptr13exception_ptrD1Ev", None, ctypes.c_void_p)
         self._signal = torch_library[f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"]
         self._signal.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._signal.restype = None
@@ -116,7 +151,15 @@ class _Gloo:
         self._type = ctypes.addressof(ctypes.c_void_p.in_dll(cpp, "_ZTISt13runtime_error"))
         self._destructor = ctypes.cast(cpp["_ZNSt13runtime_errorD1Ev"], ctypes.c_void_p)
 
-    def signal_exception(self, buffer: int) -> None:
+    def end(self, wait: Wait) -> None:
+        """Have a thread get the error that Gloo forgot."""
+        if wait.what == _BUFFER:
+            self._signal_exception(wait.address)
+            return
+        error = self._signal_pair(wait.address, ctypes.byref(_String(NOT_CONNECTED, len(NOT_CONNECTED))))
+        self._forget(ctypes.byref(error))
+
+    def _signal_exception(self, buffer: int) -> None:
         """Have who waits for a buffer get a ``std::runtime_error``: make_exception_ptr, then signalException."""
         error = self._allocate(16)  # sizeof(std::runtime_error)
         self._prepare(error, self._type, self._destructor)

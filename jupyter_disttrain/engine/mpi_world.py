@@ -54,7 +54,7 @@ class MpiWorld:
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
         self._rank = 0
         self._respawning: threading.Thread | None = None
-        self._failure = ""
+        self.failure = ""  # why there is no world of all ranks
         self._proved: Any = None  # the world in which all ranks were seen
         self._is_revoked = False  # and not made anew yet
         self._generation = 0  # how often it was settled, counted with the process group
@@ -104,7 +104,7 @@ class MpiWorld:
         the calls in the whole world even if none can be seen.
         """
         with self._turns:
-            if self._heals and not self._failure and self._runs_cell and generation >= self._generation:
+            if self._heals and not self.failure and self._runs_cell and generation >= self._generation:
                 self._release(forced=forced)
 
     def _release(self, *, forced: bool) -> None:
@@ -134,7 +134,7 @@ class MpiWorld:
             self.comm = child.Merge(high=False).Split(0, self._rank)
             self._is_revoked = False
         except self._mpi.Exception as error:  # type: ignore[union-attr]
-            self._failure = f"{error}"
+            self.failure = f"{error}"
 
     # When no cell runs
 
@@ -154,8 +154,8 @@ class MpiWorld:
             self._generation = generation
         if self.comm is None and not lost:
             return ""
-        self._failure = lost or self._failure
-        if not self._failure:
+        self.failure = lost or self.failure
+        if not self.failure:
             try:
                 if self._respawning is not None:
                     self._respawning.join(LIMIT_SECONDS)
@@ -167,10 +167,10 @@ class MpiWorld:
                 if self.comm is not self._proved:
                     _within(LIMIT_SECONDS, self._prove)
             except (RendezvousError, self._mpi.Exception) as error:  # type: ignore[union-attr]
-                self._failure = str(error)
-        if self._failure:
+                self.failure = str(error)
+        if self.failure:
             self._is_revoked = False  # for good
-        return self._failure
+        return self.failure
 
     def _prove(self) -> None:
         """See that all ranks are there.
@@ -187,8 +187,8 @@ class MpiWorld:
 
         The first is None on a rank that was started beside the MPI job.
         """
-        new = LostWorld(self._failure) if self._failure else self.comm
-        if new is self.shown or (self._failure and isinstance(self.shown, LostWorld)):
+        new = LostWorld(self.failure) if self.failure else self.comm
+        if new is self.shown or (self.failure and isinstance(self.shown, LostWorld)):
             return None
         before, self.shown = self.shown, new
         return before, new

@@ -13,6 +13,7 @@ import gc
 import json
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ class Group:
         self._port = 0
         self._ours: Any = None  # the group that the session made
         self.generation = 0  # of the group, counted in the whole session
+        self.since_ns = 0  # since when it is there, or a cell's own, by the wall clock
         self._released = 0  # the generation that was released last
         self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which forms
         self._old: dict[str, GroupRecord] = {}  # that were destroyed to be made anew
@@ -141,6 +143,7 @@ class Group:
         import torch.distributed as dist  # noqa: PLC0415
 
         device = torch.device(self.info.device)
+        self.since_ns = time.time_ns()
         self._init(
             self.info.backend,
             store=store,
@@ -268,6 +271,7 @@ class Group:
             **options: Any,
         ) -> None:
             self._give_way()
+            self.since_ns = time.time_ns()
             self._own_tag = f"own/{self._cell}"
             if init_method in (None, "env://") and store is None:
                 self._inits += 1

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .mpi_calls import mpi_call
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
     from types import FrameType
 
     from .process_group import Group
@@ -27,7 +28,7 @@ DEEPEST = 30  # frames; the cell's own are told beyond that
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
 
 
-def where(group: Group | None, cell: dict[str, Any] | None) -> dict[str, Any]:
+def where(group: Group | None, cell: dict[str, Any] | None, about: Collection[Sequence[Any]] = ()) -> dict[str, Any]:
     """Return what the rank is doing.
 
     Parameters
@@ -36,8 +37,12 @@ def where(group: Group | None, cell: dict[str, Any] | None) -> dict[str, Any]:
         The process group, None on a rank without torch.
     cell
         What the kernel knows of the cell that runs, None while it is idle.
+    about
+        Collectives that other ranks wait in, each by its group's name and its number: what did this rank call there?
     """
-    told: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None}
+    told: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
+    if group is not None and about:
+        told["called"] = list(_called(about, group.since_ns))
     if cell is None:
         return told
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
@@ -82,16 +87,32 @@ def communicates(frame: FrameType) -> bool:
 
 def pending_collective() -> dict[str, Any] | None:
     """Return the oldest collective that has not come to its end, as torch's flight recorder knows it."""
+    entries = _recorded(only_active=True)
+    pending = [entry for entry in entries if entry["state"] != "completed" and not entry.get("retired")]
+    return _summary(min(pending, key=lambda each: int(each["time_created_ns"]))) if pending else None
+
+
+def _called(about: Collection[Sequence[Any]], since_ns: int) -> Iterator[dict[str, Any]]:
+    """Tell of collectives by group and number; numbers begin anew with the process group, at ``since_ns``."""
+    asked = {tuple(each) for each in about}
+    for entry in _recorded(only_active=False):
+        if int(entry["time_created_ns"]) >= since_ns:
+            summary = _summary(entry)
+            if (summary["group"], summary["number"]) in asked and not summary["is_p2p"]:
+                yield summary
+
+
+def _recorded(*, only_active: bool) -> list[dict[str, Any]]:
     from torch._C import _distributed_c10d  # noqa: PLC0415
 
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
-        return None  # this torch has none
-    entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", [])
-    pending = [entry for entry in entries if entry["state"] != "completed" and not entry.get("retired")]
-    if not pending:
-        return None
-    entry = min(pending, key=lambda each: int(each["time_created_ns"]))
+        return []  # this torch has no flight recorder
+    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", [])
+    return entries
+
+
+def _summary(entry: dict[str, Any]) -> dict[str, Any]:
     group = entry.get("process_group", ["", ""])
     return {
         "name": str(entry["profiling_name"]).partition(":")[2] or entry["profiling_name"],

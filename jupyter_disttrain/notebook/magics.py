@@ -1,25 +1,24 @@
 """The magics.
 
-Covers: reading a line, defaults as traitlets, handing over to :class:`~jupyter_disttrain.Cluster`.
-Does not cover: options (``arguments``), drawing (``screen``).
+Covers: reading a line, handing over to :class:`~jupyter_disttrain.Cluster`.
+Does not cover: options (``arguments``), their defaults (``settings``), drawing (``screen``).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
-from traitlets import Bool, Enum, Float, Int, Unicode
+from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from ..cluster import CellRun, Cluster
 from ..cluster.registry import find
 from ..cluster.variables import check_names
-from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
 from .arguments import PARSERS, parse, parse_gpus
 from .comms import CommRelay
 from .screen import Screen
+from .settings import Settings
 from .sinks import sink_for
 from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
@@ -39,24 +38,8 @@ def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @magics_class
-class DistributedMagics(Magics):
+class DistributedMagics(Settings):
     """Distributed training from a notebook; ``%config DistributedMagics`` shows and sets the defaults."""
-
-    launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
-    backend = Enum(BACKENDS, "auto", help="Of the process group.").tag(config=True)
-    num_ranks = Int(0, min=0, help="Ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
-    address = Unicode("", help="MASTER_ADDR; empty: chosen.").tag(config=True)
-    timeout = Float(1800.0, help="Seconds a collective may take.").tag(config=True)
-    start_timeout = Float(120.0, help="Seconds the ranks may take to start.").tag(config=True)
-    grace = Float(3.0, help="Seconds ranks may go on once another has failed.").tag(config=True)
-    hang_after = Float(30.0, help="Seconds in one collective until a cell says who is missing.").tag(config=True)
-    on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What is done when a rank dies.").tag(config=True)
-    idle_timeout = Float(0.0, help="Seconds without use that end a cluster; 0: it never ends.").tag(config=True)
-    keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
-    sample = Float(1.0, help="Seconds between two figures of each rank and node; 0: none are taken.").tag(config=True)
-    max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
-    max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
-    progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
 
     shell: InteractiveShell
 
@@ -64,7 +47,6 @@ class DistributedMagics(Magics):
         super().__init__(shell=shell, **kwargs)
         self.transformers = Transformers(shell)
         self.views = Views(shell)
-        self._clusters: dict[str, Cluster] = {}
         self._last = ""
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
         self._waiting: dict[str, list[tuple[CellRun, str | None]]] = {}  # by cluster: with the name for the values

@@ -1,0 +1,62 @@
+"""What ``%config DistributedMagics`` shows and sets.
+
+Covers: the defaults of the magics' options, and what a change means for clusters that run.
+Does not cover: the options (``arguments``), what they do (``cluster``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics
+from traitlets import Bool, Enum, Float, Int, Unicode, observe
+
+from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
+
+if TYPE_CHECKING:
+    from traitlets.utils.bunch import Bunch
+
+    from ..cluster import Cluster
+
+# What a running cluster can be told, by its name in ClusterConfig; the rest is settled when ranks start.
+_CHANGEABLE = {"grace": "grace_s", "hang_after": "hang_after_s", "on_rank_death": "on_rank_death"}
+_FIXED = ("launcher", "backend", "num_ranks", "address", "timeout", "start_timeout", "idle_timeout", "keep", "sample")
+
+
+class Settings(Magics):
+    """Defaults as traitlets."""
+
+    launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
+    backend = Enum(BACKENDS, "auto", help="Of the process group.").tag(config=True)
+    num_ranks = Int(0, min=0, help="Ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
+    address = Unicode("", help="MASTER_ADDR; empty: chosen.").tag(config=True)
+    timeout = Float(1800.0, help="Seconds a collective may take.").tag(config=True)
+    start_timeout = Float(120.0, help="Seconds the ranks may take to start.").tag(config=True)
+    grace = Float(3.0, min=0, help="Seconds ranks may go on once another has failed.").tag(config=True)
+    hang_after = Float(30.0, min=0, help="Seconds in one collective until a cell says who is missing.").tag(config=True)
+    on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What is done when a rank dies.").tag(config=True)
+    idle_timeout = Float(0.0, help="Seconds without use that end a cluster; 0: it never ends.").tag(config=True)
+    keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
+    sample = Float(1.0, help="Seconds between two figures of each rank and node; 0: none are taken.").tag(config=True)
+    max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
+    max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
+    progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
+
+    def __init__(self, shell: Any, **kwargs: Any) -> None:
+        self._clusters: dict[str, Cluster] = {}
+        super().__init__(shell=shell, **kwargs)
+
+    @property
+    def _running(self) -> list[Cluster]:
+        return [cluster for cluster in self._clusters.values() if not cluster.closed]
+
+    @observe(*_CHANGEABLE)
+    def _change_clusters(self, change: Bunch) -> None:
+        for cluster in self._running:
+            cluster.change(**{_CHANGEABLE[change.name]: change.new})
+
+    @observe(*_FIXED)
+    def _say_when(self, change: Bunch) -> None:
+        if self._running:
+            names = ", ".join(repr(cluster.name) for cluster in self._running)
+            print(f"{change.name} is settled when ranks start: {names} keeps its own, the next %dist_init takes this")  # noqa: T201
