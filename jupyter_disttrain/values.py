@@ -79,8 +79,9 @@ def check_whole(values: Mapping[str, Any]) -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    modules = [value for value in values.values() if isinstance(value, torch.nn.Module)]
-    there = {id(value) for value in (*values.values(), *(each for module in modules for each in module.parameters()))}
+    parts = list(_parts(values))
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    there = {id(part) for part in (*parts, *(each for module in modules for each in module.parameters()))}
     for name, value in values.items():
         needed: list[Any] = []
         if isinstance(value, torch.optim.Optimizer):
@@ -89,8 +90,20 @@ def check_whole(values: Mapping[str, Any]) -> None:
             needed, what = [value.optimizer], "the optimizer"
         if any(id(each) not in there for each in needed):
             raise UnserializableValueError(
-                f"{name}: it works on {what} that it was made with; name that too, or copy {name}.state_dict()"
+                f"{name}: it works on {what} that it was made with; name that too, or copy a variable that holds "
+                f"{name}.state_dict()"
             )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what lies in containers."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield value
 
 
 def _refusals(values: Mapping[str, Any]) -> Iterator[str]:

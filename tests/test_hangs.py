@@ -85,6 +85,7 @@ def patient() -> Iterator[Cluster]:
             id="other operations",
         ),
         pytest.param(
+            "time.sleep(2)  # past the first look\n"
             "if rank == 0: dist.broadcast(x, 0)\nelif rank == 1: dist.all_reduce(x)\nelse: time.sleep(1000)",
             "rank 0 in broadcast (Float 4); rank 1 in all_reduce (Float 4)",
             id="one of them came through",
@@ -98,13 +99,34 @@ def patient() -> Iterator[Cluster]:
 )
 def test_what_can_t_end_well_is_told_at_once(patient: Cluster, code: str, said: str) -> None:
     run = patient.run(code, block=False)
-    assert wait_until(lambda: run.hang != [])
-    assert said in run.hang[0]
+    assert wait_until(lambda: any(said in line for line in run.hang))
     assert said in patient.where()[0]
     patient.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait()
     assert any(note.startswith("when it was interrupted") and said in note for note in caught.value.notes)
+
+
+def test_a_hang_of_an_earlier_cell_is_not_told_of_the_next(patient: Cluster) -> None:
+    first = patient.run("if rank: dist.barrier()", block=False)
+    assert wait_until(waits(first, {1, 2}))
+    patient.change(hang_after_s=0.2)
+    assert wait_until(lambda: first.hang != [])
+    patient.interrupt()
+    with pytest.raises(RankFailure):
+        first.wait()
+    following = patient.run("time.sleep(0.5)", block=False)
+    told = []
+    while not following.done:
+        told += following.hang
+    assert following.done
+    assert told == []
+    patient.change(hang_after_s=0.0)
+    calm = patient.run("time.sleep(1.5)", block=False)
+    while not calm.done:
+        told += calm.hang
+    assert told == []
+    patient.change(hang_after_s=1e6)
 
 
 def test_a_time_out_says_who_had_waited_for_whom(patient: Cluster) -> None:
@@ -134,6 +156,11 @@ def test_a_process_that_gloo_ends_over_a_size_says_so(patient: Cluster) -> None:
             "if rank == 2: dist.barrier()",
             {2},
             id="messages between two are not counted",
+        ),
+        pytest.param(
+            "dist.all_reduce([torch.ones(4), torch.ones(2, 2), None][rank]) if rank < 2 else time.sleep(1000)",
+            {0, 1},
+            id="as many numbers in another shape",
         ),
         pytest.param(
             "dist.scatter(x, [x] * 3 if rank == 0 else None, 0) if rank < 2 else time.sleep(1000)",

@@ -118,3 +118,27 @@ def test_an_interrupt_that_was_put_off_does_not_reach_the_next_cell(
     except RankFailure as error:  # else the cell ended before
         assert "KeyboardInterrupt" in str(error)  # noqa: PT017
     assert is_whole(three, pids)
+
+
+LOADERS = """
+import multiprocessing, time
+from torch.utils.data import DataLoader
+start = multiprocessing.context.Process.start
+def start_slowly(process):
+    start(process)
+    time.sleep(0.4)  # before the loader knows it
+multiprocessing.context.Process.start = start_slowly
+try:
+    while True:
+        for batch in DataLoader(torch.ones(64), batch_size=8, num_workers=2): pass
+finally:
+    multiprocessing.context.Process.start = start
+"""
+
+
+def test_workers_of_a_data_loader_that_is_being_made(three: Cluster, pids: dict[int, int]) -> None:
+    left = "import multiprocessing; [str(child) for child in multiprocessing.active_children()]"
+    for _ in range(3):
+        interrupt_at(three, LOADERS, "time.sleep(0.4)")
+        assert wait_until(lambda: three.run(left).results == {0: [], 1: [], 2: []})
+    assert is_whole(three, pids)

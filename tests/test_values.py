@@ -229,8 +229,12 @@ def test_an_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -
         with pytest.raises(UnserializableValueError) as caught:
             cluster.copy(names, 1, 0)
         assert str(caught.value) == (
-            f"rank 1: {named}: it works on {owner} that it was made with; name that too, or copy {named}.state_dict()"
+            f"rank 1: {named}: it works on {owner} that it was made with; name that too, or copy a variable that holds "
+            f"{named}.state_dict()"
         )
+    cluster.run("nets = {'one': [net]}")
+    cluster.copy(["nets", "best"], 1, 0)
+    assert cluster.run("best.param_groups[0]['params'][0] is nets['one'][0].weight").results == {0: True, 1: True}
     cluster.copy(["net", "best", "slower"], 1, 0)
     of_one_piece = "best.param_groups[0]['params'][0] is net.weight and slower.optimizer is best"
     assert cluster.run(f"({of_one_piece}, best.param_groups[0]['lr'])").results == {0: (True, 2.0), 1: (True, 2.0)}

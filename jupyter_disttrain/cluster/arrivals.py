@@ -67,9 +67,18 @@ class Arrivals:
         return list(hellos.values()), nannies
 
     def hear_from_one(
-        self, known: Collection[str], timeout_s: float, on_silence: Callable[[], None] = lambda: None
+        self,
+        known: Collection[str],
+        timeout_s: float,
+        on_silence: Callable[[], None] = lambda: None,
+        *,
+        in_mpi: bool = False,
     ) -> tuple[RankHello, str]:
-        """Wait for a rank that is not among the known engines; return its words and its nanny."""
+        """Wait for a rank that is not among the known engines; return its words and its nanny.
+
+        ``in_mpi``: one that was started within the MPI job; otherwise one beside it, as one of an attempt before that
+        failed may still come up.
+        """
         hello: RankHello | None = None
         nannies: dict[str, str] = {}
         deadline = time.monotonic() + timeout_s
@@ -81,7 +90,7 @@ class Arrivals:
                 if time.monotonic() > deadline:
                     raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
                 continue
-            if isinstance(arrival, RankHello) and arrival.engine not in known:
+            if isinstance(arrival, RankHello) and arrival.engine not in known and bool(arrival.mpi) == in_mpi:
                 _check_hello(arrival)
                 hello = arrival
             elif isinstance(arrival, NannyHello):

@@ -84,7 +84,7 @@ class CellRun:
         self._held = Held()
         self.interrupts = 0  # that the ranks were told of
         self._deadline: float | None = None
-        self._timed_out = False
+        self.timed_out = False
 
     def put(self, event: Event) -> None:
         """Hand in an event, from any one thread at a time."""
@@ -259,6 +259,11 @@ class CellRun:
         return remarks.of_values(self.number) + remarks.of_speed(self.running_now)
 
     @property
+    def progress(self) -> str:
+        """How far the loop has come that the ranks run, in words; empty where nobody knows."""
+        return self._guardian.remarks.of_progress(self.running_now)
+
+    @property
     def coming_back(self) -> str:
         """What is done for the session to come back, in words; empty if nothing is."""
         return self._guardian.doing
@@ -306,9 +311,9 @@ class CellRun:
             self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
 
     def _on_deadline(self) -> None:
-        if self._timed_out:
+        if self.timed_out:
             self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out")))
-        self._timed_out = True
+        self.timed_out = True
         self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
         self._interrupt(sorted(self.state.running))
 
@@ -331,7 +336,7 @@ class CellRun:
 
     def _raise(self, timeout_s: float | None) -> None:
         failures = self.failures
-        if self._timed_out:
+        if self.timed_out:
             causes = [failure.headline for failure in failures if failure.ename != "KeyboardInterrupt"]
             also = f"; before that {'; '.join(causes)}" if causes else ""
             raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}", self.notes)

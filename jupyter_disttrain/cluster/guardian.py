@@ -157,23 +157,27 @@ class Guardian:
     def hang(self) -> list[str]:
         """Say who waits for whom, once ranks have waited in one collective for longer than a person should wonder."""
         with self._changed:
-            running = self._state.running
-            looks = {rank: self.looks[rank] for rank in running if rank in self.looks}
-            waits = [look.waits_s or look.silent_s for look in looks.values()]
-            certain = mismatches(self._fresh_looks())  # can't end well, however long one waits
-            if not waits or (max(waits) < self._rules.hang_after_s and not certain):
+            fresh = self._fresh_looks()
+            looks = {rank: look for rank, look in fresh.items() if rank in self._state.running}
+            certain = mismatches(fresh)  # can't end well, however long one waits
+            if not certain and not any(look.is_hang(self._rules.hang_after_s) for look in looks.values()):
                 return []
             return [*certain, *self._explain(looks)]
 
     def _fresh_looks(self) -> dict[int, Look]:
-        """Return what was seen of all ranks while the cells ran that run now."""
-        since, dead = self._state.running_since, self._state.dead
-        return {rank: look for rank, look in self.looks.items() if rank not in dead and look.answered_at >= since}
+        """Return what was seen of all ranks while the cells ran that run now; of a rank that runs one, in that cell."""
+        found = {rank: look for rank, look in self.looks.items() if rank not in self._state.dead}
+        return {rank: look for rank, look in found.items() if look.answered_at >= self._state.since(rank)} | {
+            rank: Look(asked_at=look.asked_at)
+            for rank, look in found.items()
+            if look.asked_at >= self._state.since(rank) > look.answered_at
+        }
 
     def _explain(self, looks: Mapping[int, Look]) -> list[str]:
-        """Say what those ranks do that run a cell, and the others."""
-        idle = set(range(len(self._launch.table))) - looks.keys() - self._state.dead
-        return explain(looks, sorted(idle), ended(self._launch.table, set(looks)))
+        """Say what those ranks do that run a cell, and those that run none."""
+        running = self._state.running
+        idle = set(range(len(self._launch.table))) - running - self._state.dead
+        return explain(looks, sorted(idle), ended(self._launch.table, running))
 
     def where(self, timeout_s: float) -> list[str]:
         """Say what each rank is doing at this moment, one line for ranks that do the same."""
@@ -205,10 +209,11 @@ class Guardian:
         """Keep who has long waited for whom, when the person interrupts it: afterwards nobody could say."""
         with self._changed:
             self._ask(ranks, GLANCE_SECONDS)
-            looks = {rank: self.looks[rank] for rank in ranks}
+            fresh = self._fresh_looks()
+            looks = {rank: look for rank, look in fresh.items() if rank in ranks}
             if max((look.waits_s or 0.0 for look in looks.values()), default=0.0) < LONG_SECONDS:
                 return
-            lines = [*mismatches(self._fresh_looks()), *self._explain(looks)]
+            lines = [*mismatches(fresh), *self._explain(looks)]
             self._notes.append(f"when it was interrupted: {'; '.join(lines)}")
 
     def _silent(self, ranks: set[int], began: float) -> list[int]:

@@ -6,6 +6,7 @@ Does not cover: asking the ranks (``guardian``), drawing (``notebook.screen``).
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from ..ranks import label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+    from ..messages import RankVitals
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+) in (.*)')  # as faulthandler writes it
 _CELL = "ipykernel_"  # in the path of a cell's code
@@ -74,6 +77,12 @@ class Look:
             return None
         return self.answered_at - self.still_since  # e.g. in init_process_group, where nothing is recorded
 
+    def is_hang(self, after_s: float) -> bool:
+        """Whether the rank waits, or says nothing, for longer than that."""
+        if self.waits_s is None:
+            return self.silent_s >= max(after_s, PATIENCE_SECONDS)
+        return self.waits_s >= after_s
+
 
 def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
     cell = told["cell"] or {}
@@ -99,6 +108,32 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Collection[in
         done = "has ended the cell" if rank in ended else "in no cell"
         groups.setdefault(done if looks else "idle", []).append(rank)
     return [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
+
+
+def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[str]:
+    """Say the same as far as figures tell it, for who looks on while the notebook that holds the cluster is not there.
+
+    Parameters
+    ----------
+    figures
+        What each rank told of itself last.
+    after_s
+        Nothing is said before a rank has waited this long, in seconds.
+    """
+    waits = [told.waits_s for told in figures.values() if told.state == "in collective"]
+    if not waits or max(waits) < after_s:
+        return []
+    groups: dict[str, list[int]] = {}
+    for rank, told in sorted(figures.items()):
+        at = f" at line {told.line}" if told.line else ""
+        if told.state == "in collective":
+            doing = f"waits in {told.call}{at}"
+        elif told.state in ("not responding", "stopped"):
+            doing = f"not responding for {told.silent_s:.0f} s{at}" if told.silent_s else told.state
+        else:
+            doing = "in no cell" if told.cell is None else f"in Python code{at}"
+        groups.setdefault(doing, []).append(rank)
+    return [f"{label_ranks(ranks)}: {doing}" for doing, ranks in groups.items()]
 
 
 def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any]]:
@@ -144,6 +179,13 @@ def _name(collective: Mapping[str, Any]) -> str:
     return f"{collective['name']} number {collective['number']}{_shape(collective)}"
 
 
+def _kind(collective: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what has to be the same on all ranks; how many numbers, but not in which shape."""
+    if collective["name"] not in _ONE_SIZE:
+        return (collective["name"],)
+    return collective["name"], tuple(collective["dtypes"]), tuple(math.prod(size) for size in collective["sizes"])
+
+
 def _shape(collective: Mapping[str, Any]) -> str:
     sizes = ", ".join("x".join(map(str, size)) or "scalar" for size in collective["sizes"][:3])
     dtypes = ", ".join(dict.fromkeys(collective["dtypes"]))
@@ -155,16 +197,16 @@ def mismatches(looks: Mapping[int, Look]) -> list[str]:
 
     ``looks`` are those of all ranks, also of those that run nothing: Gloo lets some of them go on.
     """
-    by_number: dict[tuple[Any, Any], dict[str, dict[int, None]]] = {place: {} for place in waited_for(looks.values())}
+    found: dict[tuple[Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
+    found = {place: {} for place in waited_for(looks.values())}
     for rank, look in sorted(looks.items()):
         for each in look.called:
-            kinds = by_number.get((each["group"], each["number"]))
+            kinds = found.get((each["group"], each["number"]))
             if kinds is not None:
-                kind = each["name"] + (_shape(each) if each["name"] in _ONE_SIZE else "")
-                kinds.setdefault(kind, {})[rank] = None
+                kinds.setdefault(_kind(each), (each["name"] + _shape(each), {}))[1][rank] = None
     lines = []
-    for (_group, number), kinds in by_number.items():
+    for (_group, number), kinds in found.items():
         if len(kinds) > 1:
-            said = "; ".join(f"{label_ranks(ranks)} in {kind}" for kind, ranks in kinds.items())
+            said = "; ".join(f"{label_ranks(ranks)} in {words}" for words, ranks in kinds.values())
             lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {said}")
     return lines

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are looked at
 LOOK_SECONDS = 0.25  # between two looks at ranks that should end
+CALM_SECONDS = 3.0  # between two looks at ranks that just run
 MEET_SECONDS = 1.0  # from seeing one wait to looking at what the others do
 FORM_LIMIT = 3  # attempts to form the process group
 REPLACE_LIMIT = 3  # deaths of one rank in a row without a cell that ended well; failed starts of a new process
@@ -280,7 +281,7 @@ class Recovery:
             self._is_forming = True
             actions.append(Action(Do.FORM))
         if self.running and now >= self._look_due():
-            self._next_look = now + self._look_pause(now)
+            self._next_look = now + self._look_pause()
             actions.append(Action(Do.LOOK))
         return actions
 
@@ -316,10 +317,11 @@ class Recovery:
             return True
         return cell.failed_at is not None and max(waits) >= self.rules.grace_s
 
-    @property
-    def running_since(self) -> float:
-        """When the first of the cells began that run; infinitely late if none does."""
-        return min((cell.began_at for cell in self._cells.values()), default=math.inf)
+    def since(self, rank: int) -> float:
+        """Return when the cell began that a rank runs; for one that runs none the first of those that run."""
+        number = self.members[rank].cell
+        cells = self._cells.values() if number is None else [self._cells[number]]
+        return min((cell.began_at for cell in cells), default=math.inf)
 
     @property
     def _began_at(self) -> float:
@@ -329,12 +331,11 @@ class Recovery:
     def _look_due(self) -> float:
         return max(self._next_look, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
 
-    def _look_pause(self, now: float) -> float:
+    def _look_pause(self) -> float:
         """Return how long to wait for the next look: ranks that are expected to end are looked at often."""
         if not self.is_calm:
             return LOOK_SECONDS
-        early = now - self._began_at < self.rules.hang_after_s / 2
-        return max(LOOK_SECONDS, self.rules.hang_after_s / (4 if early else 10))
+        return max(LOOK_SECONDS, min(CALM_SECONDS, self.rules.hang_after_s / 4))
 
     def next_time(self, now: float) -> float | None:
         """Return when to ask for actions again, if nothing happens before; None: not before something happens."""

@@ -314,7 +314,7 @@ class Launch:
         if self.mpi_heals and not self.mpi_lost:
             attempt = Respawn(self.open_link, self.table)
             try:
-                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check)
+                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
             except LaunchError as error:
                 self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
         elif self.config.launcher == "mpi":

@@ -13,7 +13,8 @@ buffer's own ``signalException``, which Gloo exports, ends the wait as it should
 
 So it is with a group in the making: of two ranks one connects and the other waits to be connected to, in a condition
 variable of a ``gloo::transport::tcp::Pair``, with no connection that could be ended. If the first dies, the pair's own
-``signalExceptionExternal`` ends that wait.
+``signalExceptionExternal`` ends that wait. Gloo then frees the pair, and a peer that connected at that very moment
+would find it gone: so this is done only where a rank has died, or the person has given the group up.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 
 SETTLED_SECONDS = 0.1  # of waiting after the connections have ended, before a wait is called forgotten
 LOOK_SECONDS = 0.02
-OBJECT_BYTES = 1024  # an UnboundBuffer is smaller, and what of a Pair lies before its condition variable
 PAGE_BYTES = 4096
 MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message; the process group was released"
 NOT_CONNECTED = b"gloo/transport: The peer did not connect; the process group was released"
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the number of that system call
 _BUFFER, _PAIR = "N4gloo9transport3tcp13UnboundBuffer", "N4gloo9transport3tcp4Pair"
+# How far into an object its condition variables lie, with room for other builds; what is beyond is another object's.
+_REACH = {_BUFFER: 192, _PAIR: 576}
 _STRING = "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 
@@ -92,14 +94,16 @@ def _sleepers() -> Iterator[tuple[int, int]]:
 
 def _object_around(address: int, vtables: Mapping[str, int]) -> tuple[str, int] | None:
     """Return the object of Gloo's that an address lies in; it begins with the address of its class's table."""
-    start = (address - OBJECT_BYTES) & ~7
-    data = _memory(start, OBJECT_BYTES)
+    start = (address - max(_REACH.values())) & ~7
+    data = _memory(start, address - start)
     if data is None:  # the mapping begins within these bytes
         start = max(start, address & -PAGE_BYTES)
         data = _memory(start, address - start) or b""
     places = {what: data.rfind(vtable.to_bytes(8, "little")) for what, vtable in vtables.items()}
     what, at = max(places.items(), key=lambda place: place[1])
-    return (what, start + at) if at >= 0 and at % 8 == 0 else None
+    if at < 0 or at % 8 or address - (start + at) > _REACH[what]:
+        return None
+    return what, start + at
 
 
 def _memory(start: int, size: int) -> bytes | None:
@@ -131,13 +135,11 @@ class _Gloo:
     """What torch exports of Gloo, and the C++ library of exceptions."""
 
     def __init__(self, torch_library: ctypes.CDLL, cpp: ctypes.CDLL) -> None:
-        self.vtables = {
-            what: ctypes.addressof(ctypes.c_void_p.in_dll(torch_library, f"_ZTV{what}E")) + 16  # after offset and type
-            for what in (_BUFFER, _PAIR)
-        }
-        self._signal_pair = torch_library[f"_Z{_PAIR}23signalExceptionExternalERK{_STRING}"]
-        self._signal_pair.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self._signal_pair.restype = _Returned
+        self.vtables = {_BUFFER: _table(torch_library, _BUFFER)}
+        signal_pair = f"_Z{_PAIR}23signalExceptionExternalERK{_STRING}"
+        if hasattr(torch_library, signal_pair):  # not in torch's builds with the strings of before C++11, up to 2.5
+            self.vtables[_PAIR] = _table(torch_library, _PAIR)
+            self._signal_pair = _function(torch_library, signal_pair, _Returned, ctypes.c_void_p, ctypes.c_void_p)
         self._forget = _function(cpp, "_ZNSt15__exception_ptr13exception_ptrD1Ev", None, ctypes.c_void_p)
         self._signal = torch_library[f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"]
         self._signal.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -167,6 +169,11 @@ class _Gloo:
         pointer, counted = ctypes.c_void_p(error), ctypes.c_void_p()
         self._copy(ctypes.byref(counted), ctypes.byref(pointer))  # an exception_ptr is a pointer that counts its copies
         self._signal(buffer, ctypes.byref(counted))  # which moves it into the buffer
+
+
+def _table(library: ctypes.CDLL, what: str) -> int:
+    """Return what an object of a class begins with."""
+    return ctypes.addressof(ctypes.c_void_p.in_dll(library, f"_ZTV{what}E")) + 16  # after the offset and the type
 
 
 def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:

@@ -47,6 +47,8 @@ def mpi_call(frame: FrameType | None) -> MpiCall | None:
             if isinstance(value, owners) and is_callee:
                 found = MpiCall(str(step.argval), value)
             value = _attribute(value, str(step.argval))
+        elif step.opname == "LOAD_CONST":
+            value = _MISSING
         elif step.opname.startswith(("LOAD_", "STORE_FAST_LOAD_")):
             names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
             value = _variable(frame, names[-1]) if isinstance(names[-1], str) else _MISSING

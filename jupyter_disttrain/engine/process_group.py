@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .groups import GroupRecord
 
 
+CONNECT_TIME = timedelta(seconds=2)  # for one attempt to reach the store
+
+
 class RendezvousError(RuntimeError):
     """The process group could not be made."""
 
@@ -95,7 +98,7 @@ class Group:
         what it is.
         """
         import torch.distributed as dist  # noqa: PLC0415
-        from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: PLC0415
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
         self._enter(generation)
@@ -108,11 +111,10 @@ class Group:
             dist.destroy_process_group()
         c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
         if self._port != port:
-            self._store = TCPStore(address, port, self.info.world_size, is_master=False, timeout=self._timeout)
+            self._store = self._connect(address, port)
             self._port = port
         store = PrefixStore(f"disttrain/{generation}", self._store)
-        if self._released >= generation:
-            raise RendezvousError("a rank has died while the group was formed")  # before anybody here waited for it
+        self._check_released()
         self._join(store)
         pairs: dict[Any, Any] = {}  # what is still held, and what takes its place
         for record in old.values():
@@ -132,6 +134,27 @@ class Group:
             pairs.clear()
             gc.collect()  # errors hold themselves, and what held the old groups; with them go their threads and sockets
         return lost
+
+    def _connect(self, address: str, port: int) -> Any:
+        """Connect to the store of rank 0, which may have died meanwhile: torch would try until the time is over."""
+        from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
+
+        until = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            self._check_released()
+            try:
+                store: Any = TCPStore(address, port, self.info.world_size, is_master=False, timeout=CONNECT_TIME)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+            else:
+                store.set_timeout(self._timeout)
+                return store
+
+    def _check_released(self) -> None:
+        """Wait for nobody once the group that is to be formed was released."""
+        if self._released >= self.generation:
+            raise RendezvousError("a rank has died while the group was formed")
 
     def _enter(self, generation: int) -> None:
         """Have a release that was meant for an earlier group do nothing from here on."""

@@ -10,6 +10,7 @@ KeyboardInterrupt is raised wherever the main thread happens to be. In some plac
   loop; cut off there, DistributedDataParallel would fail until the rank is restarted.
 - ``logging`` and ``threading`` take locks in Python code, one step before the ``try`` that gives them back. Cut off
   there, the lock is never given back, and the thread that releases stuck ranks would wait for it.
+- A DataLoader that is cut off while it starts its workers, or ends them, leaves some behind.
 - What is raised in ``__del__``, or in the functions that run around a fork, Python only prints: the interrupt is lost.
 - This package's own code, which a cell calls when it prints, would be left half done.
 """
@@ -38,7 +39,11 @@ PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
-_STARTS_OF_CHILDREN = ("start", "_Popen", "__init__", "_launch")  # of multiprocessing
+_WHOLE = {  # functions that are left whole, by a part of their file's name
+    threading.__file__: ("__enter__", "__exit__"),
+    "/multiprocessing/": ("start", "_Popen", "__init__", "_launch"),
+    "torch/utils/data/dataloader.py": ("__init__", "_shutdown_workers"),
+}
 
 
 class Untimely:
@@ -134,10 +139,11 @@ def _place(frame: FrameType | None) -> Place | None:
         name, file = each.f_code.co_name, each.f_code.co_filename
         if name == "<module>" and _imports_library(each):
             return Place(_caller(frames, at, _imports_library), longest_s=15.0, bears_second=True)
-        if file == logging.__file__ or (file == threading.__file__ and name in ("__enter__", "__exit__")):
+        for part, names in _WHOLE.items():
+            if part in file and name in names:
+                return Place(_caller(frames, at, _is_in(part)))
+        if file == logging.__file__:
             return Place(_caller(frames, at, _is_in(file)))
-        if "/multiprocessing/" in file and name in _STARTS_OF_CHILDREN:
-            return Place(_caller(frames, at, _is_in("/multiprocessing/")))
         if name == "__del__":
             return Place(frames[at + 1])
     ours = _caller(frames, -1, _is_standard)
