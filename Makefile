@@ -33,7 +33,7 @@ bench: .venv/.installed-bench ## measure against the peers; print the table that
 faults: .venv/.installed-bench ## break sessions at random and count how they come back
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
 
-telemetry: .venv/.installed-bench ## measure what figures and metrics cost
+telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
 	python -m benchmarks.telemetry --write $(ARGS)
 
 check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy strict, and the TypeScript checks

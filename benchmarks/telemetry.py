@@ -1,7 +1,7 @@
 """``python -m benchmarks.telemetry``: what figures and metrics cost the ranks, the notebook and the network.
 
-Covers: a call of ``log_metrics``, a DDP loop with and without figures, the notebook's share with 64 ranks, messages.
-Does not cover: the page (tests/test_panel.py draws it).
+Covers: a call of ``log_metrics``, a DDP loop with and without figures, the notebook's share with 64 ranks, messages,
+the page with 64 and 512 ranks (``page``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.snapshot import metrics_packet, rank_snapshots
 
 from . import environment
+from .page import measure
 
 RESULTS = Path(__file__).parent / "results" / "telemetry.md"
 LOOP = (Path(__file__).parent / "workloads" / "ddp_loop.py").read_text()
@@ -92,7 +93,7 @@ def many_ranks(ranks: int, seconds: float) -> tuple[float, float]:
         return 1000 * used / updates, size / cluster.config.sample_s
 
 
-FRAMES = 600  # bytes of a message beside its content: topic, signature, header, metadata
+FRAMES = 60  # bytes of a message beside its content: topic, engine, lengths
 
 
 def main() -> int:
@@ -114,6 +115,10 @@ def main() -> int:
         )
     update_ms, volume = many_ranks(ranks, seconds)
     rows.append((f"notebook, {ranks} ranks x 6 metrics x 10 a second, per update", f"{update_ms:.2f} ms", "1 ms"))
+    for cost in measure((64, 512), 3.0 if arguments.quick else 10.0):
+        what = f"page, {cost.ranks} ranks x 6 metrics x 10 a second, its table scrolled"
+        told = f"{cost.fps:.0f} frames/s (95 % within {cost.gap95_ms:.0f} ms), {100 * cost.core:.0f} % of a core"
+        rows.append((what, f"{told}, {cost.rows} rows in the document", "60 frames/s, 30 %"))
     rows.append(("figures of one rank, at one a second", f"{volume / 1000:.2f} kB/s", "2 kB/s"))
     table = "\n".join(
         ["# What figures and metrics cost", "", *(f"- {fact}" for fact in environment.facts()), ""]

@@ -8,6 +8,7 @@ Every record is plain JSON: a reader needs no pickle to understand a rank.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,8 +43,13 @@ class Record:
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> Self:
         """Read the JSON form; fields that a newer sender added are left aside."""
-        known = {f.name for f in fields(cls)}
+        known = _names(cls)  # type: ignore[arg-type]  # a class is hashable
         return cls(**{name: value for name, value in content.items() if name in known})
+
+
+@functools.cache
+def _names(record: type[Record]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +144,6 @@ class LogTrouble(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics(Record):
-    """What ``log_metrics`` was given since the last such message."""
-
-    msg_type: ClassVar[str] = "metrics"
-
-    samples: list[tuple[float, int | None, dict[str, float]]]  # (seconds since the epoch, step, values)
-    dropped: int = 0  # samples lost because they came faster than they could be sent
-    cell: int | None = None  # the number of the cell that logged them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankVitals(Record):
     """What a rank does, and what it uses; counts and seconds are totals since it started."""
 
@@ -168,6 +163,9 @@ class RankVitals(Record):
     looks: int = 0  # at what the main thread does
     waits: int = 0  # those that found it waiting for other ranks
     data_wait_s: float = 0.0  # for batches
+    done: int = 0  # rounds of the loop that runs, where it knows how many there will be
+    total: int = 0
+    left_s: float | None = None  # of that loop, if it goes on as it went so far
     cpu_percent: float = 0.0  # of one core, its children's included
     memory_bytes: int = 0  # its children's included
     gpu: dict[str, Any] | None = None  # see ``engine.devices.Gpu.read``
@@ -221,6 +219,9 @@ class Heard(Record):
     token: str
 
 
+# What many ranks tell often goes past the session, as three frames: the topic with the type, the engine, the bytes.
+FIGURES_TOPIC = b"figures."
+METRICS = "metrics"  # the type of ``samples.pack``'s bytes; those of the others are JSON
 USED_TOPIC = b"used"  # under which it is published, for the controller
 
 

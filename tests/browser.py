@@ -85,6 +85,7 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
             *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
             *("--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--IdentityProvider.token={token}"),
             *(f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"),
+            "--JupyterNotebookApp.expose_app_in_browser=True",
         ],
         cwd=root,
         env=fresh_jupyter(home),
@@ -138,11 +139,16 @@ def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequ
         name = f"{request.node.name}.ipynb"
         nbformat.write(notebook, lab_server.root / name)
         page.goto(lab_server.link(name))
-        page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
-        page.evaluate(NOTEBOOK_READY)
+        wait_for_notebook(page)
         return page
 
     return open_notebook
+
+
+def wait_for_notebook(page: Page) -> None:
+    """Wait until the page has opened a notebook and its kernel answers."""
+    page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
+    page.evaluate(NOTEBOOK_READY)
 
 
 def unavailable(reason: str) -> NoReturn:

@@ -123,6 +123,12 @@ def test_a_name_that_is_missing_is_said(three: Cluster) -> None:
         three.diff("a b")
 
 
+def test_one_rank_alone_cannot_differ(three: Cluster) -> None:
+    three.run("x = 1")
+    with pytest.raises(UsageError, match="rank 1 alone can't differ; name two ranks or more with -r"):
+        three.diff("x", 1)
+
+
 def test_the_magic_prints_it(notebook: Notebook) -> None:
     notebook.run("%%distributed\nsame, other = 1, rank").check()
     assert notebook.run("%dist_diff same other").check().lines == [

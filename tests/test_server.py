@@ -23,6 +23,7 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import RankFailure
 
 from .notebook_driver import Notebook
 from .test_lifecycle import wait_until
@@ -160,6 +161,18 @@ def test_what_a_busy_rank_does_is_told(server: Server, seen: Cluster, tmp_path: 
     assert server.cluster("seen")["ranks"][1]["cell"] == 5
     stop.touch()
     run.wait()
+
+
+def test_a_hang_is_told_while_its_kernel_is_busy(server: Server, seen: Cluster) -> None:
+    seen.change(hang_after_s=0.5)
+    run = seen.run("import time\ndist.barrier() if rank == 0 else time.sleep(1000)", block=False)
+    assert wait_until(lambda: len(server.cluster("seen")["hang"]) == 2)
+    assert server.cluster("seen")["hang"] == ["rank 0: waits in barrier at line 2", "rank 1: in Python code at line 2"]
+    seen.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert wait_until(lambda: server.cluster("seen")["hang"] == [])
+    seen.change(hang_after_s=30.0)
 
 
 def test_a_rank_that_died_and_its_successor_are_told_of(server: Server, seen: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from jupyter_disttrain.cluster.stragglers import find_straggler
 from jupyter_disttrain.cluster.telemetry import Rates, Telemetry
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.messages import RankVitals
+from jupyter_disttrain.notebook.status import status_text
 
 from .test_lifecycle import wait_until
 
@@ -112,6 +114,16 @@ def test_who_waits_in_mpi_is_told(tmp_path: Path) -> None:
         assert wait_until(lambda: told(cluster, 0).call == "MPI Barrier")
         stop.touch()
         run.wait()
+        stop.unlink()
+        # A line with constants of all kinds can be looked at, and ends nobody who looks.
+        condition = f"[(), 1, None, '', (2,)] and not os.path.exists({str(stop)!r})"
+        run = cluster.run(f"import os, time\nwhile {condition}: time.sleep(0.01)", block=False)
+        assert wait_until(lambda: told(cluster, 0).line == 2)
+        assert "at line 2: while" in cluster.where()[0]
+        seen = told(cluster, 0).looks
+        assert wait_until(lambda: told(cluster, 0).looks > seen + 2)
+        stop.touch()
+        assert run.wait().stderr.get(0, "") == ""
 
 
 def test_code_that_keeps_pythons_lock_shows_as_not_responding(quick: Cluster) -> None:
@@ -164,6 +176,39 @@ def test_steps_and_samples_are_counted_without_a_call(quick: Cluster) -> None:
         assert wait_until(
             lambda rank=rank, after=after: (told(quick, rank).steps, told(quick, rank).samples) == after  # type: ignore[misc]
         )
+
+
+PASS = """
+import os, time
+from torch.utils.data import DataLoader
+for batch in DataLoader(torch.ones(12, 2), batch_size=3):
+    while batch_number == {held} and not os.path.exists({path!r}): time.sleep(0.01)
+    batch_number += 1
+"""
+BAR = """
+import os, time
+from tqdm import tqdm
+for epoch in tqdm(range(5), mininterval=0):
+    for batch in tqdm(range(1000), mininterval=0):
+        while epoch == {held} and not os.path.exists({path!r}): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("code", [pytest.param(PASS, id="a DataLoader"), pytest.param(BAR, id="the outermost bar")])
+def test_how_far_a_loop_has_come_is_told(quick: Cluster, tmp_path: Path, code: str) -> None:
+    stop = tmp_path / "stop"
+    total = 4 if code is PASS else 5
+    run = quick.run("batch_number = 0\n" + code.format(held=2, path=str(stop)), block=False)
+    done = 3 if code is PASS else 2  # a DataLoader has given out the batch that a bar has not counted yet
+    assert wait_until(
+        lambda: all((told(quick, each).done, told(quick, each).total) == (done, total) for each in (0, 1))
+    )
+    assert re.fullmatch(rf"{done} of {total}, \d+ s left", run.progress)
+    assert run.progress in status_text(quick)
+    stop.touch()
+    run.wait()
+    assert wait_until(lambda: told(quick, 0).total == 0)
+    assert run.progress == ""
 
 
 def test_the_wait_for_data_is_told_apart(quick: Cluster) -> None:
@@ -265,7 +310,7 @@ def test_a_history_of_ten_minutes_is_kept() -> None:
     telemetry = Telemetry(1.0)
     for second in range(2000):
         vitals = RankVitals(time_s=second, beat_s=second + 1, state="running", cell=1, steps=2 * second, looks=second)
-        telemetry.take(0, vitals.msg_type, vitals.to_content())
+        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
     figures = telemetry.ranks[0]
     assert len(figures.history) == 600
     rates = figures.rates()
@@ -277,10 +322,10 @@ def test_a_rank_that_shows_nothing_new_keeps_its_history() -> None:
     telemetry = Telemetry(1.0)
     for second in (1, 2, 2, 2):
         vitals = RankVitals(time_s=second, beat_s=second, state="not responding", steps=2 * second)
-        telemetry.take(0, vitals.msg_type, vitals.to_content())
+        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
     assert len(telemetry.ranks[0].history) == 4
     vitals = RankVitals(time_s=9, beat_s=9, state="idle")  # of a new process
-    telemetry.take(0, vitals.msg_type, vitals.to_content())
+    telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
     assert len(telemetry.ranks[0].history) == 1
 
 
@@ -288,7 +333,7 @@ def test_a_rank_that_has_shown_nothing_yet_has_no_rates() -> None:
     telemetry = Telemetry(1.0)
     for beat in (0.0, 1000.0):
         vitals = RankVitals(time_s=1, beat_s=beat, state="running", cell=1, steps=7)
-        telemetry.take(0, vitals.msg_type, vitals.to_content())
+        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
     assert telemetry.ranks[0].rates() is None  # and not 7 steps in 1000 s
 
 

@@ -88,6 +88,7 @@ class Cluster(Hearing, VariableMover):
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
+        self._places = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 

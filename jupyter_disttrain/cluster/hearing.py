@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ..messages import NANNY_REQUEST, Asked, Heard, RankDeath, Used
 from .inbox import event_from
+from .link import FIGURES
 from .overview import Overview
-from .telemetry import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +31,7 @@ class Hearing(Overview):
 
     _cells: Cells | None
     _last_asked = ""  # the token of a wish
+    _places: dict[str, int]  # in the table, by engine
 
     @abstractmethod
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
@@ -45,28 +46,36 @@ class Hearing(Overview):
         """End the cluster."""
 
     def _on_message(self, channel: str, message: Message) -> None:
-        if channel != "iopub":
+        if channel not in ("iopub", FIGURES):
             return
-        engine = message["metadata"].get("engine", "")
-        entry = next((entry for entry in self._launch.table if entry.engine == engine), None)
+        entry = self._entry_of(message["metadata"].get("engine", ""))
         if entry is None:
             return
         rank = entry.info.rank
         msg_type = message["header"]["msg_type"]
+        if channel == FIGURES:
+            self.telemetry.take(rank, msg_type, message["content"])
+            return
         if msg_type == Used.msg_type:
             self._last_use = time.monotonic()
             return
         if msg_type == Asked.msg_type:
             self._on_asked(Asked.from_content(message["content"]), entry)
             return
-        if msg_type in TOPICS:
-            self.telemetry.take(rank, msg_type, message["content"])
-            return
         if msg_type == RankDeath.msg_type:
             self.telemetry.forget(rank)
         event = event_from(rank, message)
         if event is not None and self._cells is not None:
             self._cells.take(entry, message, event)
+
+    def _entry_of(self, engine: str) -> RankEntry | None:
+        """Return the rank that an engine is; None for one that is no rank any more, or not yet."""
+        table = self._launch.table
+        at = self._places.get(engine, -1)
+        if at < 0 or at >= len(table) or table[at].engine != engine:
+            self._places = {entry.engine: at for at, entry in enumerate(table)}  # a rank was replaced
+            at = self._places.get(engine, -1)
+        return table[at] if at >= 0 else None
 
     def _on_asked(self, asked: Asked, entry: RankEntry) -> None:
         """Do what somebody asks for in the side panel; the notebook may be busy or not."""

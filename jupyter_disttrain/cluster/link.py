@@ -22,7 +22,7 @@ from ipyparallel.util import _disable_session_extract_dates
 from jupyter_client.session import Session
 
 from ..errors import ClusterClosedError
-from ..messages import NANNY_REQUEST, channel_url
+from ..messages import FIGURES_TOPIC, NANNY_REQUEST, channel_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,13 @@ TURN_SECONDS = 0.05  # for one socket, before the others have their turn
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+FIGURES = "figures"  # the channel of what many ranks tell often, whose content is bytes
+
+
+def _figures(topic: bytes, engine: bytes, data: bytes) -> Message:
+    """Return what a nanny tells past the session as if it were a message."""
+    msg_type = topic[len(FIGURES_TOPIC) :].decode()
+    return {"header": {"msg_type": msg_type}, "metadata": {"engine": engine.decode()}, "content": data}
 
 
 class Link:
@@ -193,6 +200,9 @@ class Link:
             except zmq.Again:
                 return
             try:
+                if frames[0].bytes.startswith(FIGURES_TOPIC):
+                    self._on_message(FIGURES, _figures(*(frame.bytes for frame in frames)))
+                    continue
                 _, parts = self.session.feed_identities(frames, copy=False)
                 message = self.session.deserialize(parts, copy=False)
                 self._dispatch(channel, message)

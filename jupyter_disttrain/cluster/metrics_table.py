@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..messages import Metrics
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     import pandas as pd
+
+    from ..samples import Samples
 
 ROWS = 1_000_000  # kept; the oldest go first, or a session of days would fill the notebook's memory
 NO_STEP = np.iinfo(np.int64).min
@@ -83,6 +83,7 @@ class MetricsTable:
         self._count = 0  # of the rows that are filled
         self._gone = 0  # of those that were let go
         self._names: dict[str, int] = {}
+        self._numbers_of: dict[tuple[str, ...], np.ndarray] = {}  # the same for names that come together
         self._read_until: dict[int, float] = {}  # what a rank logged by then was read from its file
         self.dropped = 0  # samples that came faster than a rank could send them
 
@@ -90,14 +91,35 @@ class MetricsTable:
         """Return how many values are kept."""
         return self._count
 
-    def add(self, rank: int, content: dict[str, Any]) -> None:
+    def add(self, rank: int, samples: Samples) -> None:
         """Take a rank's message."""
-        record = Metrics.from_content(content)
-        read_until = self._read_until.get(rank, 0.0)
-        samples = [
-            (time_s, record.cell, step, values) for time_s, step, values in record.samples if time_s > read_until
-        ]
-        self.extend(rank, samples, record.dropped)
+        with self._lock:
+            until = self._read_until.get(rank)
+            for block in samples.blocks:
+                matrix = block.matrix
+                if until is not None:
+                    matrix = matrix[matrix[:, 0] > until]
+                self._add_matrix(rank, samples.cell, block.names, matrix)
+            self.dropped += samples.dropped
+
+    def _add_matrix(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
+        """Take samples with the same names, (samples, 2 + names): see ``samples.Block``."""
+        numbers = self._numbers_of.get(names)
+        if numbers is None:
+            numbers = np.array([self._names.setdefault(name, len(self._names)) for name in names], "i4")
+            self._numbers_of[names] = numbers
+        values = matrix[:, 2:]
+        self._make_room(values.size)
+        rows = self._rows[self._count : self._count + values.size].reshape(values.shape)
+        steps = matrix[:, 1]
+        is_known = ~np.isnan(steps)
+        rows["time_s"] = matrix[:, :1]
+        rows["cell"] = NO_CELL if cell is None else cell
+        rows["step"] = np.where(is_known, np.where(is_known, steps, 0).astype("i8"), NO_STEP)[:, None]
+        rows["name"] = numbers
+        rows["rank"] = rank
+        rows["value"] = values
+        self._count += values.size
 
     def read(self, run: Path) -> None:
         """Fill a new table with what the ranks of a run have logged before anybody listened here."""
@@ -108,15 +130,10 @@ class MetricsTable:
             if samples:
                 self._read_until[rank] = samples[-1][0]
 
-    def extend(
-        self,
-        rank: int,
-        samples: Iterable[Sample],
-        dropped: int = 0,
-    ) -> None:
-        """Take samples of a rank."""
+    def extend(self, rank: int, samples: Iterable[Sample]) -> None:
+        """Take samples of a rank that were read from its file."""
         with self._lock:
-            # JSON has no NaN and no infinity, so they arrive as text.
+            # JSON has no NaN and no infinity, so they are there as text.
             new = [
                 (
                     time_s,
@@ -132,7 +149,6 @@ class MetricsTable:
             self._make_room(len(new))
             self._rows[self._count : self._count + len(new)] = new[-ROWS:]
             self._count += len(new)
-            self.dropped += dropped
 
     def _make_room(self, count: int) -> None:
         if self._count + count > ROWS:

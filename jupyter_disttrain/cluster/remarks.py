@@ -1,6 +1,6 @@
 """What a person should be told of metrics and speed while a cell runs.
 
-Covers: a metric that became NaN, a rank that keeps the others waiting.
+Covers: a metric that became NaN, a rank that keeps the others waiting, how far the loop has come.
 Does not cover: hangs (``hang``), drawing (``notebook.screen``).
 """
 
@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING
 from .stragglers import find_straggler
 
 if TYPE_CHECKING:
-    from ..messages import Metrics
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from ..samples import Sample, Samples
     from .telemetry import Telemetry
 
+MINUTE, HOUR = 60.0, 3600.0
 STRAGGLER_SECONDS = 15.0  # over which ranks are compared
 
 
@@ -28,20 +33,26 @@ class Remarks:
         self._last: dict[tuple[int, str], tuple[int | None, float]] = {}  # by rank and metric: the last number
         self._nan: dict[int | None, dict[str, str]] = {}  # by cell and metric: what is said of it
 
-    def take(self, rank: int, record: Metrics) -> None:
+    def take(self, rank: int, samples: Samples) -> None:
         """Look at the values that a rank has logged."""
         with self._lock:
-            for _time_s, step, values in record.samples:
-                for name, value in values.items():
-                    number = float(value)
-                    if not math.isnan(number):
-                        self._last[rank, name] = step, number
-                        continue
-                    said = self._nan.setdefault(record.cell, {})
-                    if name not in said:
-                        said[name] = _say_nan(rank, name, step, self._last.get((rank, name)))
+            for block in samples.blocks:
+                matrix = block.matrix
+                # A sum is NaN if a number is, or if infinities meet; it is quicker than to look at each.
+                rows = block.rows() if math.isnan(float(matrix[:, 2:].sum())) else _last_row(block.names, matrix)
+                for _time_s, step, values in rows:
+                    self._look(rank, samples.cell, step, values)
             for cell in list(self._nan)[:-10]:
                 del self._nan[cell]  # nobody asks for cells of long ago
+
+    def _look(self, rank: int, cell: int | None, step: int | None, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            if not math.isnan(value):
+                self._last[rank, name] = step, value
+                continue
+            said = self._nan.setdefault(cell, {})
+            if name not in said:
+                said[name] = _say_nan(rank, name, step, self._last.get((rank, name)))
 
     def of_values(self, cell: int) -> list[str]:
         """Return what is to be said of a cell's metrics."""
@@ -64,6 +75,30 @@ class Remarks:
         }
         found = find_straggler(rates) if rates.keys() == running else None
         return [] if found is None else [str(found)]
+
+    def of_progress(self, running: set[int]) -> str:
+        """Return how far the loop has come that the ranks run, on the slowest of them; empty where nobody knows."""
+        told = [figures.vitals for rank, figures in self._telemetry.ranks.items() if rank in running]
+        slowest = max((each for each in told if each.total), key=lambda each: each.left_s or 0.0, default=None)
+        if slowest is None:
+            return ""
+        left = "" if slowest.left_s is None else f", {duration(slowest.left_s)} left"
+        return f"{slowest.done:,} of {slowest.total:,}{left}"
+
+
+def _last_row(names: tuple[str, ...], matrix: np.ndarray) -> list[Sample]:
+    """Return the last sample of a block, if there is one."""
+    return [
+        (time_s, None if math.isnan(step) else int(step), dict(zip(names, values, strict=True)))
+        for time_s, step, *values in matrix[-1:].tolist()
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as a person says them."""
+    if seconds < 2 * MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
 
 
 def _say_nan(rank: int, name: str, step: int | None, before: tuple[int | None, float] | None) -> str:

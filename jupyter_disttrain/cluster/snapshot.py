@@ -57,6 +57,8 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures
         found["gpu"] = told.gpu
     if told.cell is not None:
         found |= {"cell": told.execution_count, "line": told.line, "call": told.call}
+        if told.total:
+            found |= {"done": told.done, "total": told.total, "left_s": told.left_s}
     rates = figures.rates()
     if rates is not None and told.cell is not None:
         found |= {

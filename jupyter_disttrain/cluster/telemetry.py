@@ -8,13 +8,15 @@ Used by the notebook's kernel and by the server alike, each from its own subscri
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..messages import Metrics, NodeVitals, RankVitals
+from ..messages import METRICS, NodeVitals, RankVitals
+from ..samples import unpack
 from .remarks import Remarks
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ RATE_SECONDS = 5.0  # over which rates are taken
 SILENT_SAMPLES = 4  # that did not come, before a rank's nanny or host counts as not responding
 
 STATES = ("starting", "idle", "running", "in collective", "not responding", "dead")
-TOPICS = (RankVitals.msg_type, NodeVitals.msg_type, Metrics.msg_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,17 +129,18 @@ class Telemetry:
         """Whether anything was logged."""
         return self._metrics is not None
 
-    def take(self, rank: int, msg_type: str, content: dict[str, Any]) -> None:
-        """Take a message of a rank's nanny; its type is one of ``TOPICS``."""
-        if msg_type == Metrics.msg_type:
-            self.metrics.add(rank, content)
-            self.remarks.take(rank, Metrics.from_content(content))
+    def take(self, rank: int, msg_type: str, data: bytes) -> None:
+        """Take a message of a rank's nanny, as it comes on ``FIGURES_TOPIC``."""
+        if msg_type == METRICS:
+            samples = unpack(data)
+            self.metrics.add(rank, samples)
+            self.remarks.take(rank, samples)
         elif msg_type == NodeVitals.msg_type:
-            node = NodeVitals.from_content(content)
+            node = NodeVitals.from_content(json.loads(data))
             with self._lock:
                 self._nodes[node.host] = node, time.monotonic()
-        else:
-            self._take_vitals(rank, RankVitals.from_content(content))
+        elif msg_type == RankVitals.msg_type:
+            self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
 
     def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
         with self._lock:

@@ -167,7 +167,10 @@ class VariableMover(ABC):
             If the name isn't one, or isn't there on a rank.
         """
         check_names([name])
-        return diff(*self._ready(ranks), name)
+        launch, chosen = self._ready(ranks)
+        if len(chosen) < 2:  # noqa: PLR2004
+            raise UsageError(f"{label_ranks(chosen)} alone can't differ; name two ranks or more with -r")
+        return diff(launch, chosen, name)
 
 
 def _have(ranks: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from .process_group import Group
 from .progress import Progress
 from .sampler import Sampler
 from .where import where
-from .wire import IDENTITY, METRICS, RankEnd
+from .wire import IDENTITY, SAMPLES, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Bootstrap:
         self.mpi = MpiWorld()
         self.shelf: str | None = None
         self.progress = Progress()
-        self.metrics = MetricsLog(cell, lambda content: rank_end.send(METRICS, [content]), self._start_sampler)
+        self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
 
     def bind(self, shell: RankShell) -> None:

@@ -6,8 +6,6 @@ Does not cover: when (``sampler``), keeping them (``metrics_file``), histories o
 
 from __future__ import annotations
 
-import json
-import math
 import operator
 import os
 import sys
@@ -17,11 +15,15 @@ from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..samples import pack
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 LIMIT = 10_000  # samples kept until they are sent
 MOST_PER_SECOND = 50_000  # samples of all ranks together: what a notebook takes beside all else
+SEND_SECONDS = 0.2  # between two messages of a rank
+MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: what comes in one takes a notebook less time than in two
 NAMES = 1000  # of metrics on one rank: more are most likely a number that got into the name
 END_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
 BATCH = 500  # samples in one message
@@ -46,7 +48,7 @@ class MetricsLog:
     cell
         Returns what the kernel knows of the cell that runs, None while it is idle.
     send
-        Hands a message's JSON to the nanny.
+        Hands a message to the nanny.
     start
         Starts the thread that sends, if it does not run yet.
     """
@@ -65,6 +67,7 @@ class MetricsLog:
         self._dropped = 0  # and not told of yet
         self._dropped_in_cell = 0
         self._share = MOST_PER_SECOND  # of this rank
+        self.pause_s = SEND_SECONDS  # between two messages while a cell runs
         self._allowed = 0.0  # samples that may be sent now
         self._allowed_at = time.monotonic()
         self._is_child = False
@@ -136,6 +139,7 @@ class MetricsLog:
     def share(self, ranks: int) -> None:
         """Take this rank's share of what all ranks may send a second."""
         self._share = max(200, MOST_PER_SECOND // ranks)
+        self.pause_s = max(SEND_SECONDS, ranks / MOST_MESSAGES_PER_SECOND)
 
     def send(self, patience_s: float = 0.0) -> None:
         """Send what is there, known and not too much for those who listen."""
@@ -178,7 +182,7 @@ class MetricsLog:
         dropped, self._dropped = self._dropped, 0
         if not samples and not dropped:
             return False
-        self._send(json.dumps({"samples": samples, "dropped": dropped, "cell": number}).encode())
+        self._send(pack(samples, number, dropped))
         return bool(samples and self._samples)
 
 
@@ -239,6 +243,5 @@ def _state(held: Mapping[str, Any], deadline: float) -> str:
     return "known"
 
 
-def _number(value: Any) -> float | str:
-    number = float(value.number if isinstance(value, _OnDevice) else value)
-    return number if math.isfinite(number) else str(number)  # JSON has no NaN and no infinity
+def _number(value: Any) -> float:
+    return float(value.number if isinstance(value, _OnDevice) else value)

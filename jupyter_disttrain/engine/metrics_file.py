@@ -9,11 +9,14 @@ The nanny writes, so they are kept while no notebook is there, and outlive the r
 from __future__ import annotations
 
 import errno
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from ..samples import Samples
 
 LIMIT_BYTES = 512 << 20
 
@@ -32,14 +35,13 @@ class MetricsFile:
         """Say where the rank's log is."""
         self._path = log_path.removesuffix(".log") + ".metrics.jsonl"
 
-    def write(self, content: dict[str, Any]) -> None:
+    def write(self, samples: Samples) -> None:
         """Append the samples of one message."""
         if not self._path or self._room <= 0:
             return
-        cell = content["cell"]
         lines = b"".join(
-            self._pack({"time_s": time_s, "cell": cell, "step": step, "values": values}) + b"\n"
-            for time_s, step, values in content["samples"]
+            self._pack({"time_s": time_s, "cell": samples.cell, "step": step, "values": _plain(values)}) + b"\n"
+            for time_s, step, values in samples.rows()
         )
         try:
             if self._descriptor is None:
@@ -63,3 +65,8 @@ class MetricsFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, float | str]:
+    """Return values as JSON can hold them, which has no NaN and no infinity."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}

@@ -25,7 +25,9 @@ import psutil
 import zmq
 from jupyter_client.session import Session
 
-from ..messages import NANNY_REQUEST, USED_TOPIC, LogTrouble, Metrics, NannyHello, RankDeath, Record, Used
+from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
+from ..samples import unpack
+from .aside import Aside
 from .backlog import Backlog
 from .cluster_watch import ClusterWatch
 from .connection import KEEP, PROFILE_DIR
@@ -35,7 +37,7 @@ from .rank_log import RankLog
 from .use import UseTeller
 from .vitals import Vitals
 from .voice import Voice
-from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, METRICS, PLACED, NannyEnd, Wire, read_all
+from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .witness import Witness
 
 if TYPE_CHECKING:
@@ -82,8 +84,9 @@ class Nanny:
         self._context = zmq.Context()
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
         self._out = Backlog(self._pub, keeps=bool(os.environ.get(KEEP)))
-        self._use = UseTeller(self._wire, self._tell_use)
-        self._vitals = Vitals(self._pid, self._wire, self._wake, self._tell_vitals)
+        self._aside = Aside(self._pub, self._session)
+        self._use = UseTeller(self._wire, self._aside.tell_use)
+        self._vitals = Vitals(self._pid, self._wire, self._wake, self._aside.tell_figures)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
             "control",
@@ -239,8 +242,8 @@ class Nanny:
                 self._out.send_multipart(frames)
             elif kind == CELL_BEGIN:
                 self._on_cell(self._session.unpack(frames[0]))
-            elif kind == METRICS:
-                self._on_metrics(self._session.unpack(frames[0]))
+            elif kind == SAMPLES:
+                self._on_metrics(bytes(frames[0]))
             elif kind == IDENTITY:
                 self._on_identity(self._session.unpack(frames[0]))
 
@@ -252,7 +255,7 @@ class Nanny:
             signal_main_thread(self._pid, signal.SIGINT)
 
     def _on_identity(self, told: dict[str, Any]) -> None:
-        self._engine = told["engine"]
+        self._engine = self._aside.engine = told["engine"]
         self._hub_id = told.get("hub_id", self._hub_id)
         if told.get("log_path"):
             self._told_who = True
@@ -260,10 +263,10 @@ class Nanny:
             self._metrics.place(told["log_path"])
             self._vitals.begin(told["local_rank"], told["device"])
 
-    def _on_metrics(self, content: dict[str, Any]) -> None:
+    def _on_metrics(self, data: bytes) -> None:
         try:
-            self._metrics.write(content)
-            self._tell(Metrics.msg_type, content)  # past the backlog: who joins later reads the file
+            self._metrics.write(unpack(data))
+            self._aside.tell_metrics(data)  # past the backlog: who joins later reads the file
         except (TypeError, ValueError) as error:  # no metric is worth a rank
             self._voice.hear("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
 
@@ -276,16 +279,6 @@ class Nanny:
 
     def _publish_record(self, record: Record) -> None:
         self._publish(record.msg_type, record.to_content(), self._voice.cell)
-
-    def _tell(self, msg_type: str, content: dict[str, Any], topic: bytes = b"figures") -> None:
-        """Publish past the backlog what is of no use to who joins later."""
-        self._session.send(self._pub, msg_type, content, ident=topic, metadata={"engine": self._engine})
-
-    def _tell_use(self) -> None:
-        self._tell(Used.msg_type, {}, USED_TOPIC)
-
-    def _tell_vitals(self, record: Record) -> None:
-        self._tell(record.msg_type, record.to_content())
 
     def _report_log_trouble(self, path: str, error: OSError) -> None:
         self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
@@ -322,7 +315,7 @@ class Nanny:
         elif do == "hello":
             self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
         elif do == "publish":
-            self._tell(request["msg_type"], request["content"])
+            self._aside.tell(request["msg_type"], request["content"])
         elif do == "tell":
             return self._out.dump()
         elif do == "stack":

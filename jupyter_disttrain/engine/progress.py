@@ -1,6 +1,6 @@
 """How far training has come, without a call in the user's code.
 
-Covers: steps of optimizers, samples and waits of DataLoaders.
+Covers: steps of optimizers, samples and waits of DataLoaders; the loop that knows how long it is.
 Does not cover: rates over time (``cluster.telemetry``).
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SEVERAL = (list, tuple)
+NOWHERE = (0, 0, 0.0)
 
 
 class Progress:
@@ -25,11 +26,15 @@ class Progress:
         self._by_optimizer: dict[int, int] = {}  # of the cell that runs, by id: the cell keeps them alive
         self._most = 0
         self._counts_batches = False
+        self._pass = NOWHERE  # through a DataLoader
+        self._began_s = 0.0  # the cell, by the wall clock
 
     def begin_cell(self) -> None:
         """Count the optimizers of this cell anew, and hook into what has been imported meanwhile."""
         self._by_optimizer.clear()
         self._most = 0
+        self._pass = NOWHERE
+        self._began_s = time.time()
         if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
             self._counts_batches = True
             self._count_batches()
@@ -57,12 +62,46 @@ class Progress:
         @functools.wraps(original)
         def timed(iterator: Any) -> Any:
             start = time.perf_counter()
+            self._pass, before = NOWHERE, self._pass  # it may be at its end
             batch = original(iterator)
             self.data_wait_s += time.perf_counter() - start
             self.samples += _size(batch)
+            done = iterator._num_yielded  # noqa: SLF001
+            self._pass = done, _length(iterator), before[2] if done > 1 and before[2] else time.monotonic()
             return batch
 
         cls.__next__ = timed
+
+    @property
+    def loop(self) -> tuple[int, int, float]:
+        """How often the loop that runs has gone round, how often it will, and when it began, by ``time.monotonic``.
+
+        The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
+        """
+        return _outermost_bar(self._began_s) or self._pass
+
+
+def _outermost_bar(since_s: float) -> tuple[int, int, float] | None:
+    """Return how far the first bar has come that was begun after a time and knows its length."""
+    module = sys.modules.get("tqdm.std")
+    if module is None:
+        return None
+    try:
+        bars = [bar for bar in list(module.tqdm._instances) if not bar.disable and bar.total and bar.start_t >= since_s]  # noqa: SLF001
+    except (RuntimeError, AttributeError):
+        return None  # one begins or ends at this moment
+    if not bars:
+        return None
+    bar = min(bars, key=lambda each: float(each.start_t))
+    return int(bar.n), int(bar.total), time.monotonic() - (time.time() - bar.start_t)
+
+
+def _length(iterator: Any) -> int:
+    """Return how many batches there will be; 0 where nobody knows."""
+    try:
+        return len(iterator)
+    except TypeError:
+        return 0
 
 
 def _size(batch: Any) -> int:

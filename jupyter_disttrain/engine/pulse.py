@@ -20,7 +20,7 @@ AT = 256  # on the shared page
 CALL_BYTES = 64
 NO_CELL = -1
 _SEQUENCE = struct.Struct("=Q")  # odd while the rest is being written
-_FIELDS = struct.Struct(f"=dqqqqQQQdd{CALL_BYTES}s")
+_FIELDS = struct.Struct(f"=dqqqqQQQddQQd{CALL_BYTES}s")
 _TRIES = 3
 
 
@@ -38,6 +38,9 @@ class Pulse:
     waits: int = 0  # those of them that found it waiting for other ranks
     data_wait_s: float = 0.0  # for batches of a DataLoader
     waits_since_s: float = 0.0  # of ``time.monotonic``: when the present wait for other ranks began; 0 without one
+    done: int = 0  # rounds of the loop that runs, where it knows how many there will be
+    total: int = 0
+    loop_since_s: float = 0.0  # of ``time.monotonic``: when that loop began
     call: bytes = b""  # the collective that it waits in
 
 

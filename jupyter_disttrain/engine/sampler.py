@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .mpi_calls import mpi_call
+from .progress import NOWHERE
 from .pulse import CALL_BYTES, NO_CELL, Pulse
 from .where import communicates, pending_collective
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25  # between two looks while a cell runs
 IDLE_SECONDS = 0.5  # while none runs
-SEND_SECONDS = 0.2  # between two messages with metrics
 
 
 class Sampler:
@@ -62,6 +62,7 @@ class Sampler:
         self._waits_since = 0.0
         self._place: tuple[int, int] | None = None  # where the main thread was at the last look
         self._in_mpi = ""
+        self._has_failed = False
         main = threading.main_thread()
         self._main = main.ident or 0
         self._stat = Path(f"/proc/self/task/{main.native_id}/stat")
@@ -72,15 +73,21 @@ class Sampler:
         next_send = 0.0
         while True:
             cell = self._cell()
-            self._show(self._look(cell))
+            try:
+                self._show(self._look(cell))
+            except Exception as error:  # noqa: BLE001  (it reads the frames of code that runs, and must outlive that)
+                if not self._has_failed:
+                    sys.stderr.write(f"what the rank does could not be looked at: {type(error).__name__}: {error}\n")
+                self._has_failed = True
             if time.monotonic() >= next_send:
                 self._metrics.send()
-                next_send = time.monotonic() + SEND_SECONDS
+                next_send = time.monotonic() + self._metrics.pause_s
             pause.wait(IDLE_SECONDS if cell is None else LOOK_SECONDS)
 
     def _look(self, cell: dict[str, Any] | None) -> Pulse:
         now = time.monotonic()
         line, call = 0, ""
+        done, total, since = NOWHERE if cell is None else self._progress.loop
         if cell is not None:
             frame = sys._current_frames().get(self._main)  # noqa: SLF001
             line = _line(frame, cell["lines_before"])
@@ -99,6 +106,9 @@ class Sampler:
             waits=self._waits,
             data_wait_s=self._progress.data_wait_s,
             waits_since_s=self._waits_since,
+            done=min(done, total),
+            total=total,
+            loop_since_s=since,
             call=call.encode()[:CALL_BYTES],
         )
 

@@ -114,6 +114,11 @@ class Vitals:
             looks=pulse.looks,
             waits=pulse.waits,
             data_wait_s=round(pulse.data_wait_s, 4),
+            done=pulse.done,
+            total=pulse.total,
+            left_s=round((now - pulse.loop_since_s) / pulse.done * (pulse.total - pulse.done), 1)
+            if pulse.done
+            else None,
             cpu_percent=round(percent, 1),
             memory_bytes=self._memory(),
             gpu=None if gpu is None else gpu.read(),

@@ -45,7 +45,7 @@ FORWARD = b"F"  # a signed message for the client; its place among what is said 
 PLACED = b"P"  # the same, to be published after what was said before it and before what is said after it
 CELL_BEGIN = b"B"  # a cell's header: what is said from now on belongs to it
 CELL_END = b"E"  # a signed message that ends the cell
-METRICS = b"M"  # JSON: what ``log_metrics`` was given; for the file and the client
+SAMPLES = b"M"  # what ``log_metrics`` was given; for the file and the client
 IDENTITY = b"I"  # JSON: who this rank is, where its log goes
 
 
@@ -177,7 +177,7 @@ class RankEnd:
                     self._wait_for(token)
             finally:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
-            self._sent += kind in (FORWARD, PLACED, METRICS)
+            self._sent += kind in (FORWARD, PLACED, SAMPLES)
 
     def _wait_for(self, token: bytes) -> None:
         """Wait until the nanny returns the token; those of sends that were interrupted here are passed over."""

@@ -46,6 +46,7 @@ class Section:
     metadata: dict[str, Any] = field(default_factory=dict)
     dirty: bool = True
     place: int = -1  # on the screen, where it was drawn last
+    of_ranks: tuple[int, ...] = ()  # whose display it is, as it was last drawn
     drawn: str = ""  # its lines as they were last drawn
     draws: int = 0  # how often it was drawn
 

@@ -4,7 +4,8 @@ Covers: drawing a transcript on the cell's output, few updates for much output, 
 Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks (``comms``).
 
 The output is a row of displays that are updated in place, so that a front end, nbclient and nbconvert all end with the
-same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours.
+same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours. Beside
+the text stands how its labels are to be read: JupyterLab makes a tab for each rank of it (labextension/src/tabs.ts).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # Grey, not "faint": JupyterLab shows that as plain text.
 # Blue is what can be read in a light and in a dark theme, and is yet quieter than the text.
 QUIET, RED, RESET = "\x1b[34m", "\x1b[31m", "\x1b[0m"
+RANKS_MIME = "application/vnd.disttrain.ranks+json"
 SHORTEST_PAUSE = 0.05  # seconds between two drawings
 PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
 
@@ -70,6 +72,7 @@ class Screen:
     ) -> None:
         self._sink = sink
         self._labelled = len(ranks) > 1
+        self._ranks = sorted(ranks)
         self._width = len(label_ranks(range(world_size))) if self._labelled else 0
         self._labels: dict[tuple[frozenset[int], str], str] = {}  # what was made before, because lines are many
         self._log_folder = log_folder
@@ -107,7 +110,7 @@ class Screen:
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
         self._transcript.close()
-        if not run.failures:
+        if not run.failures and not run.timed_out:
             self._notes += run.notes  # else the error tells them
         self._progress = []
         self._draw()
@@ -166,7 +169,8 @@ class Screen:
 
     def _set_progress(self, run: CellRun) -> None:
         """Say who still runs; a failure that was reported stays in front of it."""
-        seconds = f"{QUIET}{time.time() - run.started_s:.0f} s"
+        far = run.progress
+        seconds = f"{QUIET}{time.time() - run.started_s:.0f} s{f' · {far}' if far else ''}"
         running = run.state.running
         if len(running) == len(run.ranks):
             text = f"{seconds} · {label_ranks(running)} running{RESET}"
@@ -202,6 +206,10 @@ class Screen:
         self._carrier = carrier
         visible = [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
         for place, section in enumerate(visible):
+            if self._labelled and section.data and place:
+                of_ranks = tuple(sorted(visible[place - 1].rows[-1].ranks))  # its label is the line above
+                section.dirty = section.dirty or of_ranks != section.of_ranks
+                section.of_ranks = of_ranks
             if section.dirty or section.place != place:
                 self._draw_section(section, place, [*below, *self._progress] if section is carrier else [])
         for place in range(len(visible), self._filled):
@@ -219,11 +227,17 @@ class Screen:
             if before == (place, section.drawn):
                 return  # e.g. a progress line that says the same
         section.draws += 1
-        data = {"text/plain": section.drawn} if section.data is None else section.data
+        data, metadata = section.data, section.metadata
+        if data is None:
+            data = {"text/plain": section.drawn}
+            if self._labelled:
+                data[RANKS_MIME] = {"version": 1, "ranks": self._ranks, "width": self._width}
+        elif section.of_ranks:
+            metadata = metadata | {"disttrain": {"ranks": list(section.of_ranks)}}
         if place < len(self._names):
-            self._sink.show(self._names[place], data, section.metadata)
+            self._sink.show(self._names[place], data, metadata)
         else:
-            self._names.append(self._sink.show(None, data, section.metadata))
+            self._names.append(self._sink.show(None, data, metadata))
 
     def _lines(self, rows: Iterable[Row]) -> list[str]:
         return [self._line(row.ranks, row.stream, row.text) for row in rows if self._labelled or row.stream != "label"]

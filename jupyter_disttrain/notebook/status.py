@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..cluster.registry import running
+from ..cluster.remarks import duration
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ..messages import NodeVitals
 
 WARNED_PART = 0.5  # of the idle time-out, before whose end the status warns
-MINUTE = 60.0
 MIB, GIB = 2**20, 2**30
 HEAD = (
     *("rank", "state", "cell", "line", "steps/s", "waiting", "host", "local", "device", "pid", "CPU", "memory"),
@@ -82,8 +82,10 @@ def status_text(cluster: Cluster) -> str:
     backend = cluster.table[0].info.backend
     title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {cluster.config.launcher} · {backend}"
     nodes = [_node(node) for node in cluster.telemetry.nodes]
-    speed = cluster.telemetry.remarks.of_speed({e.info.rank for e in cluster.table if e.state == "running"})
-    return "\n".join([title, *_warning(cluster), *_align(rows), *nodes, *(f"  {remark}" for remark in speed)])
+    busy = {entry.info.rank for entry in cluster.table if entry.state == "running"}
+    remarks = cluster.telemetry.remarks
+    said = [words for words in (remarks.of_progress(busy), *remarks.of_speed(busy)) if words]
+    return "\n".join([title, *_warning(cluster), *_align(rows), *nodes, *(f"  {words}" for words in said)])
 
 
 def _warning(cluster: Cluster) -> list[str]:
@@ -92,13 +94,8 @@ def _warning(cluster: Cluster) -> list[str]:
     left = limit - cluster.idle_s
     if not limit or left > limit * WARNED_PART:
         return []
-    return [
-        f"  not used for {_time(cluster.idle_s)}: it ends in {_time(max(left, 0))} (--idle-timeout), unless it is used"
-    ]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 2 * MINUTE else f"{seconds / MINUTE:.0f} min"
+    unused, ends_in = duration(cluster.idle_s), duration(max(left, 0))
+    return [f"  not used for {unused}: it ends in {ends_in} (--idle-timeout), unless it is used"]
 
 
 def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tuple[str, ...]:

@@ -15,10 +15,12 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from ..cluster import visitor
+from ..cluster.hang import explain_figures
+from ..cluster.link import FIGURES
 from ..cluster.registry import ClusterFile
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..cluster.start import Launch
-from ..cluster.telemetry import TOPICS, Telemetry
+from ..cluster.telemetry import Telemetry
 from ..errors import UsageError
 from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
 
@@ -83,7 +85,7 @@ class LiveCluster:
         self._take(channel, message)
 
     def _take(self, channel: str, message: Message) -> None:
-        if channel != "iopub":
+        if channel not in ("iopub", FIGURES):
             return
         msg_type, content = message["header"]["msg_type"], message["content"]
         if msg_type == Heard.msg_type:
@@ -91,23 +93,24 @@ class LiveCluster:
             if event is not None:
                 event.set()
             return
-        rank = self._rank_of(message["metadata"].get("engine", ""), msg_type)
+        is_news = channel == FIGURES or msg_type == NannyHello.msg_type
+        rank = self._rank_of(message["metadata"].get("engine", ""), may_be_new=is_news)
         if rank is None:
             return
-        if msg_type in TOPICS:
+        if channel == FIGURES:
             self.telemetry.take(rank, msg_type, content)
         elif msg_type == RankDeath.msg_type:
             with self._lock:
                 self._dead.add(rank)
             self.telemetry.forget(rank)
 
-    def _rank_of(self, engine: str, msg_type: str) -> int | None:
+    def _rank_of(self, engine: str, *, may_be_new: bool) -> int | None:
         """Return which rank an engine is; one that is not known may have taken a dead one's place."""
         for again in (False, True):
             for entry in self._launch.table:
                 if entry.engine == engine:
                     return entry.info.rank
-            if again or msg_type not in (*TOPICS, NannyHello.msg_type):
+            if again or not may_be_new:
                 return None
             self._read_again()
         return None
@@ -152,6 +155,9 @@ class LiveCluster:
             "ranks": rank_snapshots(self.telemetry, infos, known),
             "nodes": [node.to_content() for node in self.telemetry.nodes],
             "remarks": self.telemetry.remarks.of_running(running),
+            "hang": explain_figures(
+                {rank: each.vitals for rank, each in figures.items()}, there.config["hang_after_s"]
+            ),
         }
 
     def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> str:

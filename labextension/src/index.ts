@@ -17,6 +17,7 @@ import {
   IThemeManager
 } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
@@ -26,7 +27,11 @@ import { addClusterCommands, addCommands, CommandIDs } from './commands';
 import { ranksIcon } from './icons';
 import { ClustersPanel } from './panel';
 import { StatusItem } from './status';
+import { rankOutputs } from './tabs';
+import { isPlots } from './view/types';
 
+/** Before plain text, which stands at 120. */
+const RANKS_RANK = 40;
 const PANEL = 'jupyter-disttrain-panel';
 
 function addToPalette(
@@ -122,20 +127,38 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
       align: 'left',
       rank: 50
     });
+    let stands = 'right';
     void registry?.load(panelPlugin.id).then(settings => {
       const apply = (): void => {
-        const side = settings.get('side').composite;
-        if (side === 'left' || side === 'right') {
+        const { side, plots, rate } = settings.composite;
+        panel.configure(isPlots(plots) ? plots : 'all', Number(rate));
+        if ((side === 'left' || side === 'right') && side !== stands) {
+          stands = side;
           app.shell.add(panel, side, { rank: 900 });
         }
       };
       settings.changed.connect(apply);
-      if (settings.get('side').composite !== 'right') {
-        apply();
-      }
+      apply();
     });
     client.connect();
   }
 };
 
-export default [plugin, panelPlugin];
+const outputPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-disttrain:outputs',
+  description: 'A tab for each rank over what a cell has put out.',
+  autoStart: true,
+  requires: [IRenderMimeRegistry],
+  optional: [INotebookTracker, ITranslator],
+  activate: (
+    _app: JupyterFrontEnd,
+    registry: IRenderMimeRegistry,
+    tracker: INotebookTracker | null,
+    translator: ITranslator | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load('jupyter_disttrain');
+    registry.addFactory(rankOutputs(tracker, trans), RANKS_RANK);
+  }
+};
+
+export default [plugin, panelPlugin, outputPlugin];

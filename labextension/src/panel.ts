@@ -14,7 +14,7 @@ import { Widget } from '@lumino/widgets';
 import type { Client } from './client';
 import { button, element, setText } from './view/dom';
 import type { IState } from './view/packets';
-import type { IActions } from './view/types';
+import type { IActions, Plots } from './view/types';
 import { ClusterView, summary } from './view/view';
 
 /** What a view needs from JupyterLab. */
@@ -48,6 +48,8 @@ export class ClustersPanel extends Widget {
   });
   private readonly empty: HTMLElement;
   private readonly content = element('div', { class: 'jdt-content' });
+  private plots: Plots = 'all';
+  private secondsBetween = 0;
   private chosen = '';
   private shown = '';
 
@@ -121,6 +123,7 @@ export class ClustersPanel extends Widget {
           actionsOf(this.client, this.trans),
           (text, ...args) => this.trans.__(text, ...args)
         );
+        view.configure(this.plots, this.secondsBetween);
         this.views.set(cluster.id, view);
         this.content.append(view.node);
         this.client.watch([...this.views.keys()]);
@@ -188,6 +191,15 @@ export class ClustersPanel extends Widget {
   /** The id of the cluster that is looked at; empty without one. */
   get current(): string {
     return this.chosen;
+  }
+
+  /** Take what a person has set. */
+  configure(plots: Plots, secondsBetween: number): void {
+    this.plots = plots;
+    this.secondsBetween = secondsBetween;
+    this.views.forEach(view => {
+      view.configure(plots, secondsBetween);
+    });
   }
 
   restyle(): void {

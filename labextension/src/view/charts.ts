@@ -8,7 +8,7 @@ import type { ILines } from './plot';
 import { Plot } from './plot';
 import type { MetricStore, Series } from './series';
 import { band, smooth } from './series';
-import type { DeviceHistory, Translate } from './types';
+import type { DeviceHistory, Plots, Translate } from './types';
 
 /** More ranks than this are drawn as their mean with a band, at first. */
 const MOST_LINES = 8;
@@ -107,6 +107,14 @@ export class Charts {
       this.history.set(Number(rank), history);
     }
     this.isDirty = true;
+  }
+
+  /** Draw metrics, devices, both or neither. */
+  choose(plots: Plots): void {
+    const hides = { all: '', metrics: 'devices', devices: 'metrics', none: '' };
+    this.node.hidden = plots === 'none';
+    this.grid.dataset.hides = hides[plots];
+    this.change();
   }
 
   invalidate(): void {

@@ -61,6 +61,15 @@ export function perSecond(size: number): string {
     : `${size.toFixed(0)} B/s`;
 }
 
+export function duration(seconds: number): string {
+  if (seconds < 120) {
+    return `${seconds.toFixed(0)} s`;
+  }
+  return seconds < 7200
+    ? `${(seconds / 60).toFixed(0)} min`
+    : `${(seconds / 3600).toFixed(1)} h`;
+}
+
 /** A number with three significant digits. */
 export function short(value: number): string {
   if (value === 0) {

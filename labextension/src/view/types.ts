@@ -35,6 +35,10 @@ export interface IRank {
   line?: number;
   call?: string;
   steps?: number;
+  /** Rounds of the loop that runs, how many there will be, seconds left. */
+  done?: number;
+  total?: number;
+  left_s?: number;
   steps_per_s?: number;
   samples_per_s?: number;
   /** Parts of the time, 0 to 1. */
@@ -71,7 +75,7 @@ export interface ICluster {
   ranks: IRank[];
   nodes: INode[];
   remarks: string[];
-  /** Who waits for whom, where only the kernel knows it. */
+  /** Who waits for whom, once that takes longer than it should. */
   hang?: string[];
 }
 
@@ -89,6 +93,13 @@ export interface IMetricsPacket {
 
 /** By rank: time in seconds, CPU %, memory, GPU %, GPU memory, steps/s. */
 export type DeviceHistory = Record<string, (number | null)[][]>;
+
+/** Which plots are drawn. */
+export type Plots = 'all' | 'metrics' | 'devices' | 'none';
+
+export function isPlots(value: unknown): value is Plots {
+  return ['all', 'metrics', 'devices', 'none'].some(each => each === value);
+}
 
 /** What a person can ask of a cluster. */
 export type Action = 'interrupt' | 'reset' | 'stop';

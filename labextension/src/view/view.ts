@@ -6,7 +6,7 @@
  */
 
 import { Charts } from './charts';
-import { button, element, setText } from './dom';
+import { button, duration, element, setText } from './dom';
 import { MetricStore } from './series';
 import { RankTable } from './table';
 import type {
@@ -15,6 +15,8 @@ import type {
   IActions,
   ICluster,
   IMetricsPacket,
+  IRank,
+  Plots,
   RankState,
   Translate
 } from './types';
@@ -41,6 +43,12 @@ export class ClusterView {
     role: 'status',
     class: 'jdt-state'
   });
+  private readonly progress = element('div', {
+    class: 'jdt-progress',
+    role: 'progressbar',
+    'aria-valuemin': '0'
+  });
+  private readonly hang = element('div', { role: 'alert', class: 'jdt-hang' });
   private readonly remarks = element('div', {
     role: 'alert',
     class: 'jdt-remarks'
@@ -58,6 +66,9 @@ export class ClusterView {
   private logRank: number | null = null;
   private logTimer = 0;
   private frame = 0;
+  private pause = 0;
+  private pauseMs = 0;
+  private drawnAt = 0;
 
   constructor(
     private readonly actions: IActions,
@@ -91,13 +102,17 @@ export class ClusterView {
         this.state,
         this.buttons
       ),
+      this.progress,
       this.trouble,
+      this.hang,
       this.remarks,
       this.table.node,
       this.log,
       this.charts.node
     );
-    this.trouble.hidden = this.remarks.hidden = true;
+    for (const each of [this.progress, this.trouble, this.hang, this.remarks]) {
+      each.hidden = true;
+    }
     new ResizeObserver(() => {
       this.charts.invalidate();
       this.schedule();
@@ -205,14 +220,31 @@ export class ClusterView {
     this.charts.restyle();
   }
 
+  /** Take what a person has set: which plots, and how often they are drawn. */
+  configure(plots: Plots, secondsBetween: number): void {
+    this.charts.choose(plots);
+    this.pauseMs = 1000 * secondsBetween;
+    this.schedule();
+  }
+
   /** Draw at the next frame, however often it is asked for. */
   schedule(): void {
-    if (this.frame === 0) {
-      this.frame = requestAnimationFrame(() => {
-        this.frame = 0;
-        this.draw();
-      });
+    if (this.frame !== 0 || this.pause !== 0) {
+      return;
     }
+    const wait = this.drawnAt + this.pauseMs - performance.now();
+    if (wait > 0) {
+      this.pause = window.setTimeout(() => {
+        this.pause = 0;
+        this.schedule();
+      }, wait);
+      return;
+    }
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.drawnAt = performance.now();
+      this.draw();
+    });
   }
 
   private draw(): void {
@@ -221,12 +253,37 @@ export class ClusterView {
       setText(this.title, cluster.name);
       this.title.title = `${cluster.id} · ${cluster.launcher} · ${cluster.backend}`;
       setText(this.state, this.stale || summary(cluster, this.trans));
-      const remarks = [...(cluster.hang ?? []), ...cluster.remarks];
-      setText(this.remarks, remarks.join('\n'));
-      this.remarks.hidden = remarks.length === 0;
+      this.showProgress(cluster);
+      showLines(this.hang, this.hangLines(cluster));
+      showLines(this.remarks, cluster.remarks);
       this.table.show(cluster);
     }
     this.charts.draw();
+  }
+
+  private hangLines(cluster: ICluster): string[] {
+    const lines = cluster.hang ?? [];
+    const head = this.trans(
+      "ranks wait for others that don't come; Interrupt ends the wait and keeps all variables:"
+    );
+    return lines.length > 0 ? [head, ...lines] : [];
+  }
+
+  private showProgress(cluster: ICluster): void {
+    const slowest = slowestLoop(cluster);
+    this.progress.hidden = slowest === null || Boolean(this.stale);
+    if (slowest !== null) {
+      const { done = 0, total = 1 } = slowest;
+      const text = loopText(slowest, this.trans);
+      setText(this.progress, text);
+      this.progress.setAttribute('aria-valuenow', String(done));
+      this.progress.setAttribute('aria-valuemax', String(total));
+      this.progress.setAttribute('aria-valuetext', text);
+      this.progress.style.setProperty(
+        '--jdt-part',
+        `${((100 * done) / total).toFixed(2)}%`
+      );
+    }
   }
 
   // The log of one rank
@@ -276,9 +333,30 @@ export class ClusterView {
 
   destroy(): void {
     cancelAnimationFrame(this.frame);
+    window.clearTimeout(this.pause);
     this.closeLog();
     this.charts.destroy();
   }
+}
+
+function showLines(node: HTMLElement, lines: string[]): void {
+  setText(node, lines.join('\n'));
+  node.hidden = lines.length === 0;
+}
+
+/** The rank whose loop will take longest; null where none knows its length. */
+export function slowestLoop(cluster: ICluster): IRank | null {
+  const loops = cluster.ranks.filter(rank => rank.total !== undefined);
+  loops.sort((a, b) => (b.left_s ?? 0) - (a.left_s ?? 0));
+  return loops[0] ?? null;
+}
+
+function loopText(rank: IRank, trans: Translate): string {
+  const count = (value: number): string => value.toLocaleString('en');
+  const { done = 0, total = 0, left_s: left } = rank;
+  return left === undefined
+    ? trans('%1 of %2', count(done), count(total))
+    : trans('%1 of %2 · %3 left', count(done), count(total), duration(left));
 }
 
 /** How many ranks are in which state, in words. */

@@ -1,0 +1,106 @@
+"""What the widget costs the page that shows it.
+
+Covers: frames a second and processor time of Chromium while the widget shows many ranks, with metrics ten times a
+second.
+Does not cover: the kernel (``benchmarks.telemetry``), whether the page is right (tests/test_panel.py).
+
+The page is fed by a script beside this file, through the interface that anywidget gives the widget: 64 real ranks on
+two cores would leave nothing for the browser. Without a GPU Chromium draws in software.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_disttrain.notebook.widget import STATIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HERE = Path(__file__).parent
+FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
+PAGE = """<!doctype html><link rel="stylesheet" href="/widget.css"><body></body>
+<script type="module" src="/feed.js"></script>"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageCost:
+    """What was seen of one number of ranks."""
+
+    ranks: int
+    fps: float
+    gap95_ms: float  # between two frames
+    core: float  # of the page's main thread, 0 to 1
+    rows: int  # of the table, that are in the document
+    plots: int
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def translate_path(self, path: str) -> str:
+        name = path.lstrip("/")
+        return str((STATIC if name.startswith("widget.") else HERE) / name)
+
+    def do_GET(self) -> None:
+        if self.path != "/":
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(PAGE.encode())
+
+    def log_message(self, *_args: Any) -> None:
+        """Say nothing."""
+
+
+def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
+    """Yield what the page costs for each number of ranks.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no Chromium.
+    """
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    executable = shutil.which("chromium") or shutil.which("google-chrome")
+    if executable is None:
+        raise RuntimeError("Chromium is not installed")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+            page.wait_for_function("() => window.ready")
+            tracing = page.context.new_cdp_session(page)
+            tracing.send("Performance.enable")
+            for ranks in numbers:
+                begun = _task_seconds(tracing)
+                told = page.evaluate("([ranks, seconds]) => window.measure(ranks, seconds)", [ranks, seconds])
+                used, elapsed = (b - a for a, b in zip(begun, _task_seconds(tracing), strict=True))
+                yield PageCost(
+                    ranks=ranks,
+                    fps=told["fps"],
+                    gap95_ms=told["gap95"],
+                    core=used / elapsed,
+                    rows=told["rows"],
+                    plots=told["plots"],
+                )
+            browser.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _task_seconds(tracing: Any) -> tuple[float, float]:
+    """Return the seconds that the main thread has worked, and those that have passed."""
+    told = {each["name"]: each["value"] for each in tracing.send("Performance.getMetrics")["metrics"]}
+    return told["TaskDuration"], told["Timestamp"]

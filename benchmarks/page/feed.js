@@ -1,0 +1,106 @@
+// Feeds the widget, through the interface that anywidget gives it, with what a cluster of many ranks tells.
+import widget from '/widget.js';
+
+const METRICS = 6;
+const UPDATE_MS = 100;
+const STATE_MS = 500;
+const DEVICES_MS = 1000;
+
+function clusterOf(ranks, tick) {
+  return {
+    id: 'bench', name: 'bench', launcher: 'mpi', backend: 'gloo', started_s: 0, notebook: '', held: true, kept: false,
+    logs: '', sample_s: 1, remarks: [], hang: [],
+    nodes: Array.from({ length: Math.ceil(ranks / 8) }, (_, at) => ({
+      host: `node${at}`, cores: 64, cpu_percent: (tick * 7 + at) % 100, load: 8, memory_used_bytes: 2 ** 36,
+      memory_total_bytes: 2 ** 38, disk_free_bytes: 2 ** 40, disk_total_bytes: 2 ** 41, received_bytes_per_s: tick,
+      sent_bytes_per_s: tick, infiniband_received_bytes_per_s: 0, infiniband_sent_bytes_per_s: 0
+    })),
+    ranks: Array.from({ length: ranks }, (_, rank) => ({
+      rank, host: `node${Math.floor(rank / 8)}`, local_rank: rank % 8, device: `cuda:${rank % 8}`, pid: 1000 + rank,
+      state: 'running', text: 'running', cpu_percent: (tick * 3 + rank) % 100, memory_bytes: 2 ** 30 + tick, steps: tick,
+      cell: 3, line: 4 + (tick % 5), steps_per_s: 9 + ((tick + rank) % 10) / 10, waiting: 0.1, done: tick, total: 10000,
+      left_s: 100,
+      gpu: { name: 'GPU', percent: (tick + rank) % 100, memory_used_bytes: 2 ** 35, memory_total_bytes: 2 ** 36 }
+    }))
+  };
+}
+
+function packetOf(ranks, step) {
+  const count = ranks * METRICS;
+  const data = new ArrayBuffer(count * 20);
+  const steps = new Float64Array(data, 0, count).fill(step);
+  const values = new Float32Array(data, 8 * count, count);
+  const cells = new Int32Array(data, 12 * count, count).fill(1);
+  const names = new Uint16Array(data, 16 * count, count);
+  const at = new Uint16Array(data, 18 * count, count);
+  for (let index = 0; index < count; index += 1) {
+    names[index] = index % METRICS;
+    at[index] = Math.floor(index / METRICS);
+    values[index] = Math.exp(-step / 300) + at[index] / ranks + Math.random() / 20;
+  }
+  const header = { count, names: Array.from({ length: METRICS }, (_, name) => `metric${name}`), first: step === 0 };
+  return [header, new DataView(data)];
+}
+
+/** Show a cluster, feed it for some seconds, and return what the page did meanwhile. */
+window.measure = async (ranks, seconds) => {
+  const listeners = new Map();
+  const state = { state: clusterOf(ranks, 0), ended: '', key: String(Math.random()) };
+  const model = {
+    get: name => state[name],
+    on: (event, callback) => listeners.set(event, [...(listeners.get(event) ?? []), callback]),
+    off: () => {},
+    send: () => {}
+  };
+  const tell = (event, ...args) => (listeners.get(event) ?? []).forEach(each => each(...args));
+  const el = document.createElement('div');
+  document.body.replaceChildren(el);
+  const stopped = widget.initialize({ model });
+  const removed = widget.render({ model, el });
+  let step = 0;
+  const timers = [
+    setInterval(() => {
+      const [header, data] = packetOf(ranks, step);
+      tell('msg:custom', { metrics: header }, [data]);
+      step += 1;
+    }, UPDATE_MS),
+    setInterval(() => {
+      state.state = clusterOf(ranks, step);
+      tell('change:state');
+    }, STATE_MS),
+    setInterval(() => {
+      const told = Array.from({ length: ranks }, (_, rank) => [String(rank), [[step, 50, 2 ** 30, 50, 2 ** 35, 9]]]);
+      tell('msg:custom', { devices: Object.fromEntries(told) }, []);
+    }, DEVICES_MS)
+  ];
+  await new Promise(resolve => setTimeout(resolve, 2000)); // the first plots are there
+  const frames = [];
+  const scroller = el.querySelector('.jdt-table-scroller');
+  const begun = performance.now();
+  await new Promise(resolve => {
+    const next = now => {
+      frames.push(now);
+      scroller.scrollTop = (scroller.scrollTop + 4) % Math.max(1, scroller.scrollHeight - scroller.clientHeight);
+      if (now - begun < 1000 * seconds) {
+        requestAnimationFrame(next);
+      } else {
+        resolve();
+      }
+    };
+    requestAnimationFrame(next);
+  });
+  timers.forEach(clearInterval);
+  const rows = el.querySelectorAll('tbody tr').length;
+  const plots = el.querySelectorAll('.jdt-plot').length;
+  removed();
+  stopped();
+  const gaps = frames.slice(1).map((now, index) => now - frames[index]).sort((a, b) => a - b);
+  return {
+    fps: (1000 * gaps.length) / (frames.at(-1) - frames[0]),
+    gap95: gaps[Math.floor(0.95 * gaps.length)],
+    rows,
+    plots,
+    updates: step
+  };
+};
+window.ready = true;

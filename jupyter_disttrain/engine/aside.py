@@ -1,0 +1,45 @@
+"""What a nanny tells aside: figures, metrics, use, wishes.
+
+Covers: publishing it past the backlog, because it is of no use to who joins later.
+Does not cover: what a rank says (``voice``), when figures are read (``vitals``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..messages import FIGURES_TOPIC, METRICS, USED_TOPIC, Used
+
+if TYPE_CHECKING:
+    import zmq
+    from jupyter_client.session import Session
+
+    from ..messages import Record
+
+
+class Aside:
+    """Publish on the nanny's own socket."""
+
+    def __init__(self, pub: zmq.Socket[bytes], session: Session) -> None:
+        self._pub = pub
+        self._session = session
+        self.engine = ""  # of whom it is told
+
+    def tell(self, msg_type: str, content: dict[str, Any], topic: bytes = b"asked") -> None:
+        """Tell who listens now."""
+        self._session.send(self._pub, msg_type, content, ident=topic, metadata={"engine": self.engine})
+
+    def tell_use(self) -> None:
+        """Tell that the rank is used."""
+        self.tell(Used.msg_type, {}, USED_TOPIC)
+
+    def tell_figures(self, record: Record) -> None:
+        """Tell figures of the rank or of its node."""
+        self._send(record.msg_type, self._session.pack(record.to_content()))
+
+    def tell_metrics(self, data: bytes) -> None:
+        """Tell what the rank logged: see ``samples.pack``."""
+        self._send(METRICS, data)
+
+    def _send(self, msg_type: str, data: bytes) -> None:
+        self._pub.send_multipart([FIGURES_TOPIC + msg_type.encode(), self.engine.encode(), data])

@@ -1,0 +1,129 @@
+"""Tabs over what ranks said, in JupyterLab and in Notebook 7."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import nbformat
+import pytest
+
+from jupyter_disttrain.notebook.screen import RANKS_MIME
+
+from .browser import browser, lab_server, open_notebook, page, wait_for_notebook
+from .test_panel import TRAIN
+from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Locator, Page
+
+    from .browser import LabServer
+
+__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+
+START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local"
+SPEAK = """%%distributed
+import sys
+from IPython.display import HTML
+print("together")
+print(f"own {rank}\\nof two lines")
+print("aside", rank, file=sys.stderr)
+if rank: display(HTML(f"<b>figure of {rank}</b>"))
+print("last")"""
+
+
+def area_of(page: Page, index: int) -> Locator:
+    return page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea").first
+
+
+def said(area: Locator) -> list[str]:
+    """The lines of text that a person sees, without the bars before stderr."""
+    texts = area.locator(".jdt-ranks-text").all_inner_texts()
+    return [line.removeprefix("┃").strip() for text in texts for line in text.splitlines() if line.strip(" ┃")]
+
+
+@pytest.mark.browser
+def test_one_rank_is_read_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(START, SPEAK)
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-2 ready")
+    run_cell(page, 1)
+    wait_for_end(page, 1)
+    area = area_of(page, 1)
+    merged = area.inner_text()
+    assert "ranks 0-2 │ together" in merged
+    area.hover()
+    tabs = area.get_by_role("tab")
+    assert tabs.locator("visible=true").all_inner_texts() == ["all", "0", "1", "2"]
+    take_picture(page, "rank_tabs")
+    tabs.locator("visible=true").nth(2).click()
+    mine = ["together", "own 1", "of two lines", "aside 1", "last"]
+    assert sorted(said(area)) == sorted(mine)
+    figures = area.locator("b", has_text="figure of")
+    assert [each.is_visible() for each in figures.all()] == [True, False]
+    take_picture(page, "rank_tabs_one")
+    page.keyboard.press("ArrowLeft")
+    assert sorted(said(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])
+    assert not any(each.is_visible() for each in figures.all())
+    page.keyboard.press("ArrowLeft")
+    assert area.inner_text() == merged
+    assert all(each.is_visible() for each in figures.all())
+
+
+@pytest.mark.browser
+def test_what_a_chosen_rank_says_next_is_seen(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        START, "%%distributed\nimport time\nfor n in range(10**6): print(f'{rank}:{n}'); time.sleep(0.1)"
+    )
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-2 ready")
+    run_cell(page, 1)
+    output(page, 1, "1:2")
+    area = area_of(page, 1)
+    area.get_by_role("tab", name="1").first.click()
+    area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=20_000)
+    assert not [line for line in said(area) if line.startswith(("0:", "2:"))]
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
+    wait_for_end(page, 1)
+
+
+@pytest.mark.browser
+def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
+    cells = [START, SPEAK, TRAIN.format(options="--watch", steps=50), "%dist_shutdown"]
+    name = "in notebook 7.ipynb"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / name)
+    page.goto(f"{lab_server.url}/notebooks/{quote(name)}?token={lab_server.token}")
+    wait_for_notebook(page)
+    for index in range(3):
+        run_cell(page, index)
+        wait_for_end(page, index)
+    area = area_of(page, 1)
+    area.hover()
+    area.get_by_role("tab", name="2").first.click()
+    assert "own 2" in said(area)
+    assert "own 0" not in said(area)
+    widget = area_of(page, 2).locator(".jdt-view")
+    widget.locator(".jdt-plot[aria-label^='loss']").wait_for(timeout=20_000)
+    take_picture(page, "notebook7")
+    run_cell(page, 3)
+    wait_for_end(page, 3)
+
+
+@pytest.mark.browser
+def test_other_front_ends_find_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook(START, SPEAK)
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-2 ready")
+    run_cell(page, 1)
+    wait_for_end(page, 1)
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    (path,) = lab_server.root.glob("*other_front_ends*.ipynb")
+    found = nbformat.read(path, as_version=4).cells[1].outputs
+    texts = [each.data for each in found if RANKS_MIME in each.data]
+    assert texts
+    assert all("text/plain" in each for each in texts)
+    assert [each.metadata["disttrain"]["ranks"] for each in found if "text/html" in each.data] == [[1], [2]]
