@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jupyter_disttrain.notebook.screen import RANKS_MIME
+
 if TYPE_CHECKING:
     from .notebook_driver import Notebook, Outcome
 
@@ -130,9 +132,9 @@ def test_a_figure_that_is_drawn_again_and_again_leaves_one(notebook: Notebook) -
     loop = "for i in range(4):\n    clear_output(wait=True)\n    plt.plot([i]); plt.show()\n    print('epoch', i)"
     outcome = run(notebook, loop).check()
     assert [list(output["data"]) for output in outcome.outputs] == [
-        ["text/plain"],
+        ["text/plain", RANKS_MIME],
         ["text/plain", "image/png"],
-        ["text/plain"],
+        ["text/plain", RANKS_MIME],
     ]
     assert outcome.lines[-1] == "ranks 0-1 │ epoch 3"
 

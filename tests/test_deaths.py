@@ -63,6 +63,8 @@ def test_two_ranks_die_at_once(three: Cluster) -> None:
     with pytest.raises(RankFailure) as caught:
         run.wait()
     assert {failure.ename for failure in caught.value.failures} == {"RankDied"}
+    fills = [note for note in caught.value.notes if "%dist_copy" in note]
+    assert all("--from 0 " in note for note in fills), "only rank 0 has variables"
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 

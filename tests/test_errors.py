@@ -195,7 +195,11 @@ def test_twenty_interrupts_cost_no_variable_and_no_cell(notebook: Notebook) -> N
 
 
 def test_an_interrupt_ends_a_sleep_and_a_child_process(notebook: Notebook) -> None:
-    for code in ("__import__('time').sleep(1000)", "__import__('subprocess').run(['sleep', '1000'])"):
+    for code in (
+        "__import__('time').sleep(1000)",
+        "__import__('subprocess').run(['sleep', '1000'])",
+        "__import__('os').system('sleep 1000'); __import__('time').sleep(1000)",
+    ):
         source = f"%%distributed\nprint('go', flush=True)\n{code}"
         outcome = notebook.run(source, on_message=interrupt_when("ranks 0-1 │ go", notebook), timeout=30)
         assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: KeyboardInterrupt"

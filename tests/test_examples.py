@@ -19,6 +19,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from jupyter_disttrain.notebook.screen import RANKS_MIME
+
 from .notebook_driver import ANSI
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -197,6 +199,6 @@ def text_of(cell: nbformat.NotebookNode) -> str:
             parts.append(output.text)
         elif output.output_type == "error":
             parts.append("\n".join(output.traceback))
-        elif set(output.data) == {"text/plain"}:
+        elif set(output.data) <= {"text/plain", RANKS_MIME}:
             parts.append(output.data["text/plain"])
     return ANSI.sub("", "\n".join(part.rstrip("\n") for part in parts if part))

@@ -107,6 +107,25 @@ def test_what_can_t_end_well_is_told_at_once(patient: Cluster, code: str, said: 
     assert any(note.startswith("when it was interrupted") and said in note for note in caught.value.notes)
 
 
+def test_groups_are_told_apart_and_a_root_that_differs_is_guessed(patient: Cluster) -> None:
+    patient.run("pair, other = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])")
+    run = patient.run("dist.all_reduce(x, group=other if rank == 1 else pair)", block=False)
+    assert wait_until(waits(run, {0, 1, 2}))
+    assert [line.split(" (")[0].rpartition(" of ")[0] for line in patient.where()] == [
+        "ranks 0,2: waits in all_reduce number 1",
+        "rank 1: waits in all_reduce number 1",
+    ]
+    patient.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    run = patient.run("dist.broadcast(x, src=0 if rank else 1)", block=False)
+    assert wait_until(waits(run, {0, 1, 2}))
+    assert patient.where()[1:] == ["all of them wait in it: do they name the same src or dst?"]
+    patient.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+
+
 def test_a_hang_of_an_earlier_cell_is_not_told_of_the_next(patient: Cluster) -> None:
     first = patient.run("if rank: dist.barrier()", block=False)
     assert wait_until(waits(first, {1, 2}))

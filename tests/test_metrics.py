@@ -113,9 +113,11 @@ def test_names_past_the_limit_are_refused_once(cluster: Cluster) -> None:
         assert len(many.metrics.names) == NAMES
         assert len(many.metrics.rows("kept")) == NAMES + 500
         assert run.stderr[0] == (
-            f"log_metrics: 'm{NAMES - 1}' and further new names are left out, because this rank has logged {NAMES} "
+            f"log_metrics: 'm{NAMES - 1}' and further new names are left out, because this cell has logged {NAMES} "
             "metrics; put what varies into the step, not into the name\n"
         )
+        many.run("log_metrics(0, of_the_next_cell=1.0)")
+        assert "of_the_next_cell" in many.metrics.names
     assert len(cluster.metrics.names) == before
 
 

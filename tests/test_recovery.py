@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.errors import GivenUpError, RankFailure
+from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
-from .recovery_tools import HOST, SUM, interrupted, is_whole
+from .recovery_tools import HOST, SUM, interrupted, is_whole, waits
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
@@ -227,4 +227,37 @@ def test_a_group_that_timed_out_is_formed_anew(three: Cluster, pids: dict[int, i
     code = "from datetime import timedelta\npg = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))\n"
     with pytest.raises(RankFailure):
         three.run(code + "if rank == 0: dist.all_reduce(torch.ones(1), group=pg)")
+    assert is_whole(three, pids)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("dist.irecv(torch.ones(3), 1).wait()", id="irecv"),
+        pytest.param(
+            "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(3), 1)])]", id="batch"
+        ),
+    ],
+)
+def test_who_waits_for_a_message_that_was_begun_before_is_seen_and_released(
+    three: Cluster, pids: dict[int, int], code: str
+) -> None:
+    run = three.run(f"if rank == 0: {code}", block=False)
+    assert wait_until(waits(run, {0}, "wait() of a send or recv"))
+    assert three.where()[0].startswith("rank 0: waits in wait() of a send or recv at line 1")
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert is_whole(three, pids)
+
+
+def test_a_time_out_ends_what_only_a_second_interrupt_ends(three: Cluster, pids: dict[int, int]) -> None:
+    stubborn = """
+import time
+presses = 0
+while rank == 0 and presses < 2:
+    try: time.sleep(0.1)
+    except KeyboardInterrupt: presses += 1"""
+    with pytest.raises(CellTimeoutError, match=r"the cell ran longer than 0.5 s and was interrupted$"):
+        three.run(stubborn, timeout_s=0.5)
     assert is_whole(three, pids)

@@ -208,6 +208,14 @@ def test_a_collective_that_nobody_waits_for_holds_nothing_up(three: Cluster) -> 
     assert three.run(SUM, timeout_s=30).results == {rank: [6.0] for rank in range(3)}
 
 
+def test_a_group_of_a_cell_s_own_counts_from_its_beginning(three: Cluster, pids: dict[int, int]) -> None:
+    three.run("for _ in range(4): rank < 2 and (dist.send if rank == 0 else dist.recv)(torch.ones(1), 1 - rank)")
+    three.run("dist.barrier()")
+    again = three.run("dist.destroy_process_group(); dist.init_process_group('gloo'); dist.all_reduce(torch.ones(4))")
+    assert again.notes == []
+    assert is_whole(three, pids)
+
+
 def test_a_group_that_counts_nothing_is_no_hindrance(three: Cluster, pids: dict[int, int]) -> None:
     three.run("import torch.testing._internal.distributed.fake_pg\nfake = dist.new_group([0, 1, 2], backend='fake')")
     assert three.run("dist.get_backend(fake)").results == dict.fromkeys(range(3), "fake")

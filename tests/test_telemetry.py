@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import re
 import signal
@@ -18,6 +20,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.stragglers import find_straggler
 from jupyter_disttrain.cluster.telemetry import Rates, Telemetry
+from jupyter_disttrain.engine.progress import Pass, Progress
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.messages import RankVitals
 from jupyter_disttrain.notebook.status import status_text
@@ -209,6 +212,33 @@ def test_how_far_a_loop_has_come_is_told(quick: Cluster, tmp_path: Path, code: s
     run.wait()
     assert wait_until(lambda: told(quick, 0).total == 0)
     assert run.progress == ""
+
+
+def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    progress = Progress()
+    progress.begin_cell()
+    progress._began_s -= 60.0
+    with tqdm(total=1000, initial=900, file=io.StringIO()) as bar:
+        assert math.isnan(progress.loop[2])
+        bar.start_t -= 10.0
+        bar.update(10)
+        assert progress.loop[:2] == (910, 1000)
+        assert progress.loop[2] == pytest.approx(90.0, rel=0.1)
+        with tqdm(total=5, file=io.StringIO()) as inner:
+            inner.update(1)
+            assert progress.loop[:2] == (910, 1000)
+            bar.update(90)
+            assert progress.loop[:2] == (1, 5)  # the other is at its end
+    assert progress.loop[:2] == (0, 0)
+
+
+def test_a_pass_that_was_left_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Pass(done=3, total=10, since=100.0, last=102.0)
+    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 111.0)
+    assert found.as_loop() == (3, 10, 7.0)
+    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 112.1)
+    assert found.as_loop()[:2] == (0, 0)
 
 
 def test_the_wait_for_data_is_told_apart(quick: Cluster) -> None:

@@ -85,6 +85,7 @@ class CellRun:
         self.interrupts = 0  # that the ranks were told of
         self._deadline: float | None = None
         self.timed_out = False
+        self._is_forced = False  # interrupted for the second time after its time-out
 
     def put(self, event: Event) -> None:
         """Hand in an event, from any one thread at a time."""
@@ -261,7 +262,7 @@ class CellRun:
     @property
     def progress(self) -> str:
         """How far the loop has come that the ranks run, in words; empty where nobody knows."""
-        return self._guardian.remarks.of_progress(self.running_now)
+        return self._guardian.remarks.of_progress(self.running_now, self.number)
 
     @property
     def coming_back(self) -> str:
@@ -311,11 +312,11 @@ class CellRun:
             self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
 
     def _on_deadline(self) -> None:
-        if self.timed_out:
+        if self._is_forced:
             self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out")))
-        self.timed_out = True
+        self._is_forced, self.timed_out = self.timed_out, True
         self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
-        self._interrupt(sorted(self.state.running))
+        self._interrupt(sorted(self.state.running), forced=self._is_forced)
 
     def _still_running(self, what: str) -> str:
         ranks = label_ranks(self.state.running)

@@ -331,11 +331,10 @@ class Guardian:
         self._write_down()
         with self._changed:
             self.looks[rank] = Look(asked_at=-1.0)  # nobody has asked the new process yet
-        source = 0 if rank else 1
-        note = (
-            f"rank {rank} was replaced by a new process with fresh variables; "
-            f"%dist_copy --from {source} --to {rank} NAME... fills it"
-        )
+        source = self._state.survivor
+        note = f"rank {rank} was replaced by a new process with fresh variables"
+        if source is not None:
+            note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
         table = self._launch.table
         self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != "dead"), note)
 

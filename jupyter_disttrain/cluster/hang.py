@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'File "(.*?)", line (\d+) in (.*)')  # as faulthandler writes it
 _CELL = "ipykernel_"  # in the path of a cell's code
 PATIENCE_SECONDS = 1.0  # for a rank to answer; its control thread may wait for Python's lock
+DEFAULT_GROUP = "0"  # its name, as torch counts groups
+_WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 # Collectives in which every rank gives tensors of one size; in others the root, or everybody, may differ.
 _ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base")
 
@@ -107,7 +109,11 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Collection[in
     for rank in idle:
         done = "has ended the cell" if rank in ended else "in no cell"
         groups.setdefault(done if looks else "idle", []).append(rank)
-    return [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
+    lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
+    collectives = [look.collective for look in looks.values()]
+    if len(lines) == 1 and collectives and collectives[0] is not None and collectives[0]["name"] in _WITH_ROOT:
+        lines.append("all of them wait in it: do they name the same src or dst?")
+    return lines
 
 
 def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[str]:
@@ -176,7 +182,9 @@ def _at(told: Mapping[str, Any]) -> str:
 
 
 def _name(collective: Mapping[str, Any]) -> str:
-    return f"{collective['name']} number {collective['number']}{_shape(collective)}"
+    group = collective["group"]
+    of_group = "" if group == DEFAULT_GROUP else f" of group {group}"
+    return f"{collective['name']} number {collective['number']}{of_group}{_shape(collective)}"
 
 
 def _kind(collective: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -243,6 +243,11 @@ class Recovery:
         return {rank for rank, member in enumerate(self.members) if member.dead}
 
     @property
+    def survivor(self) -> int | None:
+        """A rank whose process is as old as its variables; None if all have died since a cell ended well."""
+        return next((rank for rank, member in enumerate(self.members) if not member.dead and not member.deaths), None)
+
+    @property
     def is_calm(self) -> bool:
         """Whether nothing has gone wrong that is not over."""
         return self.phase is Phase.FORMED and all(cell.is_calm for cell in self._cells.values())

@@ -76,12 +76,19 @@ class Remarks:
         found = find_straggler(rates) if rates.keys() == running else None
         return [] if found is None else [str(found)]
 
-    def of_progress(self, running: set[int]) -> str:
-        """Return how far the loop has come that the ranks run, on the slowest of them; empty where nobody knows."""
+    def of_progress(self, running: set[int], cell: int | None = None) -> str:
+        """Return how far the loop has come that the ranks run, on the slowest of them; empty where nobody knows.
+
+        Ranks may show different loops, as where a bar is for rank 0 alone: then it is that of the first. ``cell``: the
+        number of the cell, None for any.
+        """
         told = [figures.vitals for rank, figures in self._telemetry.ranks.items() if rank in running]
-        slowest = max((each for each in told if each.total), key=lambda each: each.left_s or 0.0, default=None)
-        if slowest is None:
+        told = [each for each in told if each.total and cell in (None, each.cell)]
+        if not told:
             return ""
+        slowest = max(
+            (each for each in told if each.total == told[0].total), key=lambda each: (each.left_s or 0.0, -each.done)
+        )
         left = "" if slowest.left_s is None else f", {duration(slowest.left_s)} left"
         return f"{slowest.done:,} of {slowest.total:,}{left}"
 

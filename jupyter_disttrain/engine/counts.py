@@ -63,6 +63,11 @@ class Counts:
             name = _default_or(group).group_name
             self._between_two[name] = self._between_two.get(name, 0) + after - before
 
+    def begin_anew(self) -> None:
+        """Forget all groups: those that are made now bear the same names, and count from 0."""
+        self._begun.clear()
+        self._between_two.clear()
+
     def begin(self, live: Mapping[str, GroupRecord]) -> None:
         """Count from here."""
         self._begun = self._count(live)

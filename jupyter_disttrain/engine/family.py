@@ -1,6 +1,6 @@
 """What the nanny and the rank ask of the operating system about each other: adoption, death, interrupts.
 
-Covers: Linux' prctl and tgkill.
+Covers: Linux' prctl and tgkill; the programs that a rank waits for.
 """
 
 from __future__ import annotations
@@ -8,6 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM_SECONDS = 0.3  # for a program to end that was interrupted
 
 
 def adopt_orphans() -> None:
@@ -36,6 +44,58 @@ def signal_main_thread(pid: int, number: int) -> None:
         os.kill(pid, number)  # a C library from before 2019
     elif libc.tgkill(pid, pid, number) != 0 and ctypes.get_errno() != errno.ESRCH:  # it has just ended
         raise OSError(ctypes.get_errno(), "tgkill")
+
+
+def interrupt(pid: int) -> None:
+    """Interrupt a process's main thread, and the programs that it has started, as a terminal would.
+
+    ``os.system`` has its caller ignore SIGINT until the program has ended; then the caller is interrupted again.
+    """
+    is_deaf = _ignores_interrupts(pid)
+    signal_main_thread(pid, signal.SIGINT)
+    _interrupt_programs(pid)
+    if is_deaf:
+        deadline = time.monotonic() + PROGRAM_SECONDS
+        while _ignores_interrupts(pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        signal_main_thread(pid, signal.SIGINT)
+
+
+def _ignores_interrupts(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False  # it has ended, or this is no Linux
+    ignored = next((line.split()[1] for line in text.splitlines() if line.startswith("SigIgn:")), "0")
+    return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
+
+
+def _interrupt_programs(pid: int) -> None:
+    """Interrupt what runs in the process's own group, but for its forks, as a DataLoader's workers are."""
+    own, group = _command(pid), os.getpgid(pid)
+    for child in _descendants(pid):
+        try:
+            if _command(child) != own and os.getpgid(child) == group:
+                os.kill(child, signal.SIGINT)
+        except ProcessLookupError:
+            continue  # it has just ended
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended, or this is no Linux
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in map(int, children):
+        yield child
+        yield from _descendants(child)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -74,6 +74,15 @@ def end_forgotten_waits() -> int:
     return len(waits)
 
 
+def is_main_thread_waiting() -> bool:
+    """Whether the main thread waits for a message, e.g. in the ``wait()`` of an ``irecv``: that has no Python frame."""
+    gloo = _gloo()
+    if gloo is None:
+        return False
+    address = _sleeping_at(Path(f"/proc/self/task/{os.getpid()}"))
+    return address is not None and _object_around(address, gloo.vtables) is not None
+
+
 def _waits(vtables: Mapping[str, int]) -> set[Wait]:
     """Return the threads of this process that wait in Gloo."""
     found = ((thread, _object_around(address, vtables)) for thread, address in _sleepers())
@@ -82,14 +91,18 @@ def _waits(vtables: Mapping[str, int]) -> set[Wait]:
 
 def _sleepers() -> Iterator[tuple[int, int]]:
     """Yield the threads that sleep in a condition variable or lock, and where in memory that is."""
-    number = _FUTEX.get(platform.machine())
     for task in Path("/proc/self/task").iterdir():
-        try:
-            words = (task / "syscall").read_text().split()
-        except OSError:
-            continue  # it has ended, or this kernel does not tell
-        if words[0] == number:
-            yield int(task.name), int(words[1], 16)
+        address = _sleeping_at(task)
+        if address is not None:
+            yield int(task.name), address
+
+
+def _sleeping_at(task: Path) -> int | None:
+    try:
+        words = (task / "syscall").read_text().split()
+    except OSError:
+        return None  # it has ended, or this kernel does not tell
+    return int(words[1], 16) if words[0] == _FUTEX.get(platform.machine()) else None
 
 
 def _object_around(address: int, vtables: Mapping[str, int]) -> tuple[str, int] | None:

@@ -24,7 +24,7 @@ LIMIT = 10_000  # samples kept until they are sent
 MOST_PER_SECOND = 50_000  # samples of all ranks together: what a notebook takes beside all else
 SEND_SECONDS = 0.2  # between two messages of a rank
 MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: what comes in one takes a notebook less time than in two
-NAMES = 1000  # of metrics on one rank: more are most likely a number that got into the name
+NAMES = 1000  # of metrics in one cell: more are most likely a number that got into the name
 END_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
 BATCH = 500  # samples in one message
 LARGEST_STEP = 2**53  # that JavaScript and Float64 can hold
@@ -124,7 +124,7 @@ class MetricsLog:
         refused = held.keys() - self._names
         if refused and not self._refused:
             sys.stderr.write(
-                f"log_metrics: {min(refused)!r} and further new names are left out, because this rank has logged "
+                f"log_metrics: {min(refused)!r} and further new names are left out, because this cell has logged "
                 f"{NAMES} metrics; put what varies into the step, not into the name\n"
             )
         self._refused |= refused if len(self._refused) < NAMES else set()
@@ -155,6 +155,8 @@ class MetricsLog:
         """Send all that is left of a cell; wait a moment for what is still on its way from a device."""
         self._allowed = LIMIT
         self.send(END_SECONDS)
+        self._names.clear()  # what a cell got wrong must not cost the next one its metrics
+        self._refused.clear()
         if self._dropped_in_cell:
             sys.stderr.write(
                 f"log_metrics: {self._dropped_in_cell:,} calls of this cell were dropped, the earliest first, because "

@@ -31,7 +31,7 @@ from .aside import Aside
 from .backlog import Backlog
 from .cluster_watch import ClusterWatch
 from .connection import KEEP, PROFILE_DIR
-from .family import adopt_orphans, signal_main_thread
+from .family import adopt_orphans, interrupt, signal_main_thread
 from .metrics_file import MetricsFile
 from .rank_log import RankLog
 from .use import UseTeller
@@ -325,7 +325,7 @@ class Nanny:
     def _interrupt(self, cell: str) -> None:
         """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
         if self._voice.cell.get("msg_id") == cell:
-            signal_main_thread(self._pid, signal.SIGINT)
+            interrupt(self._pid)
         else:
             self._interrupt_at = cell
 

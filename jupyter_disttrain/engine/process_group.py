@@ -294,6 +294,7 @@ class Group:
             **options: Any,
         ) -> None:
             self._give_way()
+            self._counts.begin_anew()
             self.since_ns = time.time_ns()
             self._own_tag = f"own/{self._cell}"
             if init_method in (None, "env://") and store is None:

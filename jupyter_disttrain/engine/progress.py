@@ -7,13 +7,36 @@ Does not cover: rates over time (``cluster.telemetry``).
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _SEVERAL = (list, tuple)
-NOWHERE = (0, 0, 0.0)
+Loop = tuple[int, int, float]
+NOWHERE: Loop = (0, 0, math.nan)
+LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, and in rounds as they were: then the loop was left
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass through a DataLoader; times are those of ``time.monotonic``."""
+
+    done: int = 0
+    total: int = 0
+    since: float = 0.0
+    last: float = 0.0  # when it gave out a batch
+
+    def as_loop(self) -> Loop:
+        """Return how far it has come."""
+        if not self.total:
+            return NOWHERE
+        round_s = (self.last - self.since) / max(1, self.done - 1)
+        if time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * round_s):
+            return NOWHERE
+        return self.done, self.total, round_s * (self.total - self.done) if self.done > 1 else math.nan
 
 
 class Progress:
@@ -26,14 +49,14 @@ class Progress:
         self._by_optimizer: dict[int, int] = {}  # of the cell that runs, by id: the cell keeps them alive
         self._most = 0
         self._counts_batches = False
-        self._pass = NOWHERE  # through a DataLoader
+        self._pass = Pass()
         self._began_s = 0.0  # the cell, by the wall clock
 
     def begin_cell(self) -> None:
         """Count the optimizers of this cell anew, and hook into what has been imported meanwhile."""
         self._by_optimizer.clear()
         self._most = 0
-        self._pass = NOWHERE
+        self._pass = Pass()
         self._began_s = time.time()
         if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
             self._counts_batches = True
@@ -62,27 +85,28 @@ class Progress:
         @functools.wraps(original)
         def timed(iterator: Any) -> Any:
             start = time.perf_counter()
-            self._pass, before = NOWHERE, self._pass  # it may be at its end
+            self._pass, before = Pass(), self._pass  # it may be at its end
             batch = original(iterator)
             self.data_wait_s += time.perf_counter() - start
             self.samples += _size(batch)
             done = iterator._num_yielded  # noqa: SLF001
-            self._pass = done, _length(iterator), before[2] if done > 1 and before[2] else time.monotonic()
+            now = time.monotonic()
+            self._pass = Pass(done, _length(iterator), before.since if done > 1 and before.since else now, now)
             return batch
 
         cls.__next__ = timed
 
     @property
-    def loop(self) -> tuple[int, int, float]:
-        """How often the loop that runs has gone round, how often it will, and when it began, by ``time.monotonic``.
+    def loop(self) -> Loop:
+        """How often the loop that runs has gone round, how often it will, and the seconds left; NaN if not known.
 
         The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
         """
-        return _outermost_bar(self._began_s) or self._pass
+        return _outermost_bar(self._began_s) or self._pass.as_loop()
 
 
-def _outermost_bar(since_s: float) -> tuple[int, int, float] | None:
-    """Return how far the first bar has come that was begun after a time and knows its length."""
+def _outermost_bar(since_s: float) -> Loop | None:
+    """Return how far the first bar has come that was begun after a time, and is not at its end."""
     module = sys.modules.get("tqdm.std")
     if module is None:
         return None
@@ -90,10 +114,13 @@ def _outermost_bar(since_s: float) -> tuple[int, int, float] | None:
         bars = [bar for bar in list(module.tqdm._instances) if not bar.disable and bar.total and bar.start_t >= since_s]  # noqa: SLF001
     except (RuntimeError, AttributeError):
         return None  # one begins or ends at this moment
+    bars = [bar for bar in bars if bar.n < bar.total]  # one at its end may not have been closed
     if not bars:
         return None
     bar = min(bars, key=lambda each: float(each.start_t))
-    return int(bar.n), int(bar.total), time.monotonic() - (time.time() - bar.start_t)
+    done = bar.n - getattr(bar, "initial", 0)  # in this cell: a run that was taken up again does not begin at 0
+    left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else math.nan
+    return int(bar.n), int(bar.total), left_s
 
 
 def _length(iterator: Any) -> int:

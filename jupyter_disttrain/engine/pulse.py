@@ -9,6 +9,7 @@ it is tells that it does not respond.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ class Pulse:
     waits_since_s: float = 0.0  # of ``time.monotonic``: when the present wait for other ranks began; 0 without one
     done: int = 0  # rounds of the loop that runs, where it knows how many there will be
     total: int = 0
-    loop_since_s: float = 0.0  # of ``time.monotonic``: when that loop began
+    left_s: float = math.nan  # of that loop, if it goes on as it went so far
     call: bytes = b""  # the collective that it waits in
 
 

@@ -87,7 +87,7 @@ class Sampler:
     def _look(self, cell: dict[str, Any] | None) -> Pulse:
         now = time.monotonic()
         line, call = 0, ""
-        done, total, since = NOWHERE if cell is None else self._progress.loop
+        done, total, left_s = NOWHERE if cell is None else self._progress.loop
         if cell is not None:
             frame = sys._current_frames().get(self._main)  # noqa: SLF001
             line = _line(frame, cell["lines_before"])
@@ -108,7 +108,7 @@ class Sampler:
             waits_since_s=self._waits_since,
             done=min(done, total),
             total=total,
-            loop_since_s=since,
+            left_s=left_s,
             call=call.encode()[:CALL_BYTES],
         )
 

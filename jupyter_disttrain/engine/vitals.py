@@ -8,6 +8,7 @@ The nanny reads them in its own process, so they go on while the rank's code hol
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import shutil
@@ -116,9 +117,7 @@ class Vitals:
             data_wait_s=round(pulse.data_wait_s, 4),
             done=pulse.done,
             total=pulse.total,
-            left_s=round((now - pulse.loop_since_s) / pulse.done * (pulse.total - pulse.done), 1)
-            if pulse.done
-            else None,
+            left_s=None if math.isnan(pulse.left_s) else round(pulse.left_s, 1),
             cpu_percent=round(percent, 1),
             memory_bytes=self._memory(),
             gpu=None if gpu is None else gpu.read(),

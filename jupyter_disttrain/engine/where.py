@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def where(group: Group | None, cell: dict[str, Any] | None, about: Collection[Se
         told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
         told["collective"] = pending_collective()
+        if told["call"] is None and told["collective"] is None and is_main_thread_waiting():
+            told["call"] = "wait() of a send or recv"
     return told
 
 
