@@ -100,7 +100,11 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     assert not page.locator(".jp-Notebook .jdt-still").first.is_visible()
     take_picture(page, "training_light")
     set_theme(page, "JupyterLab Dark")
-    page.wait_for_timeout(600)
+    page.wait_for_function(
+        """panel => /^rgba?\\(\\d{1,2}, \\d{1,2}, \\d{1,2}/.test(
+             getComputedStyle(document.querySelector(`${panel} .jdt-view`)).backgroundColor)""",
+        arg=PANEL,
+    )
     take_picture(page, "training_dark")
     set_theme(page, "JupyterLab Light")
     # The log of a rank opens from its row.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .metrics_table import MetricsTable
     from .telemetry import RankFigures, Telemetry
 
+MOST_NAMES = 2**16  # that a column of 16 bits can tell apart; a page draws some twenty
 LARGEST_PACKET = 20_000  # values in one: what is more comes with the next
 LARGEST_HISTORY = 500_000  # values in the first: 10 MB
 HISTORY = 1500  # points of one metric on one rank that a front end gets when it opens
@@ -126,6 +127,7 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
     elif len(rows) > LARGEST_PACKET:
         next_mark -= len(rows) - LARGEST_PACKET
         rows = rows[:LARGEST_PACKET]
+    rows = rows[rows["name"] < MOST_NAMES]
     steps = rows["step"].astype(np.float64)
     steps[rows["step"] == NO_STEP] = np.nan
     columns = (
@@ -135,7 +137,7 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
         rows["name"].astype(np.uint16),
         rows["rank"].astype(np.uint16),
     )
-    header = {"count": len(rows), "names": list(table.names), "first": not mark}
+    header = {"count": len(rows), "names": list(table.names[:MOST_NAMES]), "first": not mark}
     return next_mark, header, b"".join(column.tobytes() for column in columns)
 
 

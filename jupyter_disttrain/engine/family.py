@@ -73,12 +73,12 @@ def _ignores_interrupts(pid: int) -> bool:
 def _interrupt_programs(pid: int) -> None:
     """Interrupt what runs in the process's own group, but for its forks, as a DataLoader's workers are."""
     own, group = _command(pid), os.getpgid(pid)
-    for child in _descendants(pid):
+    for child in descendants(pid):
         try:
             if _command(child) != own and os.getpgid(child) == group:
                 os.kill(child, signal.SIGINT)
-        except ProcessLookupError:
-            continue  # it has just ended
+        except (ProcessLookupError, PermissionError):
+            continue  # it has just ended, or is another user's, as what sudo runs is
 
 
 def _command(pid: int) -> bytes:
@@ -88,14 +88,15 @@ def _command(pid: int) -> bytes:
         return b""  # it has ended, or this is no Linux
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that a process has started, and those that they have."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return
     for child in map(int, children):
         yield child
-        yield from _descendants(child)
+        yield from descendants(child)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -25,6 +25,7 @@ MOST_PER_SECOND = 50_000  # samples of all ranks together: what a notebook takes
 SEND_SECONDS = 0.2  # between two messages of a rank
 MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: what comes in one takes a notebook less time than in two
 NAMES = 1000  # of metrics in one cell: more are most likely a number that got into the name
+NAMES_EVER = 10_000  # of metrics on one rank: then the names of the last cell are all that it takes
 END_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
 BATCH = 500  # samples in one message
 LARGEST_STEP = 2**53  # that JavaScript and Float64 can hold
@@ -72,6 +73,7 @@ class MetricsLog:
         self._allowed_at = time.monotonic()
         self._is_child = False
         self._names: set[str] = set()
+        self._names_ever: set[str] = set()  # of all cells
         self._refused: set[str] = set()
 
     def log_metrics(self, step: int | None = None, **values: Any) -> None:
@@ -121,6 +123,7 @@ class MetricsLog:
                 ) from None
             if len(self._names) < NAMES:
                 self._names.add(name)
+                self._names_ever.add(name)
         refused = held.keys() - self._names
         if refused and not self._refused:
             sys.stderr.write(
@@ -155,7 +158,8 @@ class MetricsLog:
         """Send all that is left of a cell; wait a moment for what is still on its way from a device."""
         self._allowed = LIMIT
         self.send(END_SECONDS)
-        self._names.clear()  # what a cell got wrong must not cost the next one its metrics
+        if len(self._names_ever) < NAMES_EVER:
+            self._names.clear()  # what a cell got wrong must not cost the next one its metrics
         self._refused.clear()
         if self._dropped_in_cell:
             sys.stderr.write(

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
 from .progress import NOWHERE
 from .pulse import CALL_BYTES, NO_CELL, Pulse
-from .where import communicates, pending_collective
+from .where import MESSAGE_WAIT, communicates, pending_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +124,8 @@ class Sampler:
             pending = pending_collective()
             if pending is not None:
                 return str(pending["name"])
+            if is_main_thread_waiting():
+                return MESSAGE_WAIT
         return self._mpi_call(frame)
 
     def _mpi_call(self, frame: FrameType | None) -> str:

@@ -24,6 +24,7 @@ import psutil
 from ..messages import NodeVitals, RankVitals
 from .connection import SAMPLE
 from .devices import Gpu, open_gpu
+from .family import descendants
 from .pulse import NO_CELL, Pulse
 
 if TYPE_CHECKING:
@@ -136,15 +137,12 @@ class Vitals:
 
     def _family(self) -> list[psutil.Process]:
         """Return the rank's process and those that it started, e.g. for a DataLoader."""
-        found, family = [self._process], []
-        while found:
-            process = found.pop()
-            family.append(process)
+        family = [self._process]
+        for pid in descendants(self._process.pid):
             try:
-                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                found += [psutil.Process(int(pid)) for pid in children]
-            except (OSError, psutil.NoSuchProcess):
-                continue  # it has ended meanwhile, or this is no Linux
+                family.append(psutil.Process(pid))
+            except psutil.NoSuchProcess:
+                continue  # it has ended meanwhile
         return family
 
     def _cpu_seconds(self) -> float:

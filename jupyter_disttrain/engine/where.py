@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .process_group import Group
 
 DEEPEST = 30  # frames; the cell's own are told beyond that
+MESSAGE_WAIT = "wait() of a send or recv"  # what was begun before, e.g. by isend; Python has no frame of it
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
 
 
@@ -63,7 +64,7 @@ def where(group: Group | None, cell: dict[str, Any] | None, about: Collection[Se
     if group is not None:
         told["collective"] = pending_collective()
         if told["call"] is None and told["collective"] is None and is_main_thread_waiting():
-            told["call"] = "wait() of a send or recv"
+            told["call"] = MESSAGE_WAIT
     return told
 
 

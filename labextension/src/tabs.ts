@@ -14,6 +14,7 @@ import { CodeCell } from '@jupyterlab/cells';
 import { renderText } from '@jupyterlab/rendermime';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import { element } from './view/dom';
@@ -126,6 +127,19 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
       this.makeTabs();
     }
     await this.draw();
+    if (this.chosen !== null) {
+      this.onSelect(this.node, this.chosen); // figures may have come, too
+    }
+  }
+
+  /** Do as the outputs do that the cell has put out before. */
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    const area = this.node.closest('.jp-OutputArea');
+    const other = area?.querySelector<HTMLElement>('[data-chosen]');
+    if (other?.dataset.chosen !== undefined) {
+      this.choose(Number(other.dataset.chosen));
+    }
   }
 
   /** Draw once what was drawn before is there. */
@@ -232,6 +246,11 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
     }
     this.chosen = rank;
     this.toggleClass('jdt-one-rank', rank !== null);
+    if (rank === null) {
+      delete this.node.dataset.chosen;
+    } else {
+      this.node.dataset.chosen = String(rank);
+    }
     for (const tab of this.node.querySelectorAll('[role=tab]')) {
       const isChosen = tab.getAttribute('data-rank') === String(rank ?? '');
       tab.setAttribute('aria-selected', String(isChosen));

@@ -344,9 +344,13 @@ function showLines(node: HTMLElement, lines: string[]): void {
   node.hidden = lines.length === 0;
 }
 
-/** The rank whose loop will take longest; null where none knows its length. */
+/**
+ * The rank whose loop will take longest, of those in the loop that the first
+ * is in; null where none knows its length. As Remarks.of_progress does it.
+ */
 export function slowestLoop(cluster: ICluster): IRank | null {
-  const loops = cluster.ranks.filter(rank => rank.total !== undefined);
+  const known = cluster.ranks.filter(rank => rank.total !== undefined);
+  const loops = known.filter(rank => rank.total === known[0]?.total);
   loops.sort((a, b) => (b.left_s ?? 0) - (a.left_s ?? 0));
   return loops[0] ?? null;
 }
