@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,15 +33,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folders of these tests alone, so that what they leave can be seen."""
     home = tmp_path_factory.mktemp("jupyter")
-    names = {"JUPYTER_RUNTIME_DIR": home / "runtime", "JUPYTER_DATA_DIR": home / "data", "IPYTHONDIR": home / "ipython"}
+    names = {
+        "JUPYTER_RUNTIME_DIR": home / "runtime",
+        "JUPYTER_DATA_DIR": home / "data",
+        "IPYTHONDIR": home / "ipython",
+        "TMPDIR": home / "temporary",
+    }
+    names["TMPDIR"].mkdir()
     before = {name: os.environ.get(name) for name in names}
     os.environ.update({name: str(path) for name, path in names.items()})
+    tempfile.tempdir = None  # it is looked up anew
     yield home
     for name, value in before.items():
         if value is None:
             del os.environ[name]
         else:
             os.environ[name] = value
+    tempfile.tempdir = None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,11 +68,13 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     clusters = own_folders / "runtime" / "disttrain"
     files = list(clusters.rglob("*")) if clusters.exists() else []
     assert not files, f"files left: {files}, of {[first_seen_in.get(path.name) for path in clusters.iterdir()]}"
+    temporary = list((own_folders / "temporary").rglob("*"))
+    assert not temporary, f"temporary files left: {temporary}, of {[first_seen_in.get(p.name) for p in temporary]}"
     shared = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if not belongs_to_others(path.name)]
     assert not shared, f"shared memory left: {shared}"
 
 
-first_seen_in: dict[str, str] = {}  # the folder of a cluster: the test after which it was there first
+first_seen_in: dict[str, str] = {}  # a folder: the test after which it was there first
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +82,8 @@ def folders_are_noted(request: pytest.FixtureRequest, own_folders: Path) -> Iter
     """Note whose the folders are, so that one that is left at the end can be explained."""
     yield
     clusters = own_folders / "runtime" / "disttrain"
-    for path in clusters.iterdir() if clusters.exists() else ():
+    folders = [folder for folder in (clusters, own_folders / "temporary") if folder.exists()]
+    for path in (path for folder in folders for path in folder.iterdir()):
         first_seen_in.setdefault(path.name, request.node.nodeid)
 
 

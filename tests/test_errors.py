@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,15 +68,15 @@ def test_distinct_failures_stand_once_each_with_the_earliest_first(cluster: Clus
     assert {rank: failure.ename for rank, failure in error.by_rank.items()} == {0: "KeyError", 1: "ValueError"}
 
 
-def test_a_failure_is_seen_while_others_still_run(notebook: Notebook) -> None:
-    notebook.run("import tempfile, os; flag = os.path.join(tempfile.mkdtemp(), 'go')\n%dist_push flag").check()
-    flag = notebook.run("print(flag)").text.strip()
+def test_a_failure_is_seen_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
+    flag = tmp_path / "go"
+    notebook.run(f"flag = {str(flag)!r}\n%dist_push flag").check()
     seen: list[str] = []
 
     def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         if "ZeroDivisionError" in outcome.text and not seen:
             seen.append(outcome.text)
-            open(flag, "w").close()  # noqa: PTH123
+            flag.touch()
 
     code = "import os, time\nif rank == 1: 1 / 0\nwhile not os.path.exists(flag): time.sleep(0.01)\nprint('went on')"
     outcome = notebook.run(f"%%distributed\n{code}", on_message=on_message)
@@ -84,16 +85,18 @@ def test_a_failure_is_seen_while_others_still_run(notebook: Notebook) -> None:
     assert outcome.error == f"RankFailure: rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero"
 
 
-def test_a_death_is_seen_while_others_still_run_and_until_the_rank_is_back(bare_notebook: Notebook) -> None:
+def test_a_death_is_seen_while_others_still_run_and_until_the_rank_is_back(
+    bare_notebook: Notebook, tmp_path: Path
+) -> None:
     bare_notebook.run("%dist_init -n 2 --launcher local").check()
-    flag = bare_notebook.run("import tempfile, os; flag = os.path.join(tempfile.mkdtemp(), 'go'); print(flag)").text
-    bare_notebook.run("%dist_push flag").check()
+    flag = tmp_path / "go"
+    bare_notebook.run(f"flag = {str(flag)!r}\n%dist_push flag").check()
     seen: list[str] = []
 
     def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         seen.append(outcome.text)
         if "RankDied" in outcome.text:
-            open(flag.strip(), "w").close()  # noqa: PTH123
+            flag.touch()
 
     code = "import os, time\nif rank == 1: os._exit(3)\nwhile not os.path.exists(flag): time.sleep(0.01)"
     bare_notebook.run(f"%%distributed\n{code}", on_message=on_message)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +97,16 @@ def test_a_shutdown_leaves_nothing(plain: Cluster) -> None:
     plain.shutdown()
     with pytest.raises(ClusterClosedError, match="the cluster 'plain' was shut down; start one with %dist_init"):
         plain.run("1")
+
+
+@pytest.mark.parametrize("how", ["shutdown", "killed"])
+def test_what_multiprocessing_and_mpi_made_for_ranks_goes_with_them(plain: Cluster, how: str) -> None:
+    plain.run("import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1")
+    if how == "killed":
+        for process in of_cluster(plain._launch.folders.cluster_id):
+            process.kill()
+    plain.shutdown()
+    assert not list(Path(tempfile.gettempdir()).iterdir())
 
 
 def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:

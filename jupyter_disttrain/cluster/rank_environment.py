@@ -23,6 +23,9 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
         "DISTTRAIN_CLIENT": folders.cluster_id,
         "DISTTRAIN_PROFILE_DIR": str(folders.profile),
         "DISTTRAIN_LAUNCHER": config.launcher,
+        "DISTTRAIN_LOCAL_DIR": str(folders.local),
+        # mpiexec's own files go with the cluster, however it ends.
+        "PRTE_MCA_prte_local_tmpdir_base": str(folders.local),
         "PYTHONSAFEPATH": "1",  # a folder of this package's name in the working directory is not the package
     }
     if config.keep:

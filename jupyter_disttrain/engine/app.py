@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import hashlib
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import ipykernel.compiler
@@ -28,7 +30,16 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from ..messages import RankHello
 from .bootstrap import Bootstrap
-from .connection import CLIENT_IDENTITY, CONNECTION_FILE, LAUNCHER, MPI_HEALS, PROFILE_DIR, WITHOUT_TORCH, Connection
+from .connection import (
+    CLIENT_IDENTITY,
+    CONNECTION_FILE,
+    LAUNCHER,
+    LOCAL_DIR,
+    MPI_HEALS,
+    PROFILE_DIR,
+    WITHOUT_TORCH,
+    Connection,
+)
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
 from .publisher import Publisher
@@ -145,6 +156,17 @@ def _free_children_of_end() -> None:
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
 
 
+def _place_multiprocessing() -> None:
+    """Have multiprocessing make its sockets in the cluster's folder.
+
+    A rank, its DataLoaders' workers and its pools may be ended by a signal, and then nobody would remove the folder of
+    their own that they made; this one goes with the cluster.
+    """
+    folder = os.environ.get(LOCAL_DIR)
+    if folder and Path(folder).is_dir():
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
     stdout, stderr = open_streams(wire)
@@ -155,6 +177,7 @@ def run_rank(wire: Wire) -> None:
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
+    _place_multiprocessing()
     # IPython's advice after sys.exit(), which would be wrong here.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +23,7 @@ from .streams import flush_all
 from .untimely import PACKAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 NO_VALUE = object()
@@ -76,6 +78,15 @@ class RankShell(ZMQInteractiveShell):
         """Forget what the cell before left."""
         self._shown = []
         self.displayhook.last_value = NO_VALUE
+        if self.history_manager is not None:
+            # What the cells showed and the texts of their errors: kept for %notebook, which a rank has no use for.
+            self.history_manager.outputs.clear()
+            self.history_manager.exceptions.clear()
+
+    @contextmanager
+    def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002
+        """Keep no copy of what a cell prints: IPython's grows with every line, for days."""
+        yield
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Treat exception groups like other errors; IPython only prints them."""

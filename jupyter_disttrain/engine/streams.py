@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from .wire import Wire
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _PIECE = 4096
 _FLUSH_SECONDS = 0.05
 _LINE_BUFFERED = 1  # C's _IOLBF
+_Place = tuple[int, int]
 
 
 class Turns:
@@ -72,6 +74,7 @@ class RankStream(io.TextIOBase):
         self._turns = turns
         self._rest: list[str] = []  # what was printed without an end of line
         self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
+        self._calls: dict[int, _Place] = {}  # by thread: where it was when it wrote last
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -88,7 +91,7 @@ class RankStream(io.TextIOBase):
 
     def _after_fork(self) -> None:
         # A child has neither the threads nor the right to the parent's unfinished line.
-        self._rest, self._open, self._waker = [], {}, None
+        self._rest, self._open, self._calls, self._waker = [], {}, {}, None
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -129,6 +132,8 @@ class RankStream(io.TextIOBase):
                 self._rest += self._open.pop(thread)
             if self._rest or self._open:
                 self._wake_flusher()
+            if thread in self._open:
+                self._calls[thread] = _place(sys._getframe(1))  # noqa: SLF001
         return len(text)
 
     def flush(self) -> None:
@@ -175,13 +180,26 @@ class RankStream(io.TextIOBase):
             waker.wait()
             pause.wait(_FLUSH_SECONDS)
             with self._turns.lock:
-                # A thread that has added nothing since the last look isn't in the middle of a print.
-                idle = [thread for thread, parts in self._open.items() if seen.get(thread) == len(parts)]
+                idle = self._idle_threads(seen)
                 self._rest += [part for thread in idle for part in self._open.pop(thread)]
                 seen = {thread: len(parts) for thread, parts in self._open.items()}
+                self._calls = {thread: place for thread, place in self._calls.items() if thread in seen}
                 if not self._open:
                     waker.clear()
                 self.send_rest()
+
+    def _idle_threads(self, seen: dict[int, int]) -> list[int]:
+        """Return the threads that added nothing since the last look and have left the call that wrote.
+
+        A busy machine can keep a thread from running for longer than the time between two looks, so that having added
+        nothing isn't enough: inside a ``print`` its frame stays at the same instruction.
+        """
+        frames = sys._current_frames()  # noqa: SLF001
+        return [
+            thread
+            for thread, parts in self._open.items()
+            if seen.get(thread) == len(parts) and self._calls[thread] not in _places(frames.get(thread))
+        ]
 
 
 class _Bytes(io.RawIOBase):
@@ -205,6 +223,17 @@ class _Bytes(io.RawIOBase):
     def flush(self) -> None:
         if not self.closed:
             self._stream.flush()
+
+
+def _place(frame: FrameType) -> _Place:
+    """Return which frame is at which instruction, without holding the frame: it would hold the user's variables."""
+    return id(frame), frame.f_lasti
+
+
+def _places(frame: FrameType | None) -> Iterator[_Place]:
+    while frame is not None:
+        yield _place(frame)
+        frame = frame.f_back
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
