@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LAUNCHERS = ["mpi", "local"]
+CACHE_OF_TORCH = "torchinductor_"  # a folder that every program with torch shares
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -68,7 +69,8 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     clusters = own_folders / "runtime" / "disttrain"
     files = list(clusters.rglob("*")) if clusters.exists() else []
     assert not files, f"files left: {files}, of {[first_seen_in.get(path.name) for path in clusters.iterdir()]}"
-    temporary = list((own_folders / "temporary").rglob("*"))
+    found = (own_folders / "temporary").iterdir()
+    temporary = [path for path in found if not path.name.startswith(CACHE_OF_TORCH)]
     assert not temporary, f"temporary files left: {temporary}, of {[first_seen_in.get(p.name) for p in temporary]}"
     shared = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if not belongs_to_others(path.name)]
     assert not shared, f"shared memory left: {shared}"

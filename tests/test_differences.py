@@ -38,6 +38,18 @@ def test_the_first_parameter_that_differs_is_named_with_figures(three: Cluster) 
     assert not three.diff("model", "0-1")
 
 
+def test_numbers_that_ran_off_are_counted_apart(three: Cluster) -> None:
+    three.run(
+        "inf, nan = float('inf'), float('nan')\n"
+        "values = [1.0, 3.0, inf, nan, nan, inf] if rank == 2 else [1.0, 1.0, inf, nan, 1.0, 1.0]\n"
+        "off = torch.tensor(values)"
+    )
+    said = str(three.diff("off")).splitlines()[3]
+    assert said == "  rank 2 from ranks 0-1: up to inf, inf on average, in 3 of 6 numbers, NaN on one side in 1"
+    three.run("off = torch.ones(4) if rank == 0 else torch.tensor([1.0, nan, 1.0, 1.0])")
+    assert str(three.diff("off")).endswith("  rank 0 from ranks 1-2: in 1 of 4 numbers, NaN on one side in 1")
+
+
 def test_a_model_in_ddp_and_its_optimizer(three: Cluster) -> None:
     three.run(
         MODEL + "ddp = torch.nn.parallel.DistributedDataParallel(model)\n"

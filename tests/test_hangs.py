@@ -52,6 +52,17 @@ def test_who_has_ended_the_cell_and_who_never_ran_it_is_told_apart(three: Cluste
     assert is_whole(three, pids)
 
 
+def test_a_rank_whose_cell_failed_is_called_that_while_others_go_on(three: Cluster, pids: dict[int, int]) -> None:
+    code = "import time\nif rank == 1: raise ValueError('the cause\\nand more')\nwhile True: time.sleep(0.01)"
+    run = three.run(code, block=False)
+    assert wait_until(lambda: "rank 1: its cell failed: ValueError: the cause" in three.where())
+    assert "ranks 0,2: in Python code at line 3: while True: time.sleep(0.01)" in three.where()
+    three.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert is_whole(three, pids)
+
+
 def test_collectives_that_do_not_match_are_called_that(three: Cluster, pids: dict[int, int]) -> None:
     code = "x = torch.ones(4)\nif rank == 0: dist.all_reduce(x)\nelif rank == 1: dist.broadcast(x, 2)"
     run = three.run(code, block=False)

@@ -50,6 +50,15 @@ def test_values_are_there_when_the_cell_has_ended(cluster: Cluster) -> None:
         cluster.metrics.gather("lost")
 
 
+@pytest.mark.filterwarnings("error")
+def test_values_that_run_off_are_gathered_without_a_warning(cluster: Cluster) -> None:
+    values = "[float('inf'), (-1) ** rank * float('inf'), 1e308]"
+    cluster.run(f"for step, value in enumerate({values}): log_metrics(step, off=value)")
+    off = cluster.metrics.gather("off")
+    np.testing.assert_array_equal(off.mean, [np.inf, np.nan, np.inf])
+    np.testing.assert_array_equal(off.spread, [np.nan, np.inf, 0])
+
+
 def test_a_cell_that_runs_again_begins_anew_and_the_earlier_one_stays(cluster: Cluster) -> None:
     first = cluster.run("for step in range(5): log_metrics(step, again=step)")
     cluster.run("for step in range(3): log_metrics(step, again=10 + step)", 0)

@@ -151,6 +151,7 @@ class Cells:
             if entry.state == "running":
                 entry.state = "idle"
             failed = content["status"] != "ok"
+            entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
             # A cell that fails between the end of one group and the making of the next leaves none.
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):

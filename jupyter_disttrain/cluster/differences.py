@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import numpy as np
 
 LISTED = 8  # further parts that are named
 
@@ -129,12 +129,25 @@ def _largest(
         array = arrays[ranks[0]]
         if array is None or array.shape != reference.shape:
             continue
-        apart = abs(array - reference)
-        count = int((apart != 0).sum())  # NaN is unequal to everything
-        if apart.size == 1:
+        if array.size == 1:
             lines.append(f"{label_ranks(ranks)}: {array.item()!r}, {label_ranks(members)}: {reference.item()!r}")
             continue
-        who = f"{label_ranks(ranks)} from {label_ranks(members)}"
-        where = f"in {count:,} of {apart.size:,} numbers"
-        lines.append(f"{who}: up to {apart.max():.4g}, {apart.mean():.4g} on average, {where}")
+        lines.append(f"{label_ranks(ranks)} from {label_ranks(members)}: {_distance(array, reference)}")
     return tuple(lines)
+
+
+def _is_nan(numbers: np.ndarray) -> np.ndarray:
+    return np.asarray(numbers != numbers)  # noqa: PLR0124  (numpy's own takes no arrays of Python's integers)
+
+
+def _distance(array: np.ndarray, reference: np.ndarray) -> str:
+    """Say how far two arrays of numbers are apart; NaN at the same place is no difference, nor is one infinity."""
+    same = (array == reference) | (_is_nan(array) & _is_nan(reference))
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities
+        apart = np.where(same, 0.0, abs(array - reference))
+    known = apart[~_is_nan(apart)]
+    said = [f"up to {known.max():.4g}, {known.mean():.4g} on average"] if known.any() else []
+    said.append(f"in {int((~same).sum()):,} of {apart.size:,} numbers")
+    if known.size < apart.size:
+        said.append(f"NaN on one side in {apart.size - known.size:,}")
+    return ", ".join(said)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ..messages import RankVitals
 
@@ -91,7 +91,7 @@ def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
     return cell.get("number"), told["call"], told.get("values"), told["stack"] and tuple(map(tuple, told["stack"]))
 
 
-def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Collection[int] = ()) -> list[str]:
+def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Mapping[int, str] | None = None) -> list[str]:
     """Say who waits where and who is missing, one line for ranks that do the same.
 
     Parameters
@@ -101,14 +101,13 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Collection[in
     idle
         Ranks that run no cell.
     ended
-        Those of them that have ended the cell which the others run.
+        Those of them that have ended the cell which the others run, with the error it ended with, if any.
     """
     groups: dict[str, list[int]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_doing(look), []).append(rank)
     for rank in idle:
-        done = "has ended the cell" if rank in ended else "in no cell"
-        groups.setdefault(done if looks else "idle", []).append(rank)
+        groups.setdefault(_done(rank, ended or {}) if looks else "idle", []).append(rank)
     lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
     collectives = [look.collective for look in looks.values()]
     if len(lines) == 1 and collectives and collectives[0] is not None and collectives[0]["name"] in _WITH_ROOT:
@@ -159,6 +158,13 @@ def _doing(look: Look) -> str:
     if told["call"] is not None:
         return f"waits in {told['call']} {_at(told)}"
     return f"in Python code {_at(told)}"
+
+
+def _done(rank: int, ended: Mapping[int, str]) -> str:
+    if rank not in ended:
+        return "in no cell"
+    first = ended[rank].partition("\n")[0]
+    return f"its cell failed: {first:.200}" if first else "has ended the cell"
 
 
 def _from_outside(look: Look) -> str:

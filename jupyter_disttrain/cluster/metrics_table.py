@@ -56,7 +56,9 @@ class Gathered:
     @property
     def mean(self) -> np.ndarray:
         """The mean over the ranks that logged a step, (steps,)."""
-        return np.asarray(np.ma.masked_array(self.values, self.is_missing).mean(axis=1).filled(np.nan))
+        with _quiet():
+            count = (~self.is_missing).sum(axis=1)
+            return np.asarray(np.where(self.is_missing, 0.0, self.values).sum(axis=1) / count)
 
     @property
     def minimum(self) -> np.ndarray:
@@ -70,8 +72,14 @@ class Gathered:
 
     @property
     def spread(self) -> np.ndarray:
-        """Maximum less minimum, (steps,)."""
-        return np.asarray(self.maximum - self.minimum)
+        """Maximum less minimum, (steps,); NaN where both are the same infinity."""
+        with _quiet():
+            return np.asarray(self.maximum - self.minimum)
+
+
+def _quiet() -> np.errstate:
+    """Compute with infinities without a warning: it is the metric that runs off, and its values say so."""
+    return np.errstate(invalid="ignore", over="ignore")
 
 
 class MetricsTable:

@@ -45,6 +45,7 @@ class RankEntry:
     request: str = ""  # the id of that cell's message
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
+    failure: str = ""  # the error that this cell ended with
     forming: Future[Message] | None = None  # what it says once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
@@ -70,10 +71,10 @@ def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:
         )
 
 
-def ended(table: Sequence[RankEntry], running: Collection[int]) -> set[int]:
-    """Return the ranks that have ended the cell which others still run."""
+def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str]:
+    """Return the ranks that have ended the cell which others still run, each with the error it ended with, if any."""
     cells = {table[rank].cell for rank in running}
-    return {entry.info.rank for entry in table if entry.state == "idle" and entry.cell in cells}
+    return {entry.info.rank: entry.failure for entry in table if entry.state == "idle" and entry.cell in cells}
 
 
 def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[RankInfo, RankHello]]:

@@ -10,12 +10,12 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .stragglers import find_straggler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import numpy as np
 
     from ..samples import Sample, Samples
     from .telemetry import Telemetry
@@ -38,8 +38,7 @@ class Remarks:
         with self._lock:
             for block in samples.blocks:
                 matrix = block.matrix
-                # A sum is NaN if a number is, or if infinities meet; it is quicker than to look at each.
-                rows = block.rows() if math.isnan(float(matrix[:, 2:].sum())) else _last_row(block.names, matrix)
+                rows = block.rows() if np.isnan(matrix[:, 2:]).any() else _last_row(block.names, matrix)
                 for _time_s, step, values in rows:
                     self._look(rank, samples.cell, step, values)
             for cell in list(self._nan)[:-10]:

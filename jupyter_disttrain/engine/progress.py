@@ -102,7 +102,10 @@ class Progress:
 
         The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
         """
-        return _outermost_bar(self._began_s) or self._pass.as_loop()
+        bar, batches = _outermost_bar(self._began_s), self._pass.as_loop()
+        # A bar around the DataLoader counts only when it is drawn, which may be seldom.
+        is_behind = bar is not None and bar[1] == batches[1] and bar[0] < batches[0]
+        return batches if bar is None or is_behind else bar
 
 
 def _outermost_bar(since_s: float) -> Loop | None:
