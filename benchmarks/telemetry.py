@@ -1,7 +1,7 @@
 """``python -m benchmarks.telemetry``: what figures and metrics cost the ranks, the notebook and the network.
 
 Covers: a call of ``log_metrics``, a DDP loop with and without figures, the notebook's share with 64 ranks, messages,
-the page with 64 and 512 ranks (``page``).
+the page with 64 and 512 ranks (``page``), the side panel's (``page.panel``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.snapshot import metrics_packet, rank_snapshots
 
 from . import environment
-from .page import measure
+from .page import measure, panel
 
 RESULTS = Path(__file__).parent / "results" / "telemetry.md"
 LOOP = (Path(__file__).parent / "workloads" / "ddp_loop.py").read_text()
@@ -119,6 +119,11 @@ def main() -> int:
         what = f"page, {cost.ranks} ranks x 6 metrics x 10 a second, its table scrolled"
         told = f"{cost.fps:.0f} frames/s (95 % within {cost.gap95_ms:.0f} ms), {100 * cost.core:.0f} % of a core"
         rows.append((what, f"{told}, {cost.rows} rows in the document", "60 frames/s, 30 %"))
+    times = panel.measure(3 if arguments.quick else 9)
+    rows.append(("side panel live after it was opened", f"{times.opened:.2f} s", "2 s"))
+    rows.append(("the same after the page was loaded anew", f"{times.reloaded:.2f} s", "2 s"))
+    ended = f"{times.interrupted:.2f} s, seen there after {times.seen:.2f} s"
+    rows.append(("Interrupt in the side panel, until the cell has ended on both ranks", ended, "0.5 s"))
     rows.append(("figures of one rank, at one a second", f"{volume / 1000:.2f} kB/s", "2 kB/s"))
     table = "\n".join(
         ["# What figures and metrics cost", "", *(f"- {fact}" for fact in environment.facts()), ""]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,8 @@ from jupyter_disttrain.notebook.widget import STATIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from playwright.sync_api import Browser
 
 HERE = Path(__file__).parent
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
@@ -59,6 +62,26 @@ class _Files(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run the system's Chromium.
+
+    Raises
+    ------
+    RuntimeError
+        If there is none.
+    """
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    executable = shutil.which("chromium") or shutil.which("google-chrome")
+    if executable is None:
+        raise RuntimeError("Chromium is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield browser
+        browser.close()
+
+
 def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
     """Yield what the page costs for each number of ranks.
 
@@ -67,16 +90,10 @@ def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
     RuntimeError
         If there is no Chromium.
     """
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415
-
-    executable = shutil.which("chromium") or shutil.which("google-chrome")
-    if executable is None:
-        raise RuntimeError("Chromium is not installed")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        with chromium() as browser:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
             page.wait_for_function("() => window.ready")
@@ -94,7 +111,6 @@ def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
                     rows=told["rows"],
                     plots=told["plots"],
                 )
-            browser.close()
     finally:
         server.shutdown()
         server.server_close()

@@ -42,6 +42,8 @@ from .connection import (
 )
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
+from .mpi_world import join_starters
+from .process_group import RendezvousError
 from .publisher import Publisher
 from .shell import RankProfile
 from .streams import open_streams
@@ -255,4 +257,10 @@ def _init_mpi() -> str:
 
     if os.environ.get(MPI_HEALS):
         hide_listeners()
+    try:
+        join_starters()
+    except (RendezvousError, MPI.Exception) as error:
+        # Nobody else would end it. Not by the interpreter: MPI's own end would wait for the others.
+        sys.stderr.write(f"this process can't join the MPI job: {error}\n")
+        os._exit(1)
     return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()

@@ -5,8 +5,9 @@ that fails.
 Does not cover: when (``cluster.recovery``), whether a thread is in MPI (``mpi_calls``).
 
 The recipe is that of User-Level Failure Mitigation (W. Bland et al., 2013): Revoke ends every call, Shrink leaves the
-living, Spawn starts a process, Merge and Split put all in the order of their ranks. It takes part in no other recovery:
-whatever goes wrong here, the process group is formed, and ``comm`` says what is missing.
+living, Spawn starts a process, Merge and Split put all in the order of their ranks. Whoever waits in MPI burns a core:
+so the new process merges before it imports torch, and Split is left for when all are there. It takes part in no other
+recovery: whatever goes wrong here, the process group is formed, and ``comm`` says what is missing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .connection import MPI_HEALS
@@ -51,6 +53,8 @@ class MpiWorld:
         self._mpi = sys.modules.get("mpi4py.MPI")
         self.comm: Any = None if self._mpi is None else self._mpi.COMM_WORLD
         self.shown: Any = self.comm  # what the cells have seen
+        self._merged = join_starters()  # of the living and who was started since, in no order
+        self._is_late = self._merged is not None
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
         self._rank = 0
         self._respawning: threading.Thread | None = None
@@ -62,7 +66,7 @@ class MpiWorld:
         self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which ends a cell
 
     def enter(self, info: RankInfo) -> None:
-        """Become a rank: in the world that was started, or in one that lacks this process.
+        """Become a rank: of the world that was started, or of the one that is made with the next process group.
 
         Raises
         ------
@@ -72,11 +76,8 @@ class MpiWorld:
         self._rank = info.rank
         if self._mpi is None:
             return
-        parent = self._mpi.Comm.Get_parent()
-        if parent != self._mpi.COMM_NULL:
-            self.comm = _within(LIMIT_SECONDS, lambda: parent.Merge(high=True).Split(0, info.rank))
-            self.shown = self.comm
-            vars(self._mpi)["COMM_WORLD"] = self.comm  # MPI's own is a world of this process alone
+        if self._is_late:
+            self.comm = self.shown = None  # MPI's own is a world of this process alone
         elif (self.comm.Get_rank(), self.comm.Get_size()) != (info.rank, info.world_size):
             raise RendezvousError(
                 f"MPI says this is rank {self.comm.Get_rank()} of {self.comm.Get_size()}, "
@@ -128,11 +129,10 @@ class MpiWorld:
         if before is not None:
             before.join()
         try:
-            self.comm.Revoke()
-            living = self.comm.Shrink()
-            child = living.Spawn(command[0], list(command[1:]), 1, root=0)
-            self.comm = child.Merge(high=False).Split(0, self._rank)
-            self._is_revoked = False
+            base = self.comm if self._merged is None else self._merged
+            base.Revoke()
+            child = base.Shrink().Spawn(command[0], list(command[1:]), 1, root=0)
+            self._merged = child.Merge(high=False)
         except self._mpi.Exception as error:  # type: ignore[union-attr]
             self.failure = f"{error}"
 
@@ -152,7 +152,7 @@ class MpiWorld:
         """
         with self._turns:
             self._generation = generation
-        if self.comm is None and not lost:
+        if self.comm is None and self._merged is None and not lost:
             return ""
         self.failure = lost or self.failure
         if not self.failure:
@@ -161,16 +161,22 @@ class MpiWorld:
                     self._respawning.join(LIMIT_SECONDS)
                     if self._respawning.is_alive():
                         raise RendezvousError("a new process did not join it in time")  # noqa: TRY301
-                if revoked:
-                    self.comm = _within(LIMIT_SECONDS, self.comm.Shrink)
+                if revoked or self._merged is not None:
+                    self.comm = _within(LIMIT_SECONDS, self._make_anew)
                     self._is_revoked = False
                 if self.comm is not self._proved:
                     _within(LIMIT_SECONDS, self._prove)
             except (RendezvousError, self._mpi.Exception) as error:  # type: ignore[union-attr]
                 self.failure = str(error)
+        self._merged = None
         if self.failure:
             self._is_revoked = False  # for good
+        elif self._is_late:
+            vars(self._mpi)["COMM_WORLD"] = self.comm
         return self.failure
+
+    def _make_anew(self) -> Any:
+        return self.comm.Shrink() if self._merged is None else self._merged.Split(0, self._rank)
 
     def _prove(self) -> None:
         """See that all ranks are there.
@@ -192,6 +198,24 @@ class MpiWorld:
             return None
         before, self.shown = self.shown, new
         return before, new
+
+
+@cache
+def join_starters() -> Any:
+    """Return the communicator of this process and the living ranks that have started it; None in any other.
+
+    They wait for it, so it is to be called before anything that takes long.
+
+    Raises
+    ------
+    RendezvousError
+        If they do not come.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None:
+        return None
+    parent = mpi.Comm.Get_parent()
+    return None if parent == mpi.COMM_NULL else _within(LIMIT_SECONDS, lambda: parent.Merge(high=True))
 
 
 def _hidden(mpi: Any, comm: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import type { Client } from './client';
-import { button, element, setText } from './view/dom';
+import { arrowKeys, button, element, markTab, setText } from './view/dom';
 import type { IState } from './view/packets';
 import type { IActions, Plots } from './view/types';
 import { ClusterView, summary } from './view/view';
@@ -89,6 +89,8 @@ export class ClustersPanel extends Widget {
     };
     commands.commandChanged.connect(notify);
     notify();
+    this.tabs.setAttribute('aria-label', trans.__('clusters'));
+    arrowKeys(this.tabs);
     this.node.append(this.notes, this.tabs, this.empty, this.content);
     client.stateChanged.connect((_, state) => {
       this.take(state);
@@ -181,7 +183,7 @@ export class ClustersPanel extends Widget {
       view.node.hidden = each !== id;
     }
     for (const tab of this.tabs.querySelectorAll('button')) {
-      tab.setAttribute('aria-selected', String(tab.dataset.id === id));
+      markTab(tab, tab.dataset.id === id);
     }
     if (isOther) {
       this.views.get(id)?.restyle();

@@ -17,7 +17,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
-import { element } from './view/dom';
+import { arrowKeys, element, markTab } from './view/dom';
 
 export const RANKS_MIME = 'application/vnd.disttrain.ranks+json';
 
@@ -179,8 +179,6 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
           type: 'button',
           role: 'tab',
           'data-rank': String(rank ?? ''),
-          'aria-selected': String(rank === this.chosen),
-          tabindex: rank === this.chosen ? '0' : '-1',
           title:
             rank === null
               ? this.trans.__('what all ranks said')
@@ -188,14 +186,13 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
         },
         rank === null ? this.trans.__('all') : String(rank)
       );
+      markTab(tab, rank === this.chosen);
       tab.addEventListener('click', () => {
         this.select(rank);
       });
       bar.append(tab);
     }
-    bar.addEventListener('keydown', event => {
-      this.onKey(event);
-    });
+    arrowKeys(bar);
     return bar;
   }
 
@@ -214,20 +211,6 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
       this.select(list.value === '' ? null : Number(list.value));
     });
     return element('div', { class: 'jdt-rank-tabs' }, list);
-  }
-
-  /** Left and right go from tab to tab, as in every list of tabs. */
-  private onKey(event: KeyboardEvent): void {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step === undefined) {
-      return;
-    }
-    event.preventDefault();
-    event.stopPropagation();
-    const all = [null, ...this.ranks];
-    const at = all.indexOf(this.chosen) + step;
-    this.select(all[(at + all.length) % all.length] ?? null);
-    this.tabs?.querySelector<HTMLElement>('[aria-selected=true]')?.focus();
   }
 
   /** Choose a rank in all that the cell has put out. */
@@ -252,9 +235,7 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
       this.node.dataset.chosen = String(rank);
     }
     for (const tab of this.node.querySelectorAll('[role=tab]')) {
-      const isChosen = tab.getAttribute('data-rank') === String(rank ?? '');
-      tab.setAttribute('aria-selected', String(isChosen));
-      tab.setAttribute('tabindex', isChosen ? '0' : '-1');
+      markTab(tab, tab.getAttribute('data-rank') === String(rank ?? ''));
     }
     const list = this.node.querySelector('select');
     if (list !== null) {

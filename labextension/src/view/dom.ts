@@ -40,6 +40,29 @@ export function button(
   return made;
 }
 
+/** Left and right go from tab to tab, as in every list of tabs. */
+export function arrowKeys(list: HTMLElement): void {
+  list.addEventListener('keydown', event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const tabs = [...list.querySelectorAll<HTMLElement>('[role=tab]')];
+    if (step === undefined || tabs.length === 0) {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+    const at = tabs.findIndex(tab => tab.ariaSelected === 'true') + step;
+    const next = tabs[(at + tabs.length) % tabs.length];
+    next?.click();
+    next?.focus();
+  });
+}
+
+/** Mark a tab as the chosen one, where the Tab key goes, or as another. */
+export function markTab(tab: Element, isChosen: boolean): void {
+  tab.setAttribute('aria-selected', String(isChosen));
+  tab.setAttribute('tabindex', isChosen ? '0' : '-1');
+}
+
 const GIB = 2 ** 30;
 const MIB = 2 ** 20;
 

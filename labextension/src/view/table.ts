@@ -14,6 +14,8 @@ const ROW_HEIGHT = 24;
 const MOST_ROWS = 60;
 const SPARE_ROWS = 6;
 
+let tablesMade = 0;
+
 type Row =
   | { kind: 'node'; host: string; node: INode | undefined; ranks: IRank[] }
   | { kind: 'rank'; rank: IRank };
@@ -36,6 +38,8 @@ export class RankTable {
   private shown: IColumn[] = [];
   private rows: Row[] = [];
   private chosen = -1;
+  private readonly table: HTMLElement;
+  private readonly id = `jdt-table-${String(++tablesMade)}`;
 
   constructor(
     private readonly trans: Translate,
@@ -44,20 +48,26 @@ export class RankTable {
     this.columns = this.makeColumns();
     this.head = element('tr', { role: 'row' });
     this.body = element('tbody');
+    this.table = element(
+      'table',
+      {
+        class: 'jdt-table',
+        role: 'treegrid',
+        tabindex: '0',
+        'aria-label': trans('nodes and ranks')
+      },
+      element('thead', {}, this.head),
+      this.body
+    );
     this.scroller = element(
       'div',
-      { class: 'jdt-table-scroller', tabindex: '0' },
-      element(
-        'table',
-        { class: 'jdt-table', role: 'treegrid' },
-        element('thead', {}, this.head),
-        this.body
-      )
+      { class: 'jdt-table-scroller' },
+      this.table
     );
     this.scroller.addEventListener('scroll', () => {
       this.draw();
     });
-    this.scroller.addEventListener('keydown', event => {
+    this.table.addEventListener('keydown', event => {
       this.onKey(event);
     });
     this.node = this.scroller;
@@ -212,6 +222,8 @@ export class RankTable {
     while (this.body.childElementCount < wanted) {
       this.body.append(element('tr', { role: 'row' }));
     }
+    // Rows, and the one of the titles.
+    this.table.setAttribute('aria-rowcount', String(this.rows.length + 1));
     const lines = [...this.body.children];
     for (let at = first; at < last; at++) {
       const row = this.rows[at];
@@ -229,8 +241,8 @@ export class RankTable {
   }
 
   private fill(line: HTMLTableRowElement, row: Row, at: number): void {
-    line.setAttribute('aria-rowindex', String(at + 1));
-    line.classList.toggle('jdt-chosen', at === this.chosen);
+    line.id = `${this.id}-${String(at)}`;
+    line.setAttribute('aria-rowindex', String(at + 2));
     if (row.kind === 'node') {
       this.fillNode(line, row);
       return;
@@ -259,7 +271,7 @@ export class RankTable {
     row: Extract<Row, { kind: 'node' }>
   ): void {
     const isOpen = !this.closed.has(row.host);
-    line.className = 'jdt-node';
+    line.className = `jdt-node${at === this.chosen ? ' jdt-chosen' : ''}`;
     delete line.dataset.state;
     line.setAttribute('aria-level', '1');
     line.setAttribute('aria-expanded', String(isOpen));
@@ -322,26 +334,58 @@ export class RankTable {
 
   private onKey(event: KeyboardEvent): void {
     const row = this.rows[this.chosen];
-    if (event.key === 'ArrowDown' || event.key === 'ArrowUp') {
-      const step = event.key === 'ArrowDown' ? 1 : -1;
-      this.chosen = Math.min(
-        this.rows.length - 1,
-        Math.max(0, this.chosen + step)
-      );
-      this.draw();
-      this.body
-        .querySelector('.jdt-chosen')
-        ?.scrollIntoView({ block: 'nearest' });
+    const isOpen = row?.kind === 'node' && !this.closed.has(row.host);
+    const last = this.rows.length - 1;
+    const moves: Record<string, number> = {
+      ArrowDown: Math.min(last, this.chosen + 1),
+      ArrowUp: Math.max(0, this.chosen - 1),
+      Home: 0,
+      End: last
+    };
+    const to = moves[event.key];
+    if (to !== undefined) {
+      this.choose(to);
+    } else if (row === undefined) {
+      return;
+    } else if (event.key === 'Enter' || event.key === ' ') {
+      this.activate(row);
+    } else if (event.key === 'ArrowLeft' && row.kind === 'rank') {
+      const above = this.rows.slice(0, this.chosen);
+      this.choose(above.map(each => each.kind).lastIndexOf('node'));
+    } else if (event.key === 'ArrowRight' && isOpen) {
+      this.choose(this.chosen + 1);
     } else if (
-      row?.kind === 'node' &&
-      ['Enter', ' ', 'ArrowLeft', 'ArrowRight'].includes(event.key)
+      row.kind === 'node' &&
+      ((event.key === 'ArrowLeft' && isOpen) || event.key === 'ArrowRight')
     ) {
       this.toggle(row.host);
-    } else if (row?.kind === 'rank' && ['Enter', ' '].includes(event.key)) {
-      this.onRank(row.rank.rank);
     } else {
       return;
     }
     event.preventDefault();
+    event.stopPropagation();
+  }
+
+  private activate(row: Row): void {
+    if (row.kind === 'node') {
+      this.toggle(row.host);
+    } else {
+      this.onRank(row.rank.rank);
+    }
+  }
+
+  /** Go to a row, with the keyboard. */
+  private choose(at: number): void {
+    this.chosen = at;
+    const top = at * ROW_HEIGHT;
+    const seen = this.scroller.clientHeight - ROW_HEIGHT; // without the titles
+    const { scrollTop } = this.scroller;
+    this.scroller.scrollTop = Math.min(
+      top,
+      Math.max(scrollTop, top + ROW_HEIGHT - seen)
+    );
+    this.draw();
+    const id = `${this.id}-${String(at)}`;
+    this.table.setAttribute('aria-activedescendant', id);
   }
 }

@@ -5,8 +5,10 @@
  * there is no JupyterLab around it in VS Code.
  */
 
+import { Announcer } from './announcer';
 import { Charts } from './charts';
 import { button, duration, element, setText } from './dom';
+import { RankLog } from './log';
 import { MetricStore } from './series';
 import { RankTable } from './table';
 import type {
@@ -20,10 +22,6 @@ import type {
   RankState,
   Translate
 } from './types';
-
-const LOG_SECONDS = 2;
-/** The last characters of a log that are shown. */
-const LOG_TAIL = 20_000;
 
 const STATES: RankState[] = [
   'running',
@@ -39,32 +37,23 @@ export class ClusterView {
   private readonly charts: Charts;
   private readonly table: RankTable;
   private readonly title = element('span', { class: 'jdt-name' });
-  private readonly state = element('span', {
-    role: 'status',
-    class: 'jdt-state'
-  });
+  private readonly state = element('span', { class: 'jdt-state' });
+  private readonly announcer = new Announcer();
   private readonly progress = element('div', {
     class: 'jdt-progress',
     role: 'progressbar',
     'aria-valuemin': '0'
   });
-  private readonly hang = element('div', { role: 'alert', class: 'jdt-hang' });
-  private readonly remarks = element('div', {
-    role: 'alert',
-    class: 'jdt-remarks'
-  });
+  private readonly hang = element('div', { class: 'jdt-hang' });
+  private readonly remarks = element('div', { class: 'jdt-remarks' });
   private readonly trouble = element('div', {
     role: 'alert',
     class: 'jdt-trouble'
   });
-  private readonly log: HTMLElement;
-  private readonly logTitle = element('span');
-  private readonly logText = element('pre', { tabindex: '0' });
+  private readonly log: RankLog;
   private readonly buttons: HTMLElement;
   private cluster: ICluster | null = null;
   private stale = '';
-  private logRank: number | null = null;
-  private logTimer = 0;
   private frame = 0;
   private pause = 0;
   private pauseMs = 0;
@@ -76,22 +65,16 @@ export class ClusterView {
     private readonly store = new MetricStore()
   ) {
     this.charts = new Charts(this.store, trans);
+    this.log = new RankLog(trans, rank =>
+      this.actions.log(this.cluster?.id ?? '', rank)
+    );
     this.table = new RankTable(trans, rank => {
-      this.openLog(rank);
+      this.log.open(rank);
     });
     this.table.onToggle = (): void => {
       this.schedule();
     };
     this.buttons = this.makeButtons();
-    const close = button('×', trans('close the log'), () => {
-      this.closeLog();
-    });
-    this.log = element(
-      'section',
-      { class: 'jdt-log', hidden: '' },
-      element('header', {}, this.logTitle, close),
-      this.logText
-    );
     this.node = element(
       'div',
       { class: 'jdt-view' },
@@ -102,12 +85,13 @@ export class ClusterView {
         this.state,
         this.buttons
       ),
+      this.announcer.node,
       this.progress,
       this.trouble,
       this.hang,
       this.remarks,
       this.table.node,
-      this.log,
+      this.log.node,
       this.charts.node
     );
     for (const each of [this.progress, this.trouble, this.hang, this.remarks]) {
@@ -254,8 +238,10 @@ export class ClusterView {
       this.title.title = `${cluster.id} · ${cluster.launcher} · ${cluster.backend}`;
       setText(this.state, this.stale || summary(cluster, this.trans));
       this.showProgress(cluster);
-      showLines(this.hang, this.hangLines(cluster));
+      const hang = this.hangLines(cluster);
+      showLines(this.hang, hang);
       showLines(this.remarks, cluster.remarks);
+      this.announcer.take([...hang, ...cluster.remarks, this.activity(cluster)]);
       this.table.show(cluster);
     }
     this.charts.draw();
@@ -267,6 +253,25 @@ export class ClusterView {
       "ranks wait for others that don't come; Interrupt ends the wait and keeps all variables:"
     );
     return lines.length > 0 ? [head, ...lines] : [];
+  }
+
+  /** What the ranks do, without the change between computing and waiting. */
+  private activity(cluster: ICluster): string {
+    if (this.stale) {
+      return this.stale;
+    }
+    const isBusy = cluster.ranks.some(
+      rank => rank.state === 'running' || rank.state === 'in collective'
+    );
+    const silent = cluster.ranks.filter(
+      rank => rank.state === 'dead' || rank.state === 'not responding'
+    );
+    return [
+      isBusy ? this.trans('the ranks run a cell') : this.trans('no cell runs'),
+      ...silent.map(each =>
+        this.trans('rank %1: %2', String(each.rank), this.trans(each.state))
+      )
+    ].join(', ');
   }
 
   private showProgress(cluster: ICluster): void {
@@ -286,55 +291,10 @@ export class ClusterView {
     }
   }
 
-  // The log of one rank
-
-  private openLog(rank: number): void {
-    this.logRank = rank;
-    this.log.hidden = false;
-    setText(this.logTitle, this.trans('log of rank %1', String(rank)));
-    setText(this.logText, '');
-    void this.readLog();
-    window.clearInterval(this.logTimer);
-    this.logTimer = window.setInterval(() => {
-      void this.readLog();
-    }, 1000 * LOG_SECONDS);
-  }
-
-  private closeLog(): void {
-    window.clearInterval(this.logTimer);
-    this.logRank = null;
-    this.log.hidden = true;
-  }
-
-  private async readLog(): Promise<void> {
-    const rank = this.logRank;
-    if (rank === null || this.cluster === null || document.hidden) {
-      return;
-    }
-    let text: string;
-    try {
-      text = await this.actions.log(this.cluster.id, rank);
-    } catch (error) {
-      text = error instanceof Error ? error.message : String(error);
-    }
-    if (rank !== this.logRank) {
-      return; // another was opened meanwhile
-    }
-    const { scrollHeight, scrollTop, clientHeight } = this.logText;
-    const atEnd = scrollHeight - scrollTop - clientHeight < 8;
-    setText(
-      this.logText,
-      text.slice(-LOG_TAIL) || this.trans('it has said nothing yet')
-    );
-    if (atEnd) {
-      this.logText.scrollTop = this.logText.scrollHeight;
-    }
-  }
-
   destroy(): void {
     cancelAnimationFrame(this.frame);
     window.clearTimeout(this.pause);
-    this.closeLog();
+    this.log.close();
     this.charts.destroy();
   }
 }
