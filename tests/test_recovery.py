@@ -200,6 +200,27 @@ def test_a_sharded_model_goes_on_after_an_interrupt_at_any_point_of_a_step(
     assert is_whole(three, pids)
 
 
+CUT_OFF = """
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+whole = FSDPParam.to_unsharded
+def cut_off(parameter):
+    FSDPParam.to_unsharded = whole
+    whole(parameter)
+    raise KeyboardInterrupt
+FSDPParam.to_unsharded = cut_off
+step()
+"""
+
+
+def test_a_sharded_model_of_which_one_parameter_went_ahead_goes_on(three: Cluster, pids: dict[int, int]) -> None:
+    three.run(STEP)
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        three.run(CUT_OFF)
+    losses = three.run("step()", timeout_s=30).results
+    assert losses[0] == losses[1] == losses[2]
+    assert is_whole(three, pids)
+
+
 # Failures
 
 

@@ -72,6 +72,8 @@ def reset_sharded_models() -> None:
             for group in _groups_of(state):
                 if getattr(group._all_gather_result, "all_gather_work", None) is not None:  # noqa: SLF001
                     group._all_gather_result = None  # noqa: SLF001  (it would be waited for, and nobody may come)
+                for parameter in group.fsdp_params:
+                    parameter.to_sharded()  # torch asks the group, which does not know of some that went ahead
         root.reset_iter_state()
 
 
