@@ -78,7 +78,7 @@ def _accelerate_tracker() -> type[Any]:
     from accelerate.tracking import GeneralTracker  # noqa: PLC0415
 
     class AccelerateTracker(GeneralTracker):
-        """``Accelerator(log_with=AccelerateTracker())``: what ``accelerator.log`` is given."""
+        """``Accelerator(log_with=AccelerateTracker())``: what ``accelerator.log`` is given, which asks rank 0 alone."""
 
         name = _NAME
         requires_logging_directory = False

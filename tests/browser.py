@@ -55,6 +55,9 @@ NOTEBOOK_READY = """async () => {
 }"""
 
 
+END_KERNEL = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.shutdown()"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabServer:
     """A running JupyterLab."""
@@ -128,8 +131,11 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequest) -> Callable[..., Page]:
-    """Return a function that opens a notebook with the given code cells and waits for its kernel."""
+def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
+    """Return a function that opens a notebook with the given code cells and waits for its kernel.
+
+    The kernel ends with the test, and its ranks with it: they would show in the next test's panel.
+    """
 
     def open_notebook(*sources: str) -> Page:
         notebook = nbformat.v4.new_notebook(
@@ -142,7 +148,8 @@ def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequ
         wait_for_notebook(page)
         return page
 
-    return open_notebook
+    yield open_notebook
+    page.evaluate(END_KERNEL)
 
 
 def wait_for_notebook(page: Page) -> None:

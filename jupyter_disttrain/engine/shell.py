@@ -70,6 +70,9 @@ class RankShell(ZMQInteractiveShell):
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         find_classes_in_cells()
 
+    def init_prompts(self) -> None:
+        """Set no prompts: by ``sys.ps1`` Lightning and others tell a person's session, where ranks can't be started."""
+
     def ask_exit(self) -> None:
         """End the cell, not the rank: ``exit()`` means the same as in a script."""
         raise SystemExit(0)

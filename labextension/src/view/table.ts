@@ -59,11 +59,7 @@ export class RankTable {
       element('thead', {}, this.head),
       this.body
     );
-    this.scroller = element(
-      'div',
-      { class: 'jdt-table-scroller' },
-      this.table
-    );
+    this.scroller = element('div', { class: 'jdt-table-scroller' }, this.table);
     this.scroller.addEventListener('scroll', () => {
       this.draw();
     });
@@ -245,6 +241,7 @@ export class RankTable {
     line.setAttribute('aria-rowindex', String(at + 2));
     if (row.kind === 'node') {
       this.fillNode(line, row);
+      line.classList.toggle('jdt-chosen', at === this.chosen);
       return;
     }
     line.className = `jdt-rank${at === this.chosen ? ' jdt-chosen' : ''}`;
@@ -271,7 +268,7 @@ export class RankTable {
     row: Extract<Row, { kind: 'node' }>
   ): void {
     const isOpen = !this.closed.has(row.host);
-    line.className = `jdt-node${at === this.chosen ? ' jdt-chosen' : ''}`;
+    line.className = 'jdt-node';
     delete line.dataset.state;
     line.setAttribute('aria-level', '1');
     line.setAttribute('aria-expanded', String(isOpen));

@@ -241,7 +241,11 @@ export class ClusterView {
       const hang = this.hangLines(cluster);
       showLines(this.hang, hang);
       showLines(this.remarks, cluster.remarks);
-      this.announcer.take([...hang, ...cluster.remarks, this.activity(cluster)]);
+      this.announcer.take([
+        ...hang,
+        ...cluster.remarks,
+        this.activity(cluster)
+      ]);
       this.table.show(cluster);
     }
     this.charts.draw();
