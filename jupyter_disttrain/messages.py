@@ -67,6 +67,7 @@ class RankHello(Record):
     torch: str | None  # the version, None where it is not wanted
     cuda_devices: int  # that torch would see
     failure: str | None = None  # why this process can't be a rank
+    launcher: str = ""  # what started it: see ``config``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class RankDeath(Record):
     crash: str  # Python's report of a crash in C code; empty without one
     stderr_tail: str
     expected: bool  # it was asked to end
+    launcher: str = ""  # what started it: see ``config``; empty if another process than its nanny tells of it
     peak_bytes: int = 0  # the most memory that it ever held
     out_of_memory_kills: int = 0  # processes of its host that the kernel ended for want of memory during its cell
 

@@ -54,6 +54,22 @@ def test_an_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) 
     assert world.run("held['in a dict'] is comm and kept").results == {0: 0, 1: 11, 2: 22}
 
 
+def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None:
+    run = world.run("while True: pass", 0, block=False)
+    assert wait_until(lambda: world.table[0].state == "running")
+    pid = world.table[1].info.pid
+    psutil.Process(pid).kill()
+    assert wait_until(lambda: world.table[1].info.pid != pid and world.table[1].state == "idle", 30)
+    for call in ("comm.allreduce(1)", "from mpi4py import MPI; MPI.COMM_WORLD.allreduce(1)"):
+        with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
+            world.run(call, 1)
+    world.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    world.run("row = comm.Split(0, rank)")
+    assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
+
+
 def test_a_second_interrupt_ends_calls_that_can_t_be_seen(world: Cluster) -> None:
     run = world.run("if rank:\n    held['in a dict'].Barrier()\nelse:\n    while True: pass", block=False)
     assert wait_until(lambda: len(world.where()) == 2)

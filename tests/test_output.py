@@ -159,11 +159,13 @@ def test_a_rank_keeps_no_copy_of_what_it_printed(notebook: Notebook) -> None:
 def test_a_print_that_takes_long_is_not_torn_by_another_thread(notebook: Notebook) -> None:
     outcome = run(
         notebook,
+        "begun, go_on = threading.Event(), threading.Event()",
         "class Slow:",
-        "    def __str__(self): return time.sleep(0.5) or 'its end'",
+        "    def __str__(self): begun.set(); go_on.wait(); return 'its end'",
         "slow = threading.Thread(target=lambda: print('begin', Slow()))",
-        "slow.start()",
-        "time.sleep(0.3); print('another'); slow.join()",
+        "slow.start(); begun.wait()",
+        "time.sleep(0.3)  # several times as long as an unfinished line is kept back",
+        "print('another'); go_on.set(); slow.join()",
     ).check()
     assert outcome.lines == ["ranks 0-1 │ another", "ranks 0-1 │ begin its end"]
 

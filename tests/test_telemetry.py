@@ -196,6 +196,15 @@ for batch in tqdm(DataLoader(torch.ones(12, 2), batch_size=3), mininterval=1000,
     while batch_number == {held} and not os.path.exists({path!r}): time.sleep(0.01)
     batch_number += 1
 """
+EPOCHS = """
+import os, time
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+for epoch in tqdm(range(4), mininterval=0):
+    for batch in DataLoader(torch.ones(12, 2), batch_size=3):
+        while batch_number == 4 * {held} + 3 and not os.path.exists({path!r}): time.sleep(0.01)
+        batch_number += 1
+"""
 BAR = """
 import os, time
 from tqdm import tqdm
@@ -210,6 +219,7 @@ for epoch in tqdm(range(5), mininterval=0):
     [
         pytest.param(PASS, id="a DataLoader"),
         pytest.param(SELDOM, id="a bar that is drawn seldom"),
+        pytest.param(EPOCHS, id="a bar that is as long as the DataLoader within"),
         pytest.param(BAR, id="the outermost bar"),
     ],
 )
@@ -217,7 +227,7 @@ def test_how_far_a_loop_has_come_is_told(quick: Cluster, tmp_path: Path, code: s
     stop = tmp_path / "stop"
     total = 5 if code is BAR else 4
     run = quick.run("batch_number = 0\n" + code.format(held=2, path=str(stop)), block=False)
-    done = 2 if code is BAR else 3  # a DataLoader has given out the batch that a bar has not counted yet
+    done = 2 if code in (BAR, EPOCHS) else 3  # a DataLoader has given out the batch that a bar has not counted yet
     assert wait_until(
         lambda: all((told(quick, each).done, told(quick, each).total) == (done, total) for each in (0, 1))
     )

@@ -37,6 +37,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._buried: set[tuple[str, int]] = set()  # processes whose death was heard: host and pid
 
     def take(self, message: Message) -> None:
         """Take a message, if it is one of a rank that comes or goes; called on the link's thread."""
@@ -76,9 +77,10 @@ class Arrivals:
     ) -> tuple[RankHello, str]:
         """Wait for a rank that is not among the known engines; return its words and its nanny.
 
-        ``in_mpi``: one that was started within the MPI job; otherwise one beside it, as one of an attempt before that
-        failed may still come up.
+        ``in_mpi``: one that was started within the MPI job; otherwise one beside it. One of an attempt before that
+        failed may still come up, or tell again and again that it has died.
         """
+        launcher = "mpi" if in_mpi else "local"
         hello: RankHello | None = None
         nannies: dict[str, str] = {}
         deadline = time.monotonic() + timeout_s
@@ -90,14 +92,23 @@ class Arrivals:
                 if time.monotonic() > deadline:
                     raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
                 continue
-            if isinstance(arrival, RankHello) and arrival.engine not in known and bool(arrival.mpi) == in_mpi:
+            if isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival.nanny
+            elif arrival.engine in known or arrival.launcher != launcher:
+                continue
+            elif isinstance(arrival, RankHello):
                 _check_hello(arrival)
                 hello = arrival
-            elif isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival.nanny
-            elif isinstance(arrival, RankDeath) and arrival.engine not in known:
-                _fail_dead(arrival, ())
+            else:
+                self._heed_untaken(arrival)
         return hello, nannies[hello.engine]
+
+    def _heed_untaken(self, death: RankDeath) -> None:
+        """Fail at the first word of the death of a process that is no rank yet."""
+        process = death.host, death.pid
+        if process not in self._buried:
+            self._buried.add(process)
+            _fail_dead(death, ())
 
     def heed_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
         """Fail if one of these ranks has died while starting; ``others``: or any other process."""

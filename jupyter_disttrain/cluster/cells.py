@@ -148,10 +148,10 @@ class Cells:
             quiet = told.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
             entry.group = told.get("group", entry.group)
-            if entry.state == "running":
-                entry.state = "idle"
             failed = content["status"] != "ok"
             entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
+            if entry.state == "running":
+                entry.state = "idle"
             # A cell that fails between the end of one group and the making of the next leaves none.
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):

@@ -145,8 +145,8 @@ def _distance(array: np.ndarray, reference: np.ndarray) -> str:
     same = (array == reference) | (_is_nan(array) & _is_nan(reference))
     with np.errstate(invalid="ignore", over="ignore"):  # infinities
         apart = np.where(same, 0.0, abs(array - reference))
-    known = apart[~_is_nan(apart)]
-    said = [f"up to {known.max():.4g}, {known.mean():.4g} on average"] if known.any() else []
+        known = apart[~_is_nan(apart)]
+        said = [f"up to {known.max():.4g}, {known.mean():.4g} on average"] if known.any() else []
     said.append(f"in {int((~same).sum()):,} of {apart.size:,} numbers")
     if known.size < apart.size:
         said.append(f"NaN on one side in {apart.size - known.size:,}")

@@ -57,8 +57,8 @@ class Gathered:
     def mean(self) -> np.ndarray:
         """The mean over the ranks that logged a step, (steps,)."""
         with _quiet():
-            count = (~self.is_missing).sum(axis=1)
-            return np.asarray(np.where(self.is_missing, 0.0, self.values).sum(axis=1) / count)
+            parts = self.values / (~self.is_missing).sum(axis=1, keepdims=True)  # their sum may be too great a number
+            return np.asarray(np.where(self.is_missing, 0.0, parts).sum(axis=1))
 
     @property
     def minimum(self) -> np.ndarray:

@@ -238,6 +238,7 @@ def _prepare() -> RankHello:
         pid=os.getpid(),
         nanny_pid=os.getppid(),
         launch_rank=_launch_rank(),
+        launcher=os.environ[LAUNCHER],
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,

@@ -160,7 +160,7 @@ class Bootstrap:
 
             device = torch.device(info.device)
             names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index}
-        names["comm"] = self.mpi.comm
+        names["comm"] = self.mpi.shown
         self._push(names)
 
     def _push(self, names: dict[str, Any]) -> None:

@@ -54,11 +54,11 @@ class MpiWorld:
         self.comm: Any = None if self._mpi is None else self._mpi.COMM_WORLD
         self.shown: Any = self.comm  # what the cells have seen
         self._merged = join_starters()  # of the living and who was started since, in no order
-        self._is_late = self._merged is not None
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
         self._rank = 0
         self._respawning: threading.Thread | None = None
-        self.failure = ""  # why there is no world of all ranks
+        self.failure = ""  # why there is no world of all ranks; for good
+        self._lost: LostWorld | None = None  # that then stands in its place
         self._proved: Any = None  # the world in which all ranks were seen
         self._is_revoked = False  # and not made anew yet
         self._generation = 0  # how often it was settled, counted with the process group
@@ -76,8 +76,10 @@ class MpiWorld:
         self._rank = info.rank
         if self._mpi is None:
             return
-        if self._is_late:
-            self.comm = self.shown = None  # MPI's own is a world of this process alone
+        if self._merged is not None:
+            # MPI's own is a world of this process alone, in which a sum would be wrong without a word.
+            self.comm, self.shown = None, LostWorld("it is made anew with the next process group")
+            vars(self._mpi)["COMM_WORLD"] = self.shown
         elif (self.comm.Get_rank(), self.comm.Get_size()) != (info.rank, info.world_size):
             raise RendezvousError(
                 f"MPI says this is rank {self.comm.Get_rank()} of {self.comm.Get_size()}, "
@@ -115,6 +117,8 @@ class MpiWorld:
         comm = self.comm
         if call is not None and isinstance(call.owner, self._mpi.Comm):  # type: ignore[union-attr]
             comm = call.owner
+        if comm is None:
+            return  # this process is in no world yet
         for each in (comm, *_hidden(self._mpi, comm)):
             each.Revoke()
         self._is_revoked = self._is_revoked or comm == self.comm
@@ -128,6 +132,8 @@ class MpiWorld:
     def _respawn(self, command: Sequence[str], before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
+        if self.failure:
+            return
         try:
             base = self.comm if self._merged is None else self._merged
             base.Revoke()
@@ -171,8 +177,6 @@ class MpiWorld:
         self._merged = None
         if self.failure:
             self._is_revoked = False  # for good
-        elif self._is_late:
-            vars(self._mpi)["COMM_WORLD"] = self.comm
         return self.failure
 
     def _make_anew(self) -> Any:
@@ -193,8 +197,10 @@ class MpiWorld:
 
         The first is None on a rank that was started beside the MPI job.
         """
-        new = LostWorld(self.failure) if self.failure else self.comm
-        if new is self.shown or (self.failure and isinstance(self.shown, LostWorld)):
+        if self.failure and self._lost is None:
+            self._lost = LostWorld(self.failure)
+        new = self.comm if self._lost is None else self._lost
+        if new is self.shown:
             return None
         before, self.shown = self.shown, new
         return before, new

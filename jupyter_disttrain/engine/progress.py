@@ -103,13 +103,21 @@ class Progress:
         The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
         """
         bar, batches = _outermost_bar(self._began_s), self._pass.as_loop()
-        # A bar around the DataLoader counts only when it is drawn, which may be seldom.
-        is_behind = bar is not None and bar[1] == batches[1] and bar[0] < batches[0]
-        return batches if bar is None or is_behind else bar
+        if bar is None:
+            return batches
+        told = _as_loop(bar)
+        # A bar around a DataLoader counts only when it is drawn, which may be seldom.
+        is_behind = told[1] == batches[1] and told[0] < batches[0] and _is_loader(getattr(bar, "iterable", None))
+        return batches if is_behind else told
 
 
-def _outermost_bar(since_s: float) -> Loop | None:
-    """Return how far the first bar has come that was begun after a time, and is not at its end."""
+def _is_loader(value: Any) -> bool:
+    module = sys.modules.get("torch.utils.data.dataloader")
+    return module is not None and isinstance(value, module.DataLoader)
+
+
+def _outermost_bar(since_s: float) -> Any | None:
+    """Return the first bar that was begun after a time, and is not at its end."""
     module = sys.modules.get("tqdm.std")
     if module is None:
         return None
@@ -118,9 +126,10 @@ def _outermost_bar(since_s: float) -> Loop | None:
     except (RuntimeError, AttributeError):
         return None  # one begins or ends at this moment
     bars = [bar for bar in bars if bar.n < bar.total]  # one at its end may not have been closed
-    if not bars:
-        return None
-    bar = min(bars, key=lambda each: float(each.start_t))
+    return min(bars, key=lambda each: float(each.start_t), default=None)
+
+
+def _as_loop(bar: Any) -> Loop:
     done = bar.n - getattr(bar, "initial", 0)  # in this cell: a run that was taken up again does not begin at 0
     left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else math.nan
     return int(bar.n), int(bar.total), left_s

@@ -81,10 +81,9 @@ class RankShell(ZMQInteractiveShell):
         """Forget what the cell before left."""
         self._shown = []
         self.displayhook.last_value = NO_VALUE
-        if self.history_manager is not None:
-            # What the cells showed and the texts of their errors: kept for %notebook, which a rank has no use for.
-            self.history_manager.outputs.clear()
-            self.history_manager.exceptions.clear()
+        # What cells showed and the texts of their errors: IPython 9 keeps them for %notebook, of no use on a rank.
+        for name in ("outputs", "exceptions"):
+            getattr(self.history_manager, name, {}).clear()
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002

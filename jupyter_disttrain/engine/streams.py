@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PIECE = 4096
 _FLUSH_SECONDS = 0.05
 _LINE_BUFFERED = 1  # C's _IOLBF
-_Place = tuple[int, int]
+_Place = tuple[int, int, int]
 
 
 class Turns:
@@ -74,7 +74,7 @@ class RankStream(io.TextIOBase):
         self._turns = turns
         self._rest: list[str] = []  # what was printed without an end of line
         self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
-        self._calls: dict[int, _Place] = {}  # by thread: where it was when it wrote last
+        self._calls: dict[int, _Place | None] = {}  # by thread: where it was when it wrote last
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -133,7 +133,8 @@ class RankStream(io.TextIOBase):
             if self._rest or self._open:
                 self._wake_flusher()
             if thread in self._open:
-                self._calls[thread] = _place(sys._getframe(1))  # noqa: SLF001
+                caller = sys._getframe().f_back  # noqa: SLF001
+                self._calls[thread] = None if caller is None else _place(caller)  # C code calls this too
         return len(text)
 
     def flush(self) -> None:
@@ -198,7 +199,7 @@ class RankStream(io.TextIOBase):
         return [
             thread
             for thread, parts in self._open.items()
-            if seen.get(thread) == len(parts) and self._calls[thread] not in _places(frames.get(thread))
+            if seen.get(thread) == len(parts) and self._calls.get(thread) not in _places(frames.get(thread))
         ]
 
 
@@ -227,13 +228,15 @@ class _Bytes(io.RawIOBase):
 
 def _place(frame: FrameType) -> _Place:
     """Return which frame is at which instruction, without holding the frame: it would hold the user's variables."""
-    return id(frame), frame.f_lasti
+    return id(frame), id(frame.f_code), frame.f_lasti
 
 
-def _places(frame: FrameType | None) -> Iterator[_Place]:
+def _places(frame: FrameType | None) -> list[_Place | None]:
+    found: list[_Place | None] = []
     while frame is not None:
-        yield _place(frame)
+        found.append(_place(frame))
         frame = frame.f_back
+    return found
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

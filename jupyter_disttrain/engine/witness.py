@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..messages import RankDeath
+from .connection import LAUNCHER
 from .family import signal_main_thread
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Witness:
             crash=self.crash().decode(errors="replace"),
             stderr_tail=b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace"),
             expected=expected,
+            launcher=os.environ.get(LAUNCHER, ""),
             peak_bytes=usage.ru_maxrss * 1024,
             out_of_memory_kills=_out_of_memory_kills() - self._kills_before,
         )

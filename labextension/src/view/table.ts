@@ -177,6 +177,7 @@ export class RankTable {
         : ranks.map(rank => ({ kind: 'rank', rank }));
       return [{ kind: 'node', host, node, ranks } satisfies Row, ...open];
     });
+    this.chosen = Math.min(this.chosen, this.rows.length - 1);
     const shown = this.columns.filter(column =>
       cluster.ranks.some(rank => column.text(rank) !== null)
     );
@@ -330,6 +331,9 @@ export class RankTable {
   onToggle: () => void = () => undefined;
 
   private onKey(event: KeyboardEvent): void {
+    if (this.rows.length === 0) {
+      return;
+    }
     const row = this.rows[this.chosen];
     const isOpen = row?.kind === 'node' && !this.closed.has(row.host);
     const last = this.rows.length - 1;
@@ -374,15 +378,19 @@ export class RankTable {
   /** Go to a row, with the keyboard. */
   private choose(at: number): void {
     this.chosen = at;
-    const top = at * ROW_HEIGHT;
-    const seen = this.scroller.clientHeight - ROW_HEIGHT; // without the titles
-    const { scrollTop } = this.scroller;
-    this.scroller.scrollTop = Math.min(
-      top,
-      Math.max(scrollTop, top + ROW_HEIGHT - seen)
-    );
+    if (this.rows.length > MOST_ROWS) {
+      // Only rows in sight are there to be scrolled to.
+      const top = at * ROW_HEIGHT;
+      const seen = this.scroller.clientHeight - ROW_HEIGHT; // without the titles
+      const least = top + ROW_HEIGHT - seen;
+      this.scroller.scrollTop = Math.min(
+        top,
+        Math.max(this.scroller.scrollTop, least)
+      );
+    }
     this.draw();
-    const id = `${this.id}-${String(at)}`;
-    this.table.setAttribute('aria-activedescendant', id);
+    const line = this.body.querySelector('.jdt-chosen');
+    line?.scrollIntoView({ block: 'nearest' });
+    this.table.setAttribute('aria-activedescendant', line?.id ?? '');
   }
 }

@@ -299,6 +299,7 @@ export class ClusterView {
     cancelAnimationFrame(this.frame);
     window.clearTimeout(this.pause);
     this.log.close();
+    this.announcer.destroy();
     this.charts.destroy();
   }
 }
