@@ -42,7 +42,6 @@ GRACE_S = 1.0  # for ranks to end once another has failed; part of the time of t
 PATIENCE_S = 60.0  # for anything that is checked
 LONGEST_DELAY_S = 0.6
 ALLOWED_GROWTH = 6  # descriptors or threads of one process over a campaign
-WARM_UP = 8  # rounds, after which counts are compared
 
 
 @dataclass
@@ -86,7 +85,7 @@ class Campaign:
             print(f"{len(self.rounds):4} {where}: {result.fault} in {result.cell}: {usable} {result.lost}", flush=True)
             if result.lost:
                 return number + 1
-            if number + 1 in (min(WARM_UP, rounds), rounds):
+            if number + 1 in (rounds // 2, rounds):  # by half time each cell has made what it makes only once
                 self._compare(cluster, first)
         return rounds
 

@@ -55,6 +55,38 @@ def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(
         assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
+def rank_processes() -> dict[int, psutil.Process]:
+    """Return the processes that are ranks, or will be, by pid: the child of each nanny."""
+    ours = [each for each in psutil.Process().children(recursive=True) if "jupyter_disttrain.engine" in _words(each)]
+    nannies = {each.pid for each in ours}
+    return {each.pid: each for each in ours if each.ppid() in nannies}
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def test_a_new_process_that_dies_while_it_starts_counts_once(three: Cluster) -> None:
+    """Its nanny tells of it again and again; each word for itself would use up all attempts."""
+    known = set(rank_processes())
+    assert len(known) >= 3
+
+    def kill_newcomers() -> bool:
+        newcomers = {pid: process for pid, process in rank_processes().items() if pid not in known}
+        known.update(newcomers)
+        for process in newcomers.values():
+            process.kill()
+        return bool(newcomers)
+
+    psutil.Process(three.table[1].info.pid).kill()
+    for _ in range(2):
+        assert wait_until(kill_newcomers)
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
 def test_two_ranks_die_at_once(three: Cluster) -> None:
     pids = three.run("import os; os.getpid()").results
     run = three.run("dist.barrier() if rank == 0 else __import__('time').sleep(1000)", block=False)

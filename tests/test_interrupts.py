@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,11 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS, held_interrupts
 from jupyter_disttrain.errors import RankFailure
 
+from .test_lifecycle import wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,61 @@ def test_who_presses_again_and_again_is_not_held_back() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert len(pressed) == PATIENT_INTERRUPTS + 1
+
+
+def test_two_that_come_together_are_two_for_the_ranks(
+    ranks: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    stubborn = f"import time\n{begin}\ntry: time.sleep(100)\nexcept KeyboardInterrupt: pass\ntime.sleep(100)"
+    interrupt = ranks.interrupt
+
+    def interrupt_and_press(chosen: object, *, forced: bool) -> None:
+        interrupt(chosen, forced=forced)  # type: ignore[arg-type]
+        if not forced:
+            press()  # a double click
+
+    monkeypatch.setattr(ranks, "interrupt", interrupt_and_press)
+
+    def press_once_both_run() -> None:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        press()
+
+    person = threading.Thread(target=press_once_both_run)
+    person.start()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt") as caught:
+        ranks.run(stubborn)
+    person.join()
+    (failure,) = caught.value.failures
+    assert (failure.ranks, failure.line) == ((0, 1), 5)
+
+
+def test_an_interrupt_while_an_error_is_told_loses_neither(ranks: Cluster) -> None:
+    """The error's text is read while its traceback is made: that is when the interrupt comes."""
+    interrupting = """
+import signal
+class SlowError(Exception):
+    is_read = False
+    def __str__(self):
+        is_read, self.is_read = self.is_read, True
+        if not is_read:
+            signal.raise_signal(signal.SIGINT)
+        return "what happened"
+def later():
+    return len(range(3))
+"""
+    ranks.run(interrupting)
+    with pytest.raises(RankFailure) as caught:
+        ranks.run("raise SlowError()")
+    (failure,) = caught.value.failures
+    assert (failure.ename, failure.evalue, failure.line) == ("SlowError", "what happened", 1)
+    assert failure.traceback[-1].endswith("SlowError\x1b[39m: what happened")
+    # One that comes while an error is told that does not end the cell still interrupts it.
+    with pytest.raises(RankFailure) as caught:
+        ranks.run("try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass")
+    (failure,) = caught.value.failures
+    assert failure.ename == "KeyboardInterrupt"
+    assert ranks.run("later()").results == {0: 3, 1: 3}
 
 
 def test_an_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(

@@ -75,6 +75,16 @@ def test_steps_may_go_back_be_missing_and_be_huge(cluster: Cluster) -> None:
     assert cluster.metrics.gather("counted").steps.tolist() == [0, 1]
 
 
+def test_a_name_may_change_its_type_but_not_to_text(cluster: Cluster) -> None:
+    kinds = "1, 2.5, True, torch.tensor(4), float('nan'), 'five', 6"
+    refused = "try: log_metrics(step, kind=value)\n    except TypeError as error: print(error)"
+    run = cluster.run(f"for step, value in enumerate([{kinds}]):\n    {refused}", 0)
+    assert run.stdout[0] == "log_metrics takes numbers, and kind is the text 'five'\n"
+    found = cluster.metrics.gather("kind")
+    assert found.steps.tolist() == [0, 1, 2, 3, 4, 6]
+    np.testing.assert_array_equal(found.values[:, 0], [1, 2.5, 1, 4, math.nan, 6])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -63,9 +63,15 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
     for call in ("comm.allreduce(1)", "from mpi4py import MPI; MPI.COMM_WORLD.allreduce(1)"):
         with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
             world.run(call, 1)
+    # It can be released, and help to start another, all the same.
+    world._guardian.release(forced=True)
+    other = world.table[2].info.pid
+    psutil.Process(other).kill()
+    assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 30)
     world.interrupt()
-    with pytest.raises(RankFailure):
+    with pytest.raises(RankFailure) as caught:
         run.wait()
+    assert not [note for note in caught.value.notes if "could not be released" in note]
     world.run("row = comm.Split(0, rank)")
     assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
 

@@ -170,6 +170,18 @@ def test_a_print_that_takes_long_is_not_torn_by_another_thread(notebook: Noteboo
     assert outcome.lines == ["ranks 0-1 │ another", "ranks 0-1 │ begin its end"]
 
 
+def test_what_c_code_writes_with_no_python_around_it_arrives(notebook: Notebook) -> None:
+    outcome = run(
+        notebook,
+        "import _thread, itertools",
+        "done = _thread.allocate_lock(); _ = done.acquire()",
+        "texts = itertools.chain(['no end of line'], iter(done.release, None))",  # after the text it opens the lock
+        "_ = _thread.start_new_thread(list, (map(sys.stdout.write, texts),))",
+        "_ = done.acquire()",
+    )
+    assert outcome.check().lines == ["ranks 0-1 │ no end of line"]
+
+
 def test_what_a_thread_says_after_its_cell_comes_with_the_next(notebook: Notebook, tmp_path: Path) -> None:
     run(
         notebook,

@@ -89,3 +89,17 @@ def test_what_is_read_aloud_changes_when_the_state_does(open_notebook: Callable[
     page.locator(SAID, has_text="no cell runs").wait_for(state="attached")
     # Twice, although the view has changed many times meanwhile.
     assert page.evaluate("() => window.saidAloud") == ["the ranks run a cell", "no cell runs"]
+
+
+@pytest.mark.browser
+def test_the_last_word_is_read_aloud_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", "%dist_status", "%dist_shutdown"
+    )
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-1 ready")
+    run_cell(page, 1)
+    said = page.locator(".jp-Notebook .jdt-said")
+    said.filter(has_text="no cell runs").wait_for(state="attached")
+    run_cell(page, 2)
+    said.filter(has_text="has ended; this is how it was last").wait_for(state="attached")

@@ -137,7 +137,9 @@ class Presser:
 def test_what_hears_nothing_is_given_up_and_replaced_alone() -> None:
     with Cluster(n=2, launcher="local", name="deaf") as cluster:
         cluster.run("kept = rank")
-        code = "if rank == 1:\n    import ctypes\n    ctypes.PyDLL(None).sleep(1000)"  # without giving the lock away
+        # C code that gives Python's lock to nobody, and that no signal ends.
+        deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); ctypes.PyDLL(None).sleep(1000)"
+        code = f"import ctypes, signal\nif rank == 1: {deaf}"
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
             cluster.run(code, listener=Presser({1}))
         assert cluster.replace([1]) == [

@@ -90,27 +90,33 @@ def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
     RuntimeError
         If there is no Chromium.
     """
+    with served() as address, chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(address)
+        page.wait_for_function("() => window.ready")
+        tracing = page.context.new_cdp_session(page)
+        tracing.send("Performance.enable")
+        for ranks in numbers:
+            begun = _task_seconds(tracing)
+            told = page.evaluate("([ranks, seconds]) => window.measure(ranks, seconds)", [ranks, seconds])
+            used, elapsed = (b - a for a, b in zip(begun, _task_seconds(tracing), strict=True))
+            yield PageCost(
+                ranks=ranks,
+                fps=told["fps"],
+                gap95_ms=told["gap95"],
+                core=used / elapsed,
+                rows=told["rows"],
+                plots=told["plots"],
+            )
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """Serve the page with the widget; yields its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, name="page server", daemon=True).start()
     try:
-        with chromium() as browser:
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
-            page.wait_for_function("() => window.ready")
-            tracing = page.context.new_cdp_session(page)
-            tracing.send("Performance.enable")
-            for ranks in numbers:
-                begun = _task_seconds(tracing)
-                told = page.evaluate("([ranks, seconds]) => window.measure(ranks, seconds)", [ranks, seconds])
-                used, elapsed = (b - a for a, b in zip(begun, _task_seconds(tracing), strict=True))
-                yield PageCost(
-                    ranks=ranks,
-                    fps=told["fps"],
-                    gap95_ms=told["gap95"],
-                    core=used / elapsed,
-                    rows=told["rows"],
-                    plots=told["plots"],
-                )
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
     finally:
         server.shutdown()
         server.server_close()

@@ -42,8 +42,8 @@ function packetOf(ranks, step) {
   return [header, new DataView(data)];
 }
 
-/** Show a cluster, feed it for some seconds, and return what the page did meanwhile. */
-window.measure = async (ranks, seconds) => {
+/** Show a cluster; returns its element, how to tell it something, and how to end it. */
+window.show = ranks => {
   const listeners = new Map();
   const state = { state: clusterOf(ranks, 0), ended: '', key: String(Math.random()) };
   const model = {
@@ -57,6 +57,16 @@ window.measure = async (ranks, seconds) => {
   document.body.replaceChildren(el);
   const stopped = widget.initialize({ model });
   const removed = widget.render({ model, el });
+  const end = () => {
+    removed();
+    stopped();
+  };
+  return { el, state, tell, end };
+};
+
+/** Show a cluster, feed it for some seconds, and return what the page did meanwhile. */
+window.measure = async (ranks, seconds) => {
+  const { el, state, tell, end } = window.show(ranks);
   let step = 0;
   const timers = [
     setInterval(() => {
@@ -92,8 +102,7 @@ window.measure = async (ranks, seconds) => {
   timers.forEach(clearInterval);
   const rows = el.querySelectorAll('tbody tr').length;
   const plots = el.querySelectorAll('.jdt-plot').length;
-  removed();
-  stopped();
+  end();
   const gaps = frames.slice(1).map((now, index) => now - frames[index]).sort((a, b) => a - b);
   return {
     fps: (1000 * gaps.length) / (frames.at(-1) - frames[0]),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .guardian import Guardian
 
 INTERRUPT_GRACE_SECONDS = 5.0
+SPACE_SECONDS = 0.1  # between two interrupts: a rank would take closer ones for one, or lose the first one's traceback
 SETTLE_SECONDS = 120.0  # for the session to come back before the prompt does
 SETTLE_LOOK_SECONDS = 0.1
 
@@ -83,6 +84,7 @@ class CellRun:
         self._values: dict[int, Any] | None = None
         self._held = Held()
         self.interrupts = 0  # that the ranks were told of
+        self._next_interrupt = 0.0  # before which they are told of none
         self._deadline: float | None = None
         self.timed_out = False
         self._is_forced = False  # interrupted for the second time after its time-out
@@ -288,6 +290,8 @@ class CellRun:
         pause = 0.05 if self._listener is not None else 0.5
         if self._deadline is not None:
             pause = max(0.0, min(pause, self._deadline - time.monotonic()))
+        if self._held.waiting:
+            pause = max(0.0, min(pause, self._next_interrupt - time.monotonic()))
         try:
             event = self._events.get(timeout=pause)
             while True:
@@ -304,7 +308,8 @@ class CellRun:
             self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
     def _obey_interrupts(self) -> None:
-        while self._held.waiting:
+        while self._held.waiting and time.monotonic() >= self._next_interrupt:
+            self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1
             self.interrupts += 1
             if self.interrupts >= PATIENT_INTERRUPTS:

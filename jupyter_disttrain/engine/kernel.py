@@ -163,9 +163,12 @@ class RankKernel(IPythonParallelKernel):
                 raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
         except KeyboardInterrupt as error:
-            # It came in the moment before or after the cell's own code.
-            self.shell.last_error = error
-            return {"status": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
+            # It came in the moment before or after the cell's own code, or after what that ended with was told.
+            told = self.shell.told
+            if told is None:
+                self.shell.last_error = error
+            name = type(self.shell.last_error).__name__
+            return {"status": "error", "ename": name, "evalue": "", "traceback": told or []}
         finally:
             self._stop_hearing()
 
@@ -186,7 +189,7 @@ class RankKernel(IPythonParallelKernel):
 
         def interrupt(_number: int, frame: Any) -> None:
             self._interrupted = True
-            if self._untimely.puts_off(frame):
+            if self.shell.puts_off() or self._untimely.puts_off(frame):
                 return
             if asyncio.current_task(loop) is future:
                 raise KeyboardInterrupt  # the cell's own code is running, and IPython catches this
@@ -200,7 +203,7 @@ class RankKernel(IPythonParallelKernel):
 
     def _interrupt(self, number: int, frame: Any) -> None:
         self._interrupted = True
-        if not self._untimely.puts_off(frame):
+        if not self.shell.puts_off() and not self._untimely.puts_off(frame):
             signal.default_int_handler(number, frame)
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:

@@ -6,7 +6,9 @@ Covers: what ``exit`` and ``breakpoint`` do, where tracebacks go, remembering th
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 NO_VALUE = object()
+TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
 
 
 class RankProfile(ProfileDir):
@@ -62,6 +65,8 @@ class RankShell(ZMQInteractiveShell):
     displayhook: RankDisplayHook
     last_error: BaseException | None = None  # that the cell ended with
     _shown: list[list[str]]
+    _tells_since: float | None = None  # of an error
+    _is_interrupted = False  # meanwhile
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
@@ -94,10 +99,29 @@ class RankShell(ZMQInteractiveShell):
         """Treat exception groups like other errors; IPython only prints them."""
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
         lines = None if error is None else cell_errors.group_traceback(error)
-        if lines is None:
-            super().showtraceback(exc_tuple, *args, **kwargs)
-        else:
-            self._showtraceback(type(error), error, lines)
+        self._tells_since = time.monotonic()
+        try:
+            if lines is None:
+                super().showtraceback(exc_tuple, *args, **kwargs)
+            else:
+                self._showtraceback(type(error), error, lines)
+        finally:
+            self._tells_since = None
+            if self._is_interrupted and not kwargs.get("running_compiled_code"):
+                signal.raise_signal(signal.SIGINT)  # there is more of the cell, e.g. after %tb
+
+    def puts_off(self) -> bool:
+        """Return whether an interrupt has to wait because an error is being told, which would be lost.
+
+        One that can't be told, because its text never ends, is interrupted after a while.
+        """
+        self._is_interrupted = self._tells_since is not None and time.monotonic() - self._tells_since < TELL_SECONDS
+        return self._is_interrupted
+
+    @property
+    def told(self) -> list[str] | None:
+        """The traceback that the cell showed last; None if it has shown none."""
+        return self._shown[-1] if self._shown else None
 
     def _showtraceback(self, _etype: Any, evalue: Any, stb: list[str]) -> None:
         """Keep the traceback: the reply carries the one the cell ends with, :meth:`show_other_tracebacks` the rest."""

@@ -138,9 +138,12 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Send this thread's unfinished line too."""
+        """Send this thread's unfinished line too, and those of threads that have ended."""
         with self._turns.lock:
             parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
+            if self._open:
+                for thread in self._open.keys() - sys._current_frames().keys():  # noqa: SLF001
+                    parts += self._open.pop(thread)
             self._rest.clear()
             self._send(parts)
 

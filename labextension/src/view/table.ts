@@ -212,6 +212,8 @@ export class RankTable {
       const seen = Math.ceil((this.scroller.clientHeight || 400) / ROW_HEIGHT);
       last = Math.min(this.rows.length, first + seen + 2 * SPARE_ROWS);
     }
+    // There all rows have to be one line high.
+    this.table.classList.toggle('jdt-long', last - first < this.rows.length);
     const wanted = last - first;
     while (this.body.childElementCount > wanted) {
       this.body.lastElementChild?.remove();
@@ -273,9 +275,10 @@ export class RankTable {
     delete line.dataset.state;
     line.setAttribute('aria-level', '1');
     line.setAttribute('aria-expanded', String(isOpen));
-    line.title = isOpen
-      ? this.trans('hide its ranks')
-      : this.trans('show its ranks');
+    const text = `${row.host} · ${this.ofNode(row.node, row.ranks)}`;
+    line.title = `${text}\n${
+      isOpen ? this.trans('hide its ranks') : this.trans('show its ranks')
+    }`;
     line.onclick = (): void => {
       this.toggle(row.host);
     };
@@ -290,10 +293,7 @@ export class RankTable {
       inner = element('span');
       cell.replaceChildren(inner);
     }
-    setText(
-      inner,
-      `${isOpen ? '▾' : '▸'} ${row.host} · ${this.ofNode(row.node, row.ranks)}`
-    );
+    setText(inner, `${isOpen ? '▾' : '▸'} ${text}`);
   }
 
   private ofNode(node: INode | undefined, ranks: IRank[]): string {
