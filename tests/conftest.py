@@ -73,7 +73,8 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     temporary = [path for path in found if not path.name.startswith(CACHE_OF_TORCH)]
     assert not temporary, f"temporary files left: {temporary}, of {[first_seen_in.get(p.name) for p in temporary]}"
     shared = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if not belongs_to_others(path.name)]
-    assert not shared, f"shared memory left: {shared}"
+    inside = {path.name: [each.name for each in path.iterdir()] for path in shared if path.is_dir()}
+    assert not shared, f"shared memory left: {shared}, {inside}, of {[first_seen_in.get(p.name) for p in shared]}"
 
 
 first_seen_in: dict[str, str] = {}  # a folder: the test after which it was there first
@@ -84,7 +85,7 @@ def folders_are_noted(request: pytest.FixtureRequest, own_folders: Path) -> Iter
     """Note whose the folders are, so that one that is left at the end can be explained."""
     yield
     clusters = own_folders / "runtime" / "disttrain"
-    folders = [folder for folder in (clusters, own_folders / "temporary") if folder.exists()]
+    folders = [folder for folder in (clusters, own_folders / "temporary", Path("/dev/shm")) if folder.exists()]
     for path in (path for folder in folders for path in folder.iterdir()):
         first_seen_in.setdefault(path.name, request.node.nodeid)
 

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.folders import Folders
+from jupyter_disttrain.cluster.folders import Folders, remove_folder
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.shell import RankProfile
 from jupyter_disttrain.errors import ClusterClosedError, UsageError
@@ -291,6 +293,27 @@ def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         Folders.make("interrupted")
     assert (folders(), shelves()) == (before, shelves_before)
+
+
+def test_a_folder_goes_although_a_process_that_ends_still_writes_into_it(tmp_path: Path) -> None:
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    began = threading.Event()
+
+    def write() -> None:
+        holder = os.open(folder, os.O_RDONLY)  # as MPI has it: by then the path may be gone
+        with suppress(FileNotFoundError):
+            for number in range(5000):
+                os.close(os.open(str(number), os.O_WRONLY | os.O_CREAT, dir_fd=holder))
+                began.set()
+        os.close(holder)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert began.wait(10)
+    remove_folder(folder)
+    writer.join()
+    assert not folder.exists()
 
 
 def test_ranks_that_are_kept_outlive_the_kernel() -> None:

@@ -65,7 +65,11 @@ def test_a_cell_that_is_given_up_ends_once() -> None:
     with Cluster(n=1, launcher="local", backend="none", name="thrice") as cluster:
         presser = PressThrice()
         with pytest.raises(GivenUpError):
-            cluster.run("import ctypes; ctypes.PyDLL(None).sleep(1000)", listener=presser)
+            cluster.run(
+                "import ctypes, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+                "ctypes.PyDLL(None).sleep(1000)",
+                listener=presser,
+            )
         assert presser.ends == 1
 
 

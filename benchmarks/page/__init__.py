@@ -37,6 +37,7 @@ class PageCost:
     """What was seen of one number of ranks."""
 
     ranks: int
+    scrolls: bool
     fps: float
     gap95_ms: float  # between two frames
     core: float  # of the page's main thread, 0 to 1
@@ -82,8 +83,8 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
-    """Yield what the page costs for each number of ranks.
+def measure(kinds: Sequence[tuple[int, bool]], seconds: float) -> Iterator[PageCost]:
+    """Yield what the page costs for each number of ranks, at rest or while its table is scrolled without a pause.
 
     Raises
     ------
@@ -96,12 +97,13 @@ def measure(numbers: Sequence[int], seconds: float) -> Iterator[PageCost]:
         page.wait_for_function("() => window.ready")
         tracing = page.context.new_cdp_session(page)
         tracing.send("Performance.enable")
-        for ranks in numbers:
+        for ranks, scrolls in kinds:
             begun = _task_seconds(tracing)
-            told = page.evaluate("([ranks, seconds]) => window.measure(ranks, seconds)", [ranks, seconds])
+            told = page.evaluate("(arguments) => window.measure(...arguments)", [ranks, seconds, scrolls])
             used, elapsed = (b - a for a, b in zip(begun, _task_seconds(tracing), strict=True))
             yield PageCost(
                 ranks=ranks,
+                scrolls=scrolls,
                 fps=told["fps"],
                 gap95_ms=told["gap95"],
                 core=used / elapsed,

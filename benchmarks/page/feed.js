@@ -64,8 +64,8 @@ window.show = ranks => {
   return { el, state, tell, end };
 };
 
-/** Show a cluster, feed it for some seconds, and return what the page did meanwhile. */
-window.measure = async (ranks, seconds) => {
+/** Show a cluster, feed it for some seconds, and return what the page did meanwhile; the table is scrolled if asked. */
+window.measure = async (ranks, seconds, scrolls) => {
   const { el, state, tell, end } = window.show(ranks);
   let step = 0;
   const timers = [
@@ -87,10 +87,15 @@ window.measure = async (ranks, seconds) => {
   const frames = [];
   const scroller = el.querySelector('.jdt-table-scroller');
   const begun = performance.now();
+  const height = Math.max(1, scroller.scrollHeight - scroller.clientHeight);
+  let top = 0;
   await new Promise(resolve => {
     const next = now => {
       frames.push(now);
-      scroller.scrollTop = (scroller.scrollTop + 4) % Math.max(1, scroller.scrollHeight - scroller.clientHeight);
+      if (scrolls) {
+        top = (top + 4) % height; // as a wheel does, without asking where it is
+        scroller.scrollTop = top;
+      }
       if (now - begun < 1000 * seconds) {
         requestAnimationFrame(next);
       } else {

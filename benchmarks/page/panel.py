@@ -31,17 +31,31 @@ if TYPE_CHECKING:
 EXTENSION = Path(__file__).parents[2] / "jupyter_disttrain" / "labextension"
 PANEL = "#jupyter-disttrain-panel"
 LOOP = "import time\nwhile True: time.sleep(0.001)"
-# Seconds from asking for the panel until a rank is seen to run in it.
-OPEN = """async () => {
-  const begun = performance.now();
+# In seconds since the page began to load: when JupyterLab is there, when the panel was asked for if it was, and when a
+# rank is seen to run in it.
+LIVE = """async opens => {
+  while (!window.jupyterapp) {
+    await new Promise(requestAnimationFrame);
+  }
   const app = window.jupyterapp;
-  await app.commands.execute('jupyter-disttrain:show-panel');
+  await app.restored;
+  const there = performance.now();
+  if (opens) {
+    await app.commands.execute('jupyter-disttrain:show-panel');
+  }
   while (!document.querySelector('#jupyter-disttrain-panel .jdt-rank[data-state=running]')?.offsetParent) {
     await new Promise(requestAnimationFrame);
   }
-  return (performance.now() - begun) / 1000;
+  return [there / 1000, performance.now() / 1000];
 }"""
-THERE = "() => window.jupyterapp?.restored"
+# Returns when JupyterLab has saved that the panel is open.
+SAVED = """async name => {
+  const { workspaces } = window.jupyterapp.serviceManager;
+  const isOpen = ({ data }) => data['layout-restorer:data']?.right.current === 'jupyter-disttrain-panel';
+  while (!isOpen(await workspaces.fetch(name))) {
+    await new Promise(resolve => setTimeout(resolve, 100));
+  }
+}"""
 IDLE = "panel => document.querySelectorAll(`${panel} .jdt-rank[data-state=idle]`).length === 2"
 
 
@@ -50,14 +64,15 @@ class PanelTimes:
     """Medians, in seconds."""
 
     opened: float  # from opening the panel until it is live
-    reloaded: float  # the same in a page that was loaded anew
+    loaded: float  # from loading the page anew until JupyterLab is there
+    reloaded: float  # and until the panel, which was open, is live
     interrupted: float  # from the click until the cell has ended on all ranks
     seen: float  # and until the panel says so
 
 
 @contextmanager
 def _lab(home: Path) -> Iterator[str]:
-    """Run JupyterLab with the extension as it was last built; yields its address, with the token."""
+    """Run JupyterLab with the extension as it was last built; yields the address of a workspace, with the token."""
     extensions = home / "share" / "labextensions"
     extensions.mkdir(parents=True)
     (extensions / "jupyter-disttrain").symlink_to(EXTENSION)
@@ -80,7 +95,7 @@ def _lab(home: Path) -> Iterator[str]:
         stderr=(home / "said").open("w"),
     )
     try:
-        yield f"{_address(server, home / 'said')}/lab?token={token}"
+        yield f"{_address(server, home / 'said')}/lab/workspaces/{{}}?token={token}"
     finally:
         server.terminate()
         server.wait()
@@ -113,22 +128,23 @@ def measure(repeats: int) -> PanelTimes:
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(home)
-    opened, reloaded, interrupted, seen = (statistics.median(each) for each in zip(*times, strict=True))
-    return PanelTimes(opened=opened, reloaded=reloaded, interrupted=interrupted, seen=seen)
+    opened, loaded, reloaded, interrupted, seen = (statistics.median(each) for each in zip(*times, strict=True))
+    return PanelTimes(opened=opened, loaded=loaded, reloaded=reloaded, interrupted=interrupted, seen=seen)
 
 
-def _once(page: Any, address: str, cluster: Cluster) -> tuple[float, float, float, float]:
+def _once(page: Any, address: str, cluster: Cluster) -> tuple[float, ...]:
     run = cluster.run(LOOP, block=False)
-    page.goto(address)
-    page.wait_for_function(THERE)
-    opened = page.evaluate(OPEN)
+    workspace = secrets.token_hex(4)  # a new one, in which no panel is open yet
+    page.goto(address.format(workspace))
+    there, live = page.evaluate(LIVE, True)
+    opened = live - there
+    page.evaluate(SAVED, workspace)
     page.reload()
-    page.wait_for_function(THERE)
-    reloaded = page.evaluate(OPEN)
+    loaded, reloaded = page.evaluate(LIVE, False)
     begun = time.perf_counter()
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
     with suppress(RankFailure):  # the interrupted cell ends in error
         run.wait()
     interrupted = time.perf_counter() - begun
     page.wait_for_function(IDLE, arg=PANEL)
-    return opened, reloaded, interrupted, time.perf_counter() - begun
+    return opened, loaded, reloaded, interrupted, time.perf_counter() - begun

@@ -229,7 +229,7 @@ class CellRun:
                 raise
             except KeyboardInterrupt:  # another handler's, or an impatient person's
                 self._held.pressed += 1
-                self._obey_interrupts()
+                self._obey_interrupts(at_once=self._held.pressed - self._held.obeyed > PATIENT_INTERRUPTS)
         if self.ended_s is None:
             self._settle()
             self._end()
@@ -307,8 +307,8 @@ class CellRun:
         elif isinstance(event, Elided):
             self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
-    def _obey_interrupts(self) -> None:
-        while self._held.waiting and time.monotonic() >= self._next_interrupt:
+    def _obey_interrupts(self, *, at_once: bool = False) -> None:
+        while self._held.waiting and (at_once or time.monotonic() >= self._next_interrupt):
             self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1
             self.interrupts += 1

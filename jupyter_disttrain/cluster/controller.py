@@ -12,10 +12,10 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +24,7 @@ from ipyparallel.controller.app import IPController
 from traitlets import Float, Integer, Unicode
 
 from ..messages import USED_TOPIC
+from .folders import remove_folder
 
 OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
 
@@ -62,7 +63,7 @@ class DisttrainController(IPController):
             super().start()
         finally:
             for folder in filter(None, self.remove_dirs.split(os.pathsep)):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_folder(Path(folder))
 
     def _follow_owner(self) -> None:
         _wait_for_end(self.owner_pid)

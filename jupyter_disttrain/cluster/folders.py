@@ -22,6 +22,7 @@ from ..shelf import ROOT
 
 KEPT_RUNS = 20  # folders of logs; the oldest go first
 LONGEST_TEMPORARY = 70  # characters: the path of a Unix socket may have 107
+REMOVAL_SECONDS = 5.0
 STALE_SECONDS = 600.0  # since a folder was last written to; a younger one may be of a cluster that is just starting
 
 
@@ -107,11 +108,20 @@ class Folders:
     def remove(self) -> None:
         """Remove what must not outlive the cluster, and a folder of logs in which there is none."""
         for folder in self.removable:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
         try:
             self.run.rmdir()
         except OSError:
             return  # there are logs in it
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; processes that are just ending, MPI's above all, may still put files into it meanwhile."""
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+        shutil.rmtree(folder, ignore_errors=True)  # what is left even so, the sweep of a later start takes
 
 
 def _probe(path: Path) -> None:

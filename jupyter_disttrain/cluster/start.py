@@ -373,7 +373,8 @@ class Launch:
             if link is not None:
                 link.close()
             self._let_go()
-            self.folders.remove()
+            with deferred_interrupts():
+                self.folders.remove()
 
     def leave(self) -> None:
         """Leave the processes to themselves: they are there for who joins them later."""

@@ -6,7 +6,8 @@
  * Does not cover: plots (charts).
  */
 
-import { bytes, element, perSecond, setText, short } from './dom';
+import { columnsOf, type IColumn } from './columns';
+import { bytes, element, perSecond, setText } from './dom';
 import type { ICluster, INode, IRank, Translate } from './types';
 
 const ROW_HEIGHT = 24;
@@ -20,13 +21,6 @@ type Row =
   | { kind: 'node'; host: string; node: INode | undefined; ranks: IRank[] }
   | { kind: 'rank'; rank: IRank };
 
-interface IColumn {
-  title: string;
-  /** What stands in it; null in all rows leaves the column out. */
-  text: (rank: IRank) => string | null;
-  align?: 'right';
-}
-
 /** The table. */
 export class RankTable {
   readonly node: HTMLElement;
@@ -38,6 +32,7 @@ export class RankTable {
   private shown: IColumn[] = [];
   private rows: Row[] = [];
   private chosen = -1;
+  private drawn = { first: 0, last: 0 };
   private readonly table: HTMLElement;
   private readonly id = `jdt-table-${String(++tablesMade)}`;
 
@@ -45,7 +40,7 @@ export class RankTable {
     private readonly trans: Translate,
     private readonly onRank: (rank: number) => void
   ) {
-    this.columns = this.makeColumns();
+    this.columns = columnsOf(trans);
     this.head = element('tr', { role: 'row' });
     this.body = element('tbody');
     this.table = element(
@@ -61,110 +56,15 @@ export class RankTable {
     );
     this.scroller = element('div', { class: 'jdt-table-scroller' }, this.table);
     this.scroller.addEventListener('scroll', () => {
-      this.draw();
+      const { first, last } = this.inSight();
+      if (first < this.drawn.first || last > this.drawn.last) {
+        this.draw();
+      }
     });
     this.table.addEventListener('keydown', event => {
       this.onKey(event);
     });
     this.node = this.scroller;
-  }
-
-  private makeColumns(): IColumn[] {
-    const t = this.trans;
-    const part = (value: number | undefined): string | null =>
-      value === undefined ? null : `${(100 * value).toFixed(0)} %`;
-    const size = (value: number | undefined): string | null =>
-      value === undefined ? null : bytes(value);
-    return [
-      { title: t('rank'), text: rank => String(rank.rank) },
-      { title: t('state'), text: rank => rank.text },
-      {
-        title: t('cell'),
-        text: rank => (rank.cell ? `[${String(rank.cell)}]` : null)
-      },
-      {
-        title: t('line'),
-        text: rank => (rank.line ? String(rank.line) : null),
-        align: 'right'
-      },
-      {
-        title: t('steps/s'),
-        text: rank =>
-          rank.steps_per_s === undefined ? null : short(rank.steps_per_s),
-        align: 'right'
-      },
-      {
-        title: t('samples/s'),
-        text: rank =>
-          rank.samples_per_s === undefined ? null : short(rank.samples_per_s),
-        align: 'right'
-      },
-      {
-        title: t('waits for ranks'),
-        text: rank => part(rank.waiting),
-        align: 'right'
-      },
-      {
-        title: t('waits for data'),
-        text: rank => part(rank.waiting_for_data),
-        align: 'right'
-      },
-      {
-        title: t('CPU'),
-        text: rank =>
-          rank.cpu_percent === undefined
-            ? null
-            : `${rank.cpu_percent.toFixed(0)} %`,
-        align: 'right'
-      },
-      {
-        title: t('memory'),
-        text: rank => size(rank.memory_bytes),
-        align: 'right'
-      },
-      { title: t('device'), text: rank => rank.device },
-      {
-        title: t('GPU'),
-        text: rank =>
-          rank.gpu?.percent === undefined
-            ? null
-            : `${String(rank.gpu.percent)} %`,
-        align: 'right'
-      },
-      {
-        title: t('GPU memory'),
-        text: ({ gpu }) =>
-          gpu?.memory_used_bytes === undefined
-            ? null
-            : `${bytes(gpu.memory_used_bytes)} / ${bytes(gpu.memory_total_bytes ?? 0)}`,
-        align: 'right'
-      },
-      {
-        title: t('°C'),
-        text: rank =>
-          rank.gpu?.celsius === undefined ? null : String(rank.gpu.celsius),
-        align: 'right'
-      },
-      {
-        title: t('W'),
-        text: rank =>
-          rank.gpu?.watts === undefined ? null : rank.gpu.watts.toFixed(0),
-        align: 'right'
-      },
-      { title: t('GPU notes'), text: rank => this.gpuNotes(rank) },
-      { title: t('pid'), text: rank => String(rank.pid), align: 'right' }
-    ];
-  }
-
-  private gpuNotes({ gpu }: IRank): string | null {
-    const notes = [
-      gpu?.limited_by ? this.trans('slowed: %1', gpu.limited_by) : '',
-      gpu?.ecc_errors
-        ? this.trans('%1 ECC errors', String(gpu.ecc_errors))
-        : '',
-      gpu?.others ? this.trans('%1 other processes', String(gpu.others)) : ''
-    ].filter(Boolean);
-    return notes.length ? notes.join(', ') : null;
   }
 
   show(cluster: ICluster): void {
@@ -200,18 +100,23 @@ export class RankTable {
     this.draw();
   }
 
-  /** Draw the rows in sight, with room for the others. */
-  private draw(): void {
-    let first = 0;
-    let last = this.rows.length;
-    if (this.rows.length > MOST_ROWS) {
-      first = Math.max(
-        0,
-        Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - SPARE_ROWS
-      );
-      const seen = Math.ceil((this.scroller.clientHeight || 400) / ROW_HEIGHT);
-      last = Math.min(this.rows.length, first + seen + 2 * SPARE_ROWS);
+  /** Which rows can be seen; of a short table all. */
+  private inSight(): { first: number; last: number } {
+    const count = this.rows.length;
+    if (count <= MOST_ROWS) {
+      return { first: 0, last: count };
     }
+    const first = Math.floor(this.scroller.scrollTop / ROW_HEIGHT);
+    const seen = Math.ceil((this.scroller.clientHeight || 400) / ROW_HEIGHT);
+    return { first, last: Math.min(count, first + seen) };
+  }
+
+  /** Draw the rows in sight and some around them, with room for the others. */
+  private draw(): void {
+    const sight = this.inSight();
+    const first = Math.max(0, sight.first - SPARE_ROWS);
+    const last = Math.min(this.rows.length, sight.last + SPARE_ROWS);
+    this.drawn = { first, last };
     // There all rows have to be one line high.
     this.table.classList.toggle('jdt-long', last - first < this.rows.length);
     const wanted = last - first;
