@@ -164,6 +164,7 @@ class RankVitals(Record):
     samples: int = 0  # from DataLoaders
     looks: int = 0  # at what the main thread does
     waits: int = 0  # those that found it waiting for other ranks
+    seen: int = 0  # those that could tell; a look between two of them counts as the later one
     data_wait_s: float = 0.0  # for batches
     done: int = 0  # rounds of the loop that runs, where it knows how many there will be
     total: int = 0

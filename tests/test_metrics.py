@@ -90,6 +90,16 @@ def test_a_name_may_change_its_type_but_not_to_text(cluster: Cluster) -> None:
     [
         ("log_metrics(1, loss='high')", "log_metrics takes numbers, and loss is the text 'high'"),
         ("log_metrics(1, loss=None)", "log_metrics takes numbers, and loss is a NoneType"),
+        ("log_metrics(1, loss=torch.ones((), dtype=torch.complex64))", r"is complex; log e.g. loss.abs\(\)"),
+        (
+            (
+                "from torch.distributed.tensor import Partial, DTensor\n"
+                "from torch.distributed.device_mesh import init_device_mesh\n"
+                "mesh = init_device_mesh('cpu', (world_size,))\n"
+                "log_metrics(1, norm=DTensor.from_local(torch.ones(()), mesh, [Partial()]))"
+            ),
+            r"norm is spread over ranks, .*; log norm.full_tensor\(\)",
+        ),
         ("log_metrics(1, loss=torch.ones(3))", r"and loss has 3; log e.g. loss.mean\(\)"),
         ("log_metrics(1.5, loss=1)", r"a whole number up to 2\*\*53 as its step, not 1.5"),
         ("log_metrics('one', loss=1)", r"a whole number up to 2\*\*53 as its step, not 'one'"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..samples import Samples
 
+MOST_SETS = 1000  # of names that come together, whose numbers are kept at hand
 ROWS = 1_000_000  # kept; the oldest go first, or a session of days would fill the notebook's memory
 NO_STEP = np.iinfo(np.int64).min
 NO_CELL = -1
@@ -99,6 +100,12 @@ class MetricsTable:
         """Return how many values are kept."""
         return self._count
 
+    @property
+    def arrived(self) -> int:
+        """How many values have come, those included that were let go."""
+        with self._lock:
+            return self._gone + self._count
+
     def add(self, rank: int, samples: Samples) -> None:
         """Take a rank's message."""
         with self._lock:
@@ -114,6 +121,8 @@ class MetricsTable:
         """Take samples with the same names, (samples, 2 + names): see ``samples.Block``."""
         numbers = self._numbers_of.get(names)
         if numbers is None:
+            if len(self._numbers_of) >= MOST_SETS:
+                self._numbers_of.clear()  # each step has names of its own: there is nothing to be saved
             numbers = np.array([self._names.setdefault(name, len(self._names)) for name in names], "i4")
             self._numbers_of[names] = numbers
         values = matrix[:, 2:]
@@ -223,13 +232,13 @@ class MetricsTable:
         return gather(name, rows)
 
     def gather_last(self, count: int) -> list[Gathered]:
-        """Return the first metrics over ranks, each of the cell that logged it last."""
+        """Return metrics over ranks, those that were logged last, each of the cell that logged it last."""
         _, rows = self.since(0)
-        found = []
-        for number, name in enumerate(self.names[:count]):
+        numbers, last = np.unique(rows["name"][::-1], return_index=True)
+        names, found = self.names, []
+        for number in sorted(numbers[np.argsort(last)][:count].tolist()):
             of_name = rows[rows["name"] == number]
-            if len(of_name):
-                found.append(gather(name, of_name[of_name["cell"] == of_name["cell"][-1]]))
+            found.append(gather(names[number], of_name[of_name["cell"] == of_name["cell"][-1]]))
         return found
 
     def to_frame(self) -> pd.DataFrame:

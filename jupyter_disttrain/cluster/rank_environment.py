@@ -40,7 +40,7 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
     if config.backend == "none":
         environment["DISTTRAIN_WITHOUT_TORCH"] = "1"
     if not gpus and "TORCH_FR_BUFFER_SIZE" not in os.environ:
-        environment["TORCH_FR_BUFFER_SIZE"] = "128"  # collectives that %dist_where can tell of; it reads them all
+        environment["TORCH_FR_BUFFER_SIZE"] = "32"  # collectives that %dist_where can tell of; it reads them all
     if config.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if "OMP_NUM_THREADS" not in os.environ:

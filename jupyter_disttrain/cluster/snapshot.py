@@ -128,16 +128,18 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
         next_mark -= len(rows) - LARGEST_PACKET
         rows = rows[:LARGEST_PACKET]
     rows = rows[rows["name"] < MOST_NAMES]
+    numbers, name_at = np.unique(rows["name"], return_inverse=True)
     steps = rows["step"].astype(np.float64)
     steps[rows["step"] == NO_STEP] = np.nan
     columns = (
         steps,
         rows["value"].astype(np.float32),
         rows["cell"].astype(np.int32),
-        rows["name"].astype(np.uint16),
+        name_at.astype(np.uint16),
         rows["rank"].astype(np.uint16),
     )
-    header = {"count": len(rows), "names": list(table.names[:MOST_NAMES]), "first": not mark}
+    names = table.names
+    header = {"count": len(rows), "names": [names[number] for number in numbers], "first": not mark}
     return next_mark, header, b"".join(column.tobytes() for column in columns)
 
 
@@ -148,6 +150,7 @@ def _thin(rows: Any) -> Any:
     kept = np.zeros(len(rows), bool)
     for name in np.unique(rows["name"]):
         at = np.flatnonzero(rows["name"] == name)
+        at = at[rows["cell"][at] == rows["cell"][at].max()]  # the page draws the last cell alone
         ranks = np.unique(rows["rank"][at])
         stride = max(1, len(at) // (len(ranks) * HISTORY))
         steps = np.unique(rows["step"][at])

@@ -88,7 +88,7 @@ def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
         samples_per_s=samples / seconds if samples else None,
         waiting=(later.waits - earlier.waits) / looks if looks else None,
         waiting_for_data=min(1.0, waited_for_data / seconds) if samples else None,
-        looks=looks,
+        looks=later.seen - earlier.seen,
     )
 
 

@@ -211,6 +211,10 @@ def _hold(name: str, value: Any) -> Any:
             raise TypeError(f"log_metrics takes numbers, and {name} is {_kind(value)}") from None
     if value.numel() != 1:
         raise ValueError(f"log_metrics takes single numbers, and {name} has {value.numel()}; log e.g. {name}.mean()")
+    if value.is_complex():
+        raise TypeError(f"log_metrics takes real numbers, and {name} is complex; log e.g. {name}.abs()")
+    if hasattr(value, "full_tensor"):  # a DTensor, of which this rank may have a part alone
+        raise TypeError(f"{name} is spread over ranks, and log_metrics takes what is whole; log {name}.full_tensor()")
     if value.device.type == "cuda":
         return _OnDevice(value)
     return float(value.detach())
@@ -225,7 +229,7 @@ class _OnDevice:
 
     def __init__(self, value: Any) -> None:
         torch: Any = import_module("torch")
-        self.number = torch.empty((), dtype=value.dtype, pin_memory=True)
+        self.number = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
         self.number.copy_(value.detach().reshape(()), non_blocking=True)
         self._copied = torch.cuda.Event()
         self._copied.record(torch.cuda.current_stream(value.device))

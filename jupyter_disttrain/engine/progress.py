@@ -28,15 +28,18 @@ class Pass:
     total: int = 0
     since: float = 0.0
     last: float = 0.0  # when it gave out a batch
+    before: int = 0  # batches that were given out before ``since``: another loader's pass may lie between
+    iterator: int = 0  # its id
 
     def as_loop(self) -> Loop:
         """Return how far it has come."""
         if not self.total:
             return NOWHERE
-        round_s = (self.last - self.since) / max(1, self.done - 1)
+        rounds = self.done - self.before - 1
+        round_s = (self.last - self.since) / max(1, rounds)
         if time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * round_s):
             return NOWHERE
-        return self.done, self.total, round_s * (self.total - self.done) if self.done > 1 else math.nan
+        return self.done, self.total, round_s * (self.total - self.done) if rounds > 0 else math.nan
 
 
 class Progress:
@@ -46,16 +49,14 @@ class Progress:
         self.steps = 0
         self.samples = 0
         self.data_wait_s = 0.0
-        self._by_optimizer: dict[int, int] = {}  # of the cell that runs, by id: the cell keeps them alive
-        self._most = 0
+        self._stepped: set[int] = set()  # optimizers since the last step that was counted, by id
         self._counts_batches = False
         self._pass = Pass()
         self._began_s = 0.0  # the cell, by the wall clock
 
     def begin_cell(self) -> None:
         """Count the optimizers of this cell anew, and hook into what has been imported meanwhile."""
-        self._by_optimizer.clear()
-        self._most = 0
+        self._stepped.clear()
         self._pass = Pass()
         self._began_s = time.time()
         if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
@@ -69,12 +70,11 @@ class Progress:
         register_optimizer_step_post_hook(self._on_step)
 
     def _on_step(self, optimizer: Any, _args: Any, _options: Any) -> None:
-        """Count a step; of several optimizers, as in a GAN, the one with most steps counts."""
-        count = self._by_optimizer.get(id(optimizer), 0) + 1
-        self._by_optimizer[id(optimizer)] = count
-        if count > self._most:
-            self._most = count
+        """Count a step; of several optimizers that take turns, as in a GAN, one step each counts as one."""
+        if not self._stepped or id(optimizer) in self._stepped:
+            self._stepped.clear()
             self.steps += 1
+        self._stepped.add(id(optimizer))
 
     def _count_batches(self) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: PLC0415
@@ -91,7 +91,9 @@ class Progress:
             self.samples += _size(batch)
             done = iterator._num_yielded  # noqa: SLF001
             now = time.monotonic()
-            self._pass = Pass(done, _length(iterator), before.since if done > 1 and before.since else now, now)
+            goes_on = done > 1 and before.iterator == id(iterator)
+            since, earlier = (before.since, before.before) if goes_on else (now, done - 1)
+            self._pass = Pass(done, _length(iterator), since, now, earlier, id(iterator))
             return batch
 
         cls.__next__ = timed

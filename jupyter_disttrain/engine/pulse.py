@@ -21,7 +21,7 @@ AT = 256  # on the shared page
 CALL_BYTES = 64
 NO_CELL = -1
 _SEQUENCE = struct.Struct("=Q")  # odd while the rest is being written
-_FIELDS = struct.Struct(f"=dqqqqQQQddQQd{CALL_BYTES}s")
+_FIELDS = struct.Struct(f"=dqqqqQQQddQQdQ{CALL_BYTES}s")
 _TRIES = 3
 
 
@@ -42,14 +42,16 @@ class Pulse:
     done: int = 0  # rounds of the loop that runs, where it knows how many there will be
     total: int = 0
     left_s: float = math.nan  # of that loop, if it goes on as it went so far
+    seen: int = 0  # of the looks, that told whether it waits; those between count as the next of these
     call: bytes = b""  # the collective that it waits in
 
 
 def write(page: mmap.mmap, pulse: Pulse) -> None:
     """Write a beat; only one thread of the rank may."""
+    figures = _FIELDS.pack(*astuple(pulse))
     (sequence,) = _SEQUENCE.unpack_from(page, AT)
     _SEQUENCE.pack_into(page, AT, sequence | 1)
-    _FIELDS.pack_into(page, AT + _SEQUENCE.size, *astuple(pulse))
+    page[AT + _SEQUENCE.size : AT + _SEQUENCE.size + _FIELDS.size] = figures  # at once: nobody can read meanwhile
     _SEQUENCE.pack_into(page, AT, (sequence | 1) + 1)
 
 

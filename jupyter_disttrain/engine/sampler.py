@@ -3,12 +3,16 @@
 Covers: the line that runs, waits for other ranks, handing the figures to the nanny; sending metrics on time.
 Does not cover: CPU, memory and devices, which the nanny reads (``vitals``); the whole stack (``where``).
 
-A look costs some 20 us, four times a second while a cell runs. Whether the main thread waits is told by the system's
-word for it (it sleeps) together with a collective that has not come to its end, or by the function it is in.
+A look costs some 200 us, four times a second while a cell runs. Whether the main thread waits is told by the function
+it is in, or by the system's word for it (it sleeps) together with a collective that has not come to its end. Those are
+in torch's record, and to read that takes milliseconds, in which no collective can begin: so it is read when the main
+thread has not moved since the last look, and else as often as ``READING_SHARE`` allows. A look between two readings
+counts as the next one finds the thread.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25  # between two looks while a cell runs
 IDLE_SECONDS = 0.5  # while none runs
+STANDS_NS = 200_000  # of running between two looks: a wait may have to begin again every now and then
+READING_SHARE = 0.008  # of the time, for torch's record of collectives while training goes on
 
 
 class Sampler:
@@ -59,14 +65,17 @@ class Sampler:
         self._progress = progress
         self._metrics = metrics
         self._show = show
-        self._looks = self._waits = 0
+        self._looks = self._waits = self._seen = self._uncounted = 0
         self._waits_since = 0.0
+        self._ran_ns = 0  # how long the main thread had run at the last look
+        self._wait: tuple[object, ...] | None = None  # where it was at the last look, if it waited
+        self._next_reading = 0.0
         self._place: tuple[int, int] | None = None  # where the main thread was at the last look
         self._in_mpi = ""
         self._has_failed = False
-        main = threading.main_thread()
-        self._main = main.ident or 0
-        self._stat = Path(f"/proc/self/task/{main.native_id}/stat")
+        self._main = threading.main_thread().ident or 0
+        self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python has its number from before the fork
+        self._schedstat = self._stat.with_name("schedstat")
         threading.Thread(target=self._run, name="disttrain sampler", daemon=True).start()
 
     def _run(self) -> None:
@@ -76,13 +85,13 @@ class Sampler:
             cell = self._cell()
             try:
                 self._show(self._look(cell))
+                if time.monotonic() >= next_send:
+                    next_send = time.monotonic() + self._metrics.pause_s
+                    self._metrics.send()
             except Exception as error:  # noqa: BLE001  (it reads the frames of code that runs, and must outlive that)
                 if not self._has_failed:
                     sys.stderr.write(f"what the rank does could not be looked at: {type(error).__name__}: {error}\n")
                 self._has_failed = True
-            if time.monotonic() >= next_send:
-                self._metrics.send()
-                next_send = time.monotonic() + self._metrics.pause_s
             pause.wait(IDLE_SECONDS if cell is None else LOOK_SECONDS)
 
     def _look(self, cell: dict[str, Any] | None) -> Pulse:
@@ -92,10 +101,9 @@ class Sampler:
         if cell is not None:
             frame = sys._current_frames().get(self._main)  # noqa: SLF001
             line = _line(frame, cell["lines_before"])
-            call = self._call(frame)
-            self._looks += 1
-            self._waits += bool(call)
-        self._waits_since = (self._waits_since or now) if call else 0.0
+            call = self._call(frame, now)
+        else:
+            self._waits_since = 0.0
         return Pulse(
             beat_s=now,
             cell=NO_CELL if cell is None else cell["number"],
@@ -105,6 +113,7 @@ class Sampler:
             samples=self._progress.samples,
             looks=self._looks,
             waits=self._waits,
+            seen=self._seen,
             data_wait_s=self._progress.data_wait_s,
             waits_since_s=self._waits_since,
             done=min(done, total),
@@ -113,20 +122,54 @@ class Sampler:
             call=call.encode()[:CALL_BYTES],
         )
 
-    def _call(self, frame: FrameType | None) -> str:
-        """Return what the main thread waits in for other ranks; empty if it does not."""
-        each = frame
-        while each is not None:
-            if communicates(each):
-                return each.f_code.co_name
-            each = each.f_back
+    def _call(self, frame: FrameType | None, now: float) -> str:
+        """Return what the main thread waits in for other ranks, as far as that is known; empty if in nothing."""
+        call = _communication(frame)
+        stands, is_due = self._stands(), now >= self._next_reading
+        if not call and (stands or is_due):
+            call = self._hidden_call(frame, now)
+        if not stands:
+            self._uncounted += 1
+        if stands or is_due:
+            looks = 1 if stands else self._uncounted
+            self._seen += 1
+            self._looks += looks
+            self._waits += looks * bool(call)
+            self._uncounted -= 0 if stands else looks
+        self._waits_since = self._since(frame, now, stands=stands) if call else 0.0
+        return call
+
+    def _since(self, frame: FrameType | None, now: float, *, stands: bool) -> float:
+        """Return since when it waits for the same; who has run meanwhile waits anew, unless it waits by running."""
+        spins = frame is not None and not self._is_asleep()
+        place = None
+        if frame is not None and spins:  # as MPI and CUDA do
+            values = hash(tuple(map(id, frame.f_locals.values())))
+            place = (id(frame.f_code), frame.f_lasti, values, self._progress.steps)
+        goes_on = stands or (spins and place == self._wait)
+        self._wait = place
+        return self._waits_since if goes_on and self._waits_since else now
+
+    def _hidden_call(self, frame: FrameType | None, now: float) -> str:
+        """Return what the main thread waits in where no Python function tells."""
         if self._is_asleep() and self._group() is not None:
+            began = time.thread_time()
             pending = pending_collective()
+            self._next_reading = now + (time.thread_time() - began) / READING_SHARE
             if pending is not None:
                 return str(pending["name"])
             if is_main_thread_waiting():
                 return MESSAGE_WAIT
         return self._mpi_call(frame)
+
+    def _stands(self) -> bool:
+        """Whether the main thread has not run since the last look, but for a glance at what it waits for."""
+        try:
+            ran_ns = int(self._schedstat.read_text().partition(" ")[0])
+        except OSError:
+            return False  # no Linux, or one without these figures
+        before, self._ran_ns = self._ran_ns, ran_ns
+        return ran_ns - before < STANDS_NS
 
     def _mpi_call(self, frame: FrameType | None) -> str:
         """Return the MPI call that the main thread was in at the last look already: to read bytecode takes a while."""
@@ -144,6 +187,15 @@ class Sampler:
             return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
         except OSError:
             return True  # no Linux
+
+
+def _communication(frame: FrameType | None) -> str:
+    """Return the function of ``torch.distributed`` that runs; empty if none does."""
+    while frame is not None:
+        if communicates(frame):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
 
 
 def _line(frame: FrameType | None, lines_before: int) -> int:

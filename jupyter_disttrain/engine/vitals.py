@@ -59,6 +59,7 @@ class Vitals:
         self._publish = publish
         self._pause = float(os.environ.get(SAMPLE, "0"))
         self._cpu = 0.0
+        self._pulse = Pulse()
         self._at = time.monotonic()
         self._ready: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
@@ -99,7 +100,7 @@ class Vitals:
         cpu = self._cpu_seconds()
         percent = max(0.0, 100 * (cpu - self._cpu) / max(now - self._at, 1e-3))
         self._cpu, self._at = cpu, now
-        pulse = self._wire.pulse() or Pulse()
+        pulse = self._pulse = self._wire.pulse() or self._pulse  # None in the midst of writing
         silent_s = max(0.0, now - pulse.beat_s) if pulse.beat_s else 0.0
         return RankVitals(
             time_s=time.time(),
@@ -115,6 +116,7 @@ class Vitals:
             samples=pulse.samples,
             looks=pulse.looks,
             waits=pulse.waits,
+            seen=pulse.seen,
             data_wait_s=round(pulse.data_wait_s, 4),
             done=pulse.done,
             total=pulse.total,

@@ -76,6 +76,8 @@ def _place(cluster: Cluster, host: str) -> str:
 
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks, and a line per node."""
+    if not cluster.table:
+        return f"{cluster.name}: its ranks are being started anew"
     figures = cluster.telemetry.ranks
     rows: list[tuple[str, ...]] = [HEAD]
     rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]

@@ -26,12 +26,16 @@ POINTS = 300  # of a line
 MIB = 2**20
 
 
-def still(cluster: Cluster, snapshot: dict[str, Any]) -> str:
-    """Return the picture as HTML."""
+def plots(cluster: Cluster) -> list[str]:
+    """Return the metrics that were logged last, each as HTML."""
+    return [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
+
+
+def still(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> str:
+    """Return the picture as HTML, with plots that were drawn before."""
     seen = time.strftime("%H:%M:%S")
     parts = [f"<b>{html.escape(cluster.name)}</b> <small>as of {seen}</small>", _table(snapshot["ranks"])]
-    if cluster.telemetry.has_metrics:
-        parts += [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
+    parts += drawn
     parts += [f"<p>{html.escape(remark)}</p>" for remark in snapshot["remarks"]]
     return f'<div class="jdt-still" data-cluster="{html.escape(cluster.cluster_id)}">{"".join(parts)}</div>'
 

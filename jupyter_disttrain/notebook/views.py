@@ -9,17 +9,18 @@ the first hides the second (``view.css``).
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from IPython.display import display
+from IPython.display import display, update_display
 
 from .status import status_text
-from .still import still
+from .still import plots, still
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-    from IPython.display import DisplayHandle
 
     from ..cluster import Cluster
     from .widget import ClusterWidget
@@ -28,12 +29,31 @@ STATIC = Path(__file__).parent / "static"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
+@dataclass(slots=True)
+class _Shown:
+    """A cluster that is on the screen, below one cell or below several."""
+
+    widget: ClusterWidget
+    picture: str = field(
+        default_factory=lambda: uuid.uuid4().hex
+    )  # under which all its pictures are brought up to date
+    plots: tuple[int, list[str]] = (0, [])  # of that many values: to draw them takes a while
+
+    def draw(self) -> dict[str, Any]:
+        """Return how it is now, for front ends without widgets and for who opens the saved notebook."""
+        cluster = self.widget.cluster
+        if cluster.telemetry.has_metrics and cluster.metrics.arrived != self.plots[0]:
+            self.plots = cluster.metrics.arrived, plots(cluster)
+        return {"text/plain": status_text(cluster), "text/html": still(cluster, self.widget.state, self.plots[1])}
+
+
 class Views:
     """What of clusters is on the screen."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._shown: dict[str, tuple[ClusterWidget, list[DisplayHandle]]] = {}  # by the cluster's id
+        self._shown: dict[int, _Shown] = {}  # by the cluster's id()
+        self._follows = False  # what cells change
 
     @property
     def has_page(self) -> bool:
@@ -45,34 +65,31 @@ class Views:
         """Show a cluster below the cell."""
         from .widget import ClusterWidget  # noqa: PLC0415  (ipywidgets: who shows no widget does not pay for it)
 
-        if not self._shown:
+        if not self._follows:
             self._shell.events.register("post_run_cell", self.refresh)
-        if cluster.cluster_id not in self._shown:
-            self._shown[cluster.cluster_id] = ClusterWidget(cluster), []
-        widget, pictures = self._shown[cluster.cluster_id]
-        view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+            self._follows = True
+        if id(cluster) not in self._shown:
+            self._shown[id(cluster)] = _Shown(ClusterWidget(cluster))
+        shown = self._shown[id(cluster)]
+        view = {"version_major": 2, "version_minor": 0, "model_id": shown.widget.model_id}
         data: dict[str, Any] = {"text/plain": f"{cluster!r}", VIEW: view}
         display(data, raw=True)
-        pictures.append(display(_picture(cluster, widget), raw=True, display_id=True))
+        display(shown.draw(), raw=True, display_id=shown.picture)
 
     def refresh(self, *_result: Any) -> None:
         """Bring the pictures up to date; after each cell, so that a notebook is saved with the last one."""
-        for widget, pictures in self._shown.values():
-            if widget.ended:
-                continue
-            widget.tell_state()
-            for handle in pictures:
-                handle.update(_picture(widget.cluster, widget), raw=True)
+        self._shown = {key: shown for key, shown in self._shown.items() if not shown.widget.ended}
+        for shown in self._shown.values():
+            if not shown.widget.cluster.table:
+                continue  # its ranks are being started anew
+            shown.widget.tell_state()
+            update_display(shown.draw(), raw=True, display_id=shown.picture)
 
     def close(self) -> None:
         """Show nothing any more."""
-        if self._shown:
+        if self._follows:
             self._shell.events.unregister("post_run_cell", self.refresh)
-        for widget, _ in self._shown.values():
-            widget.end()
+            self._follows = False
+        for shown in self._shown.values():
+            shown.widget.end()
         self._shown.clear()
-
-
-def _picture(cluster: Cluster, widget: ClusterWidget) -> dict[str, Any]:
-    """Return how a cluster is now, for front ends without widgets and for who opens the saved notebook."""
-    return {"text/plain": status_text(cluster), "text/html": still(cluster, widget.state)}

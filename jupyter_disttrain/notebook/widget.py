@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 STATE_SECONDS = 0.5  # between two looks at the ranks
-REPEAT_SECONDS = (
-    5.0  # between two tellings of everything, as long as the page has not asked for it: a busy kernel is deaf
-)
+# Between two tellings of everything, as long as the page has not asked for it: a busy kernel is deaf. A page that loads
+# late gets it soon; one that loads again while the cell runs, after a while.
+REPEAT_SECONDS, MOST_REPEAT_SECONDS = 5.0, 60.0
 METRIC_SECONDS = 0.1  # between two looks for metrics, while there are some
 
 
@@ -51,6 +51,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self._mark = 0
         self._told_until: dict[int, float] = {}
         self._repeats_at: float | None = time.monotonic()  # the page's module may not be loaded; None: it has spoken
+        self._repeat_s = REPEAT_SECONDS
         self._sending = threading.Lock()
         self.on_msg(self._on_page)
         threading.Thread(target=_follow, args=(weakref.ref(self),), name="disttrain widget", daemon=True).start()
@@ -73,7 +74,8 @@ class ClusterWidget(anywidget.AnyWidget):
         with self._sending:
             if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
                 self._mark, self._told_until = 0, {}
-                self._repeats_at = time.monotonic() + REPEAT_SECONDS
+                self._repeats_at = time.monotonic() + self._repeat_s
+                self._repeat_s = min(2 * self._repeat_s, MOST_REPEAT_SECONDS)
             devices = device_history(self.cluster.telemetry, self._told_until)
             content: dict[str, Any] = {}
             buffers = []

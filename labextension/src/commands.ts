@@ -6,8 +6,8 @@
  */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
-import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { Dialog, showDialog, showErrorMessage } from '@jupyterlab/apputils';
+import { type INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { Client } from './client';
@@ -27,6 +27,7 @@ import {
 } from './notebook';
 import type { ClustersPanel } from './panel';
 import { actionsOf } from './panel';
+import type { Action, ICluster } from './view/types';
 
 /** schema/plugin.json names them too. */
 export const CommandIDs = {
@@ -108,7 +109,7 @@ export function addCommands(
     icon: shutDownRanksIcon,
     isEnabled: isEnabled(canEdit),
     execute: onCurrent(async panel => {
-      if (await confirmShutDown(trans)) {
+      if (await confirmShutDown(trans, trans.__('Shut the ranks down?'))) {
         await runInNewCell(panel, SHUT_DOWN_RANKS, services);
       }
     })
@@ -134,8 +135,8 @@ export function addCommands(
 }
 
 /**
- * Add what is asked of the cluster that the panel shows: it works while the
- * notebook's kernel is busy, too.
+ * Add what is asked of a cluster, of the notebook in front or else of the one
+ * that the panel shows: it works while the notebook's kernel is busy, too.
  */
 export function addClusterCommands(
   app: JupyterFrontEnd,
@@ -153,27 +154,48 @@ export function addClusterCommands(
     }
   });
   const actions = actionsOf(client, trans);
-  const hasCluster = (): boolean => panel.current !== '';
+  const hasCluster = (): boolean => target() !== undefined;
+  const target = (): ICluster | undefined => {
+    const { clusters } = client.state;
+    const front = shell.currentWidget;
+    const path = front instanceof NotebookPanel ? front.context.path : null;
+    // The server tells the notebook's whole path.
+    const own = clusters.findLast(
+      each => path !== null && `/${each.notebook}`.endsWith(`/${path}`)
+    );
+    return own ?? clusters.find(each => each.id === panel.current);
+  };
+  const ask = async (action: Action, cluster = target()): Promise<void> => {
+    try {
+      await actions.ask(cluster?.id ?? '', action);
+    } catch (reason) {
+      await showErrorMessage(
+        cluster?.name ?? '',
+        reason instanceof Error ? reason : String(reason)
+      );
+    }
+  };
   commands.addCommand(CommandIDs.interrupt, {
     label: trans.__('Interrupt the ranks'),
     isEnabled: hasCluster,
-    execute: () => actions.ask(panel.current, 'interrupt')
+    execute: () => ask('interrupt')
   });
   commands.addCommand(CommandIDs.reset, {
     label: trans.__('Start the ranks anew'),
     isEnabled: hasCluster,
     execute: async () => {
+      const cluster = target();
       const body = trans.__(
         'The variables on the ranks are lost. Those of the notebook stay.'
       );
       if (
         await actions.confirm(
-          trans.__('Start all ranks anew?'),
+          trans.__('Start all ranks of %1 anew?', named(cluster)),
           body,
           trans.__('Reset')
         )
       ) {
-        await actions.ask(panel.current, 'reset');
+        await ask('reset', cluster);
       }
     }
   });
@@ -181,8 +203,10 @@ export function addClusterCommands(
     label: trans.__('End the cluster'),
     isEnabled: hasCluster,
     execute: async () => {
-      if (await confirmShutDown(trans)) {
-        await actions.ask(panel.current, 'stop');
+      const cluster = target();
+      const title = trans.__('Shut the ranks of %1 down?', named(cluster));
+      if (await confirmShutDown(trans, title)) {
+        await ask('stop', cluster);
       }
     }
   });
@@ -193,9 +217,18 @@ export function addClusterCommands(
   });
 }
 
-async function confirmShutDown(trans: TranslationBundle): Promise<boolean> {
+/** A cluster as a person knows it: by its name, and the notebook that started it. */
+function named(cluster: ICluster | undefined): string {
+  const notebook = cluster?.notebook.split('/').pop();
+  return `${cluster?.name ?? ''}${notebook ? ` (${notebook})` : ''}`;
+}
+
+async function confirmShutDown(
+  trans: TranslationBundle,
+  title: string
+): Promise<boolean> {
   const result = await showDialog({
-    title: trans.__('Shut the ranks down?'),
+    title,
     body: trans.__(
       'The variables on the ranks are lost. Those of the notebook stay.'
     ),

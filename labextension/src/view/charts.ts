@@ -128,7 +128,14 @@ export class Charts {
     }
     this.isDirty = false;
     const names = [...this.store.byName.keys()];
-    const shown = names.slice(0, MOST_PLOTS);
+    const shown = names.slice(-MOST_PLOTS); // those that were logged last
+    for (const [key, plot] of this.plots) {
+      if (!plot.options.time && !shown.includes(key)) {
+        plot.destroy();
+        plot.node.remove();
+        this.plots.delete(key);
+      }
+    }
     for (const name of shown) {
       const series = this.store.byName.get(name);
       if (series !== undefined) {
@@ -152,11 +159,12 @@ export class Charts {
   }
 
   private show(title: string, time: boolean, data: ILines): void {
-    let plot = this.plots.get(title);
+    const key = time ? `${title} (device)` : title;
+    let plot = this.plots.get(key);
     if (plot === undefined) {
       plot = new Plot({ title, log: this.isLog, time });
       plot.node.classList.toggle('jdt-device', time);
-      this.plots.set(title, plot);
+      this.plots.set(key, plot);
       this.grid.append(plot.node);
     }
     plot.resize(plot.node.clientWidth);

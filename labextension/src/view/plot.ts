@@ -33,7 +33,7 @@ export class Plot {
   private made = '';
   private width = 0;
 
-  constructor(private readonly options: IPlotOptions) {
+  constructor(readonly options: IPlotOptions) {
     this.node = element('div', {
       class: 'jdt-plot',
       role: 'img',

@@ -101,6 +101,7 @@ export class MetricStore {
       }
       if (series?.cell !== cell) {
         series = new Series(cell);
+        this.byName.delete(name); // what is logged now comes last
         this.byName.set(name, series);
       }
       series.add(
