@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from jupyter_disttrain import CellRun, Cluster
 
 HOST = socket.gethostname()
+# C code that gives Python's lock to nobody, and that no signal ends: a mutex that is locked twice.
+DEAF = """import ctypes
+lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"""
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 
 

@@ -6,11 +6,13 @@ import mmap
 import os
 import threading
 import time
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import metrics_table
@@ -78,16 +80,52 @@ seen
 
 
 def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() -> None:
-    progress, folds, network, critic = Progress(), [object() for _ in range(5)], object(), object()
-    for optimizer in folds:
+    progress = Progress()
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+    folds, network, critic = [optimizer() for _ in range(5)], optimizer(), optimizer()
+    for fold in folds:
         for _ in range(100):
-            progress._on_step(optimizer, (), {})
+            progress._on_step(fold, (), {})
     assert progress.steps == 500 - 4  # a new one might be one that takes turns with the last
     progress.begin_cell()
     for _ in range(10):
-        for optimizer in (critic, critic, critic, network):
-            progress._on_step(optimizer, (), {})
+        for each in (critic, critic, critic, network):
+            progress._on_step(each, (), {})
     assert progress.steps - 496 == 30
+    progress.begin_cell()
+    for _ in range(100):
+        progress._on_step(optimizer(), (), {})  # one that is made anew for each step
+    assert progress.steps - 526 == 100
+
+
+def test_loaders_of_all_kinds_are_counted_and_none_is_harmed() -> None:
+    code = """
+import gc
+from torch.utils.data import DataLoader, Sampler
+from jupyter_disttrain.engine.progress import Progress
+(progress,) = [each for each in gc.get_objects() if isinstance(each, Progress)]
+class Odd(Sampler):
+    def __init__(self, length): self.length = length
+    def __iter__(self): return iter(range(8))
+    def __len__(self):
+        if self.length is None: raise NotImplementedError
+        return self.length
+batches = [sum(1 for _ in DataLoader(list(range(8)), batch_size=2, sampler=Odd(length))) for length in (None, 2**64, 8)]
+inside = []
+inside.append(inside)
+batches.append(len(list(DataLoader([1, 2], collate_fn=lambda _: inside))))
+together = [progress.loop for _ in zip(DataLoader(range(10)), DataLoader(range(100)))]
+batches, together
+"""
+    with Cluster(n=1, launcher="local", name="odd") as cluster:
+        cluster.run("from torch.utils.data import DataLoader")
+        batches, together = cluster.run(code).results[0]
+        assert batches == [4, 4, 4, 2]
+        assert [(done, total) for done, total, _ in together[1:]] == [(done, 10) for done in range(2, 11)]
+        assert all(left_s >= 0 for _, _, left_s in together[1:])
 
 
 def test_a_page_that_is_being_written_tells_what_it_told_before() -> None:
@@ -160,6 +198,56 @@ def test_a_history_holds_the_last_cell_of_each_metric() -> None:
     assert header["count"] == 400
 
 
+def test_a_history_is_thinned_alike_however_it_was_logged() -> None:
+    table = MetricsTable()
+    for rank in range(2):  # epoch by epoch, with many batches in each
+        for epoch in range(10):
+            table.add(rank, unpack(pack([(0.0, epoch, {"loss": 1.0})] * 1000, 1, 0)))
+    table.add(0, unpack(pack([(0.0, 0, {"free": 1.0})], 1, 0)))
+    table.add(0, unpack(pack([(0.0, None, {"free": 1.0})] * 40_000, 1, 0)))
+    for number in range(2000):
+        table.add(*some(0, 1, **{f"name{number}": 1.0}))
+    _, header, columns = metrics_packet(table, 0)
+    count = header["count"]
+    steps = np.frombuffer(columns, np.float64, count)
+    names = np.frombuffer(columns, np.uint16, count, 16 * count)
+    ranks = np.frombuffer(columns, np.uint16, count, 18 * count)
+    loss = names == header["names"].index("loss")
+    for rank in range(2):
+        seen, how_often = np.unique(steps[loss & (ranks == rank)], return_counts=True)
+        assert seen.tolist() == list(range(10))
+        assert 100 < how_often.min() <= how_often.max() < 200
+    assert 1000 < (names == header["names"].index("free")).sum() < 2000
+    assert len(header["names"]) == 2002
+    table = MetricsTable()
+    table.add(0, unpack(pack([(0.0, step, {"loss": 1e300}) for step in range(30_000)], 1, 0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, header, columns = metrics_packet(table, 0)
+    assert 1000 < header["count"] < 2000
+    assert metrics_packet(MetricsTable(), 0)[1]["count"] == 0
+
+
+def test_what_a_thread_logs_after_its_cell_is_the_cells() -> None:
+    code = """
+import threading
+goes, ends = threading.Event(), threading.Event()
+def log():
+    log_metrics(0, late=0.0)
+    goes.set()
+    ends.wait()
+    log_metrics(1, late=1.0)
+threading.Thread(target=log).start()
+goes.wait()
+"""
+    with Cluster(n=1, launcher="local", backend="none", name="late") as cluster:
+        cluster.run(code)
+        assert wait_until(lambda: cluster.table[0].state == "idle")
+        cluster.run("ends.set()")
+        assert wait_until(lambda: len(cluster.metrics) == 2)
+        assert {row.cell for row in cluster.metrics.rows()} <= {1, 2}
+
+
 def test_names_that_differ_in_each_step_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_table, "MOST_SETS", 10)
     table = MetricsTable()
@@ -177,3 +265,21 @@ def test_few_sights_of_a_rank_found_nothing() -> None:
     assert rates[0] is not None
     assert rates[0].looks == 2
     assert find_straggler({rank: each for rank, each in rates.items() if each is not None}) is None
+
+
+def test_nan_on_several_ranks_is_said_of_all_and_of_this_cell_alone(notebook: Notebook) -> None:
+    notebook.run("%%distributed\nlog_metrics(79, fallen=1.0)").check()
+    told = notebook.run("%%distributed\nlog_metrics(0, fallen=float('nan'))").check()
+    assert "fallen is NaN on ranks 0-1 at step 0" in told.lines
+    both = notebook.run(
+        "%%distributed\nlog_metrics(0, fallen=2.0)\nlog_metrics(1, fallen=float('nan') if rank else 1.0)"
+    )
+    assert "fallen is NaN on rank 1 at step 1; before that it was 2 (step 0)" in both.check().lines
+    assert "logged last, mean over ranks:" in notebook.run("%dist_status --text").text
+    shown = notebook.run("%dist_status").check().outputs[-1]["data"]["text/html"]
+    assert '<tspan fill="#0072b2">rank 0</tspan> <tspan fill="#e69f00">rank 1</tspan>' in shown
+    assert "<title>NaN</title>" in shown
+    assert notebook.run("cluster.metrics").text.startswith("<")
+    assert "values of " in notebook.run("cluster.metrics").text
+    notebook.run("%%distributed\nalike = torch.ones(3)").check()
+    assert notebook.run("cluster.diff('alike')").text == "alike is the same on ranks 0-1 (1 part)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import nbformat
@@ -31,6 +32,16 @@ for step in range({steps}):
     log_metrics(step, loss=math.exp(-step / 50) + rank / 20, accuracy=1 - math.exp(-step / 30))
     time.sleep(0.02)"""
 PANEL = "#jupyter-disttrain-panel"
+LOOP = "%%distributed\nimport time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.01)"
+REFUSAL = {"message": "nobody hears it"}
+OPEN = """async path => {
+  const panel = await window.jupyterapp.commands.execute('docmanager:open', {path});
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+  window.jupyterapp.shell.activateById(panel.id);
+}"""
+EXECUTE = "code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({code}).done"
 
 
 def show_panel(page: Page) -> None:
@@ -158,3 +169,39 @@ def test_a_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page
     assert still.locator("svg").count() == 2
     assert still.locator("tbody tr").count() == 2
     take_picture(page, "nbconvert")
+
+
+@pytest.mark.browser
+def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none", LOOP)
+    run_cell(page, 0)
+    output(page, 0, "rank 0 ready")
+    show_panel(page)
+    own = page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
+    other = f"other_{own}"
+    (lab_server.root / other).write_bytes((lab_server.root / own).read_bytes())
+    page.evaluate(OPEN, other)
+    page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none --name other")
+    page.locator(f"{PANEL} [role=tab]", has_text="other").click()
+    page.evaluate(OPEN, own)
+    page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell'); }")
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="it runs").first.wait_for()
+    page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:stop'); }")
+    dialog = page.locator(".jp-Dialog")
+    assert f"Shut the ranks of default ({own}) down?" in dialog.inner_text()
+    dialog.get_by_role("button", name="Cancel").click()
+    page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:interrupt')")
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="KeyboardInterrupt").first.wait_for()
+    # What can't be done is said.
+    page.route(
+        re.compile(r"/disttrain/api/clusters/[^/]+/interrupt"), lambda route: route.fulfill(status=409, json=REFUSAL)
+    )
+    page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:interrupt'); }")
+    dialog.filter(has_text="nobody hears it").wait_for()
+    dialog.get_by_role("button").last.click()
+    shut_down(page)
+    page.evaluate(OPEN, other)
+    shut_down(page)
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.evaluate(OPEN, own)

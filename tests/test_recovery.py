@@ -11,7 +11,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
-from .recovery_tools import HOST, SUM, interrupted, is_whole, waits
+from .recovery_tools import DEAF, HOST, SUM, interrupted, is_whole, waits
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ class Presser:
 def test_what_hears_nothing_is_given_up_and_replaced_alone() -> None:
     with Cluster(n=2, launcher="local", name="deaf") as cluster:
         cluster.run("kept = rank")
-        # C code that gives Python's lock to nobody, and that no signal ends.
-        deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); ctypes.PyDLL(None).sleep(1000)"
-        code = f"import ctypes, signal\nif rank == 1: {deaf}"
+        code = f"if rank == 1: exec({DEAF!r})"
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
             cluster.run(code, listener=Presser({1}))
         assert cluster.replace([1]) == [

@@ -12,7 +12,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import GivenUpError, RankFailure
 
-from .recovery_tools import SUM, interrupted, is_whole, waits
+from .recovery_tools import DEAF, SUM, interrupted, is_whole, waits
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
@@ -65,11 +65,7 @@ def test_a_cell_that_is_given_up_ends_once() -> None:
     with Cluster(n=1, launcher="local", backend="none", name="thrice") as cluster:
         presser = PressThrice()
         with pytest.raises(GivenUpError):
-            cluster.run(
-                "import ctypes, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
-                "ctypes.PyDLL(None).sleep(1000)",
-                listener=presser,
-            )
+            cluster.run(DEAF, listener=presser)
         assert presser.ends == 1
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 INTERRUPT_GRACE_SECONDS = 5.0
 SPACE_SECONDS = 0.1  # between two interrupts: a rank would take closer ones for one, or lose the first one's traceback
+LAST_SECONDS = 1.0  # for ranks to end after the third, before the prompt comes back without them
 SETTLE_SECONDS = 120.0  # for the session to come back before the prompt does
 SETTLE_LOOK_SECONDS = 0.1
 
@@ -85,6 +86,7 @@ class CellRun:
         self._held = Held()
         self.interrupts = 0  # that the ranks were told of
         self._next_interrupt = 0.0  # before which they are told of none
+        self._gives_up_at: float | None = None
         self._deadline: float | None = None
         self.timed_out = False
         self._is_forced = False  # interrupted for the second time after its time-out
@@ -292,6 +294,8 @@ class CellRun:
             pause = max(0.0, min(pause, self._deadline - time.monotonic()))
         if self._held.waiting:
             pause = max(0.0, min(pause, self._next_interrupt - time.monotonic()))
+        if self._gives_up_at is not None:
+            pause = max(0.0, min(pause, self._gives_up_at - time.monotonic()))
         try:
             event = self._events.get(timeout=pause)
             while True:
@@ -308,13 +312,16 @@ class CellRun:
             self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
     def _obey_interrupts(self, *, at_once: bool = False) -> None:
+        self._held.heard()
         while self._held.waiting and (at_once or time.monotonic() >= self._next_interrupt):
             self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1
             self.interrupts += 1
-            if self.interrupts >= PATIENT_INTERRUPTS:
-                self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures))
+            if self.interrupts == PATIENT_INTERRUPTS:
+                self._gives_up_at = time.monotonic() + LAST_SECONDS
             self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
+        if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
+            self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures))
 
     def _on_deadline(self) -> None:
         if self._is_forced:

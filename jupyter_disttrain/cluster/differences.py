@@ -43,6 +43,10 @@ class Comparison:
         """Whether ranks differ."""
         return bool(self.differences)
 
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Say it at a prompt, too."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         """Say it."""
         who = label_ranks(self.ranks)

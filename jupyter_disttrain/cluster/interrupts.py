@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENT_INTERRUPTS = 3  # that wait for their turn; the next one is raised at once
+PATIENT_INTERRUPTS = 3  # that wait for their turn
+DEAF_SECONDS = 1.0  # without a look at them, and the next one is raised
 
 _current: Held | None = None  # of the main thread
 
@@ -27,6 +29,7 @@ class Held:
     def __init__(self) -> None:
         self.pressed = 0
         self.obeyed = 0
+        self._heard_at = time.monotonic()
         self.wake: Callable[[], None] = lambda: None  # tells whoever waits that one has come
 
     @property
@@ -35,11 +38,16 @@ class Held:
         return self.pressed > self.obeyed
 
     def on_sigint(self, _number: int, _frame: Any) -> None:
-        """Take note; a person who presses again and again gets KeyboardInterrupt at once."""
-        if self.pressed - self.obeyed >= PATIENT_INTERRUPTS:
+        """Take note; a person who presses again and again while nobody looks at it gets KeyboardInterrupt at once."""
+        if self.pressed - self.obeyed < PATIENT_INTERRUPTS:
+            self.pressed += 1
+        elif time.monotonic() - self._heard_at > DEAF_SECONDS:
             raise KeyboardInterrupt
-        self.pressed += 1
         self.wake()
+
+    def heard(self) -> None:
+        """Say that somebody looks at what was pressed."""
+        self._heard_at = time.monotonic()
 
 
 @contextmanager

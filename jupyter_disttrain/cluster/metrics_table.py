@@ -100,6 +100,10 @@ class MetricsTable:
         """Return how many values are kept."""
         return self._count
 
+    def __repr__(self) -> str:
+        """Say what is there."""
+        return f"<{self._count:,} values of {', '.join(self.names) or 'no metric yet'}>"
+
     @property
     def arrived(self) -> int:
         """How many values have come, those included that were let go."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..ranks import label_ranks
 from .stragglers import find_straggler
 
 if TYPE_CHECKING:
@@ -24,14 +26,40 @@ MINUTE, HOUR = 60.0, 3600.0
 STRAGGLER_SECONDS = 15.0  # over which ranks are compared
 
 
+class _Last(NamedTuple):
+    """The last number of a metric on a rank."""
+
+    cell: int | None
+    step: int | None
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Nan:
+    """A metric that a cell has logged as NaN."""
+
+    name: str
+    steps: dict[int, int | None]  # by rank: where it first was
+    before: _Last | None  # on the rank that told of it first
+
+    def __str__(self) -> str:
+        """Say it."""
+        step = next(iter(self.steps.values()))
+        at = "" if step is None else f" at step {step}"
+        was = "" if self.before is None else f"; before that it was {self.before.value:.4g}"
+        if self.before is not None and self.before.step is not None:
+            was += f" (step {self.before.step})"
+        return f"{self.name} is NaN on {label_ranks(self.steps)}{at}{was}"
+
+
 class Remarks:
     """Watch what ranks tell."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._lock = threading.Lock()
-        self._last: dict[tuple[int, str], tuple[int | None, float]] = {}  # by rank and metric: the last number
-        self._nan: dict[int | None, dict[str, str]] = {}  # by cell and metric: what is said of it
+        self._last: dict[tuple[int, str], _Last] = {}  # by rank and metric: the last number
+        self._nan: dict[int | None, dict[str, _Nan]] = {}  # by cell and metric
 
     def take(self, rank: int, samples: Samples) -> None:
         """Look at the values that a rank has logged."""
@@ -47,16 +75,18 @@ class Remarks:
     def _look(self, rank: int, cell: int | None, step: int | None, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             if not math.isnan(value):
-                self._last[rank, name] = step, value
+                self._last[rank, name] = _Last(cell, step, value)
                 continue
-            said = self._nan.setdefault(cell, {})
-            if name not in said:
-                said[name] = _say_nan(rank, name, step, self._last.get((rank, name)))
+            found = self._nan.setdefault(cell, {})
+            if name not in found:
+                last = self._last.get((rank, name))
+                found[name] = _Nan(name, {}, last if last is not None and last.cell == cell else None)
+            found[name].steps.setdefault(rank, step)
 
     def of_values(self, cell: int) -> list[str]:
         """Return what is to be said of a cell's metrics."""
         with self._lock:
-            return list(self._nan.get(cell, {}).values())
+            return [str(found) for found in self._nan.get(cell, {}).values()]
 
     def of_running(self, running: set[int]) -> list[str]:
         """Return what is to be said of the cells that ranks run now."""
@@ -105,11 +135,3 @@ def duration(seconds: float) -> str:
     if seconds < 2 * MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
-
-
-def _say_nan(rank: int, name: str, step: int | None, before: tuple[int | None, float] | None) -> str:
-    at = "" if step is None else f" at step {step}"
-    was = "" if before is None else f"; before that it was {before[1]:.4g}"
-    if before is not None and before[0] is not None:
-        was += f" (step {before[0]})"
-    return f"{name} is NaN on rank {rank}{at}{was}"

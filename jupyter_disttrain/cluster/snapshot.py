@@ -131,9 +131,11 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
     numbers, name_at = np.unique(rows["name"], return_inverse=True)
     steps = rows["step"].astype(np.float64)
     steps[rows["step"] == NO_STEP] = np.nan
+    with np.errstate(over="ignore"):  # infinity, as the page draws it
+        values = rows["value"].astype(np.float32)
     columns = (
         steps,
-        rows["value"].astype(np.float32),
+        values,
         rows["cell"].astype(np.int32),
         name_at.astype(np.uint16),
         rows["rank"].astype(np.uint16),
@@ -144,20 +146,42 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
 
 
 def _thin(rows: Any) -> Any:
-    """Keep some ``HISTORY`` points of each metric on each rank, at the same steps on all ranks."""
+    """Keep of each metric its last cell, and of that some ``HISTORY`` points on each rank, at the same steps on all."""
     import numpy as np  # noqa: PLC0415
 
-    kept = np.zeros(len(rows), bool)
-    for name in np.unique(rows["name"]):
-        at = np.flatnonzero(rows["name"] == name)
-        at = at[rows["cell"][at] == rows["cell"][at].max()]  # the page draws the last cell alone
-        ranks = np.unique(rows["rank"][at])
-        stride = max(1, len(at) // (len(ranks) * HISTORY))
-        steps = np.unique(rows["step"][at])
-        if len(steps) > 1:
-            kept[at] = np.isin(rows["step"][at], steps[::stride])
-        else:  # none is numbered
-            for rank in ranks:
-                kept[at[rows["rank"][at] == rank][::stride]] = True
-        kept[at[-len(ranks) :]] = True
-    return rows[kept][-LARGEST_HISTORY:]
+    _, name = np.unique(rows["name"], return_inverse=True)
+    newest = np.full(name.max(initial=-1) + 1, -1)
+    np.maximum.at(newest, name, rows["cell"])
+    is_newest = rows["cell"] == newest[name]
+    rows, name = rows[is_newest], name[is_newest]
+    # First whole steps go, then what was logged several times in one.
+    steps = np.lexsort((rows["step"], name))
+    is_new = _differs(name[steps]) | _differs(rows["step"][steps])
+    kept = np.empty(len(rows), bool)
+    kept[steps] = _every(np.cumsum(is_new) - 1, _differs(name[steps]))
+    rows, name = rows[kept], name[kept]
+    series = np.lexsort((rows["rank"], name))
+    is_first = _differs(name[series]) | _differs(rows["rank"][series])
+    chosen = np.empty(len(rows), bool)
+    chosen[series] = _every(np.arange(len(rows)), is_first) | np.roll(is_first, -1)  # the last one, too
+    return rows[chosen][-LARGEST_HISTORY:]
+
+
+def _differs(sorted_values: Any) -> Any:
+    """Return where a value is another than the one before."""
+    import numpy as np  # noqa: PLC0415
+
+    return np.concatenate(([True], sorted_values[1:] != sorted_values[:-1]))[: len(sorted_values)]
+
+
+def _every(numbers: Any, is_first: Any) -> Any:
+    """Choose some ``HISTORY`` of the numbers of each group; they ascend, and ``is_first`` is where a group begins."""
+    import numpy as np  # noqa: PLC0415
+
+    if not len(numbers):
+        return np.zeros(0, bool)
+    group = np.cumsum(is_first) - 1
+    begins = np.flatnonzero(is_first)
+    ends = np.append(begins[1:], len(numbers)) - 1
+    stride = np.maximum(1, (numbers[ends] - numbers[begins] + 1) // HISTORY)
+    return (numbers - numbers[begins][group]) % stride[group] == 0

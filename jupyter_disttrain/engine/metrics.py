@@ -72,6 +72,7 @@ class MetricsLog:
         self._allowed = 0.0  # samples that may be sent now
         self._allowed_at = time.monotonic()
         self._is_child = False
+        self._number: int | None = None  # of the cell that logs, or did last
         self._names: set[str] = set()
         self._names_ever: set[str] = set()  # of all cells
         self._refused: set[str] = set()
@@ -107,7 +108,9 @@ class MetricsLog:
             self._dropped += 1
             self._dropped_in_cell += 1
         cell = self._cell()
-        self._samples.append((time.time(), None if cell is None else cell["number"], step, held))
+        if cell is not None:
+            self._number = cell["number"]  # a thread may outlive the cell that began it
+        self._samples.append((time.time(), self._number, step, held))
         if self._is_child:
             self.send(patience_s=1.0)  # a child of this rank, e.g. of a DataLoader, has no thread that sends
 

@@ -10,6 +10,7 @@ import functools
 import math
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from typing import Any
 _SEVERAL = (list, tuple)
 Loop = tuple[int, int, float]
 NOWHERE: Loop = (0, 0, math.nan)
+MOST_ROUNDS = 2**62  # that a loop can be told to have
+MOST_PASSES = 8  # that go on at the same time
+TOGETHER_ROUNDS = 1.5  # since another's last batch
+DEEPEST_BATCH = 10  # a list in a list, and so on
 LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, and in rounds as they were: then the loop was left
 
 
@@ -28,18 +33,17 @@ class Pass:
     total: int = 0
     since: float = 0.0
     last: float = 0.0  # when it gave out a batch
-    before: int = 0  # batches that were given out before ``since``: another loader's pass may lie between
-    iterator: int = 0  # its id
+
+    @property
+    def round_s(self) -> float:
+        """Seconds from batch to batch."""
+        return (self.last - self.since) / max(1, self.done - 1)
 
     def as_loop(self) -> Loop:
         """Return how far it has come."""
-        if not self.total:
+        if not self.total or time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s):
             return NOWHERE
-        rounds = self.done - self.before - 1
-        round_s = (self.last - self.since) / max(1, rounds)
-        if time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * round_s):
-            return NOWHERE
-        return self.done, self.total, round_s * (self.total - self.done) if rounds > 0 else math.nan
+        return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else math.nan
 
 
 class Progress:
@@ -49,15 +53,15 @@ class Progress:
         self.steps = 0
         self.samples = 0
         self.data_wait_s = 0.0
-        self._stepped: set[int] = set()  # optimizers since the last step that was counted, by id
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers since the last step that was counted
         self._counts_batches = False
-        self._pass = Pass()
+        self._passes: dict[int, Pass] = {}  # by the iterator's id; the one that gave out a batch last comes last
         self._began_s = 0.0  # the cell, by the wall clock
 
     def begin_cell(self) -> None:
         """Count the optimizers of this cell anew, and hook into what has been imported meanwhile."""
         self._stepped.clear()
-        self._pass = Pass()
+        self._passes.clear()
         self._began_s = time.time()
         if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
             self._counts_batches = True
@@ -71,10 +75,10 @@ class Progress:
 
     def _on_step(self, optimizer: Any, _args: Any, _options: Any) -> None:
         """Count a step; of several optimizers that take turns, as in a GAN, one step each counts as one."""
-        if not self._stepped or id(optimizer) in self._stepped:
+        if not self._stepped or optimizer in self._stepped:
             self._stepped.clear()
             self.steps += 1
-        self._stepped.add(id(optimizer))
+        self._stepped.add(optimizer)
 
     def _count_batches(self) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: PLC0415
@@ -85,18 +89,28 @@ class Progress:
         @functools.wraps(original)
         def timed(iterator: Any) -> Any:
             start = time.perf_counter()
-            self._pass, before = Pass(), self._pass  # it may be at its end
+            before = self._passes.pop(id(iterator), None)  # it may be at its end
             batch = original(iterator)
             self.data_wait_s += time.perf_counter() - start
             self.samples += _size(batch)
             done = iterator._num_yielded  # noqa: SLF001
             now = time.monotonic()
-            goes_on = done > 1 and before.iterator == id(iterator)
-            since, earlier = (before.since, before.before) if goes_on else (now, done - 1)
-            self._pass = Pass(done, _length(iterator), since, now, earlier, id(iterator))
+            since = before.since if before is not None and done > 1 else now
+            self._passes[id(iterator)] = Pass(done, _length(iterator), since, now)
+            if len(self._passes) > MOST_PASSES:
+                self._passes.pop(next(iter(self._passes)), None)
             return batch
 
         cls.__next__ = timed
+
+    def _shortest_pass(self) -> Pass:
+        """Return the pass that gave out a batch last, or of those that go on together the one that ends first."""
+        passes = list(self._passes.values())
+        if not passes:
+            return Pass()
+        newest = passes[-1]
+        together = [each for each in passes if newest.last - each.last <= TOGETHER_ROUNDS * newest.round_s]
+        return min(together or [newest], key=lambda each: each.total - each.done if each.total else math.inf)
 
     @property
     def loop(self) -> Loop:
@@ -104,7 +118,7 @@ class Progress:
 
         The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
         """
-        bar, batches = _outermost_bar(self._began_s), self._pass.as_loop()
+        bar, batches = _outermost_bar(self._began_s), self._shortest_pass().as_loop()
         if bar is None:
             return batches
         told = _as_loop(bar)
@@ -134,21 +148,23 @@ def _outermost_bar(since_s: float) -> Any | None:
 def _as_loop(bar: Any) -> Loop:
     done = bar.n - getattr(bar, "initial", 0)  # in this cell: a run that was taken up again does not begin at 0
     left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else math.nan
-    return int(bar.n), int(bar.total), left_s
+    return min(int(bar.n), MOST_ROUNDS), min(int(bar.total), MOST_ROUNDS), left_s
 
 
 def _length(iterator: Any) -> int:
     """Return how many batches there will be; 0 where nobody knows."""
     try:
-        return len(iterator)
-    except TypeError:
+        return min(len(iterator), MOST_ROUNDS)
+    except Exception:  # noqa: BLE001  (a sampler is anybody's, and its length must not cost the loop)
         return 0
 
 
 def _size(batch: Any) -> int:
     """Return how many samples a batch holds: the length of the first tensor in it."""
     try:
-        while isinstance(batch, (*_SEVERAL, Mapping)) and batch:
+        for _ in range(DEEPEST_BATCH):
+            if not isinstance(batch, (*_SEVERAL, Mapping)) or not batch:
+                break
             batch = batch[0] if isinstance(batch, _SEVERAL) else next(iter(batch.values()))
         shape = getattr(batch, "shape", None)
         return int(shape[0]) if shape else 1

@@ -74,6 +74,9 @@ def _place(cluster: Cluster, host: str) -> str:
     )
 
 
+MOST_METRICS = 8  # in a text
+
+
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks, and a line per node."""
     if not cluster.table:
@@ -86,8 +89,18 @@ def status_text(cluster: Cluster) -> str:
     nodes = [_node(node) for node in cluster.telemetry.nodes]
     busy = {entry.info.rank for entry in cluster.table if entry.state == "running"}
     remarks = cluster.telemetry.remarks
-    said = [words for words in (remarks.of_progress(busy), *remarks.of_speed(busy)) if words]
-    return "\n".join([title, *_warning(cluster), *_align(rows), *nodes, *(f"  {words}" for words in said)])
+    said = [words for words in (remarks.of_progress(busy), *remarks.of_running(busy)) if words]
+    return "\n".join(
+        [title, *_warning(cluster), *_align(rows), *nodes, *(f"  {words}" for words in said + _metrics(cluster))]
+    )
+
+
+def _metrics(cluster: Cluster) -> list[str]:
+    """Return the last values of what was logged last."""
+    if not cluster.telemetry.has_metrics:
+        return []
+    last = [f"{found.name} {found.mean[-1]:.4g}" for found in cluster.metrics.gather_last(MOST_METRICS)]
+    return [f"logged last, mean over ranks: {', '.join(last)}"] if last else []
 
 
 def _warning(cluster: Cluster) -> list[str]:

@@ -11,6 +11,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..ranks import label_ranks
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b3a400", "#8a6fd1")
 MOST_PLOTS = 12
 MOST_LINES = 8  # more ranks than this are drawn as their mean with a band
-WIDTH, HEIGHT = 320, 130
-LEFT, RIGHT, TOP, BOTTOM = 48, 8, 20, 18
+WIDTH, HEIGHT = 334, 144
+LEFT, RIGHT, TOP, BOTTOM = 62, 8, 34, 18
 POINTS = 300  # of a line
+MOST_GAPS = 50
+WRONG = "#d00000"
 MIB = 2**20
 
 
@@ -94,10 +98,12 @@ def _plot(found: Gathered) -> str:
         points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
         drawn.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
     bottom = HEIGHT - BOTTOM
+    drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in _gaps(found)]
     texts = (
         f'<text x="{LEFT}" y="13" font-weight="bold">{title}</text>',
-        f'<text x="{LEFT - 4}" y="{TOP + 8}" text-anchor="end">{high:.4g}</text>',
-        f'<text x="{LEFT - 4}" y="{bottom}" text-anchor="end">{low:.4g}</text>',
+        f'<text x="{LEFT}" y="27">{_legend(found, is_band=is_band)}</text>',
+        f'<text x="{LEFT - 4}" y="{TOP + 8}" text-anchor="end">{high:.3g}</text>',
+        f'<text x="{LEFT - 4}" y="{bottom}" text-anchor="end">{low:.3g}</text>',
         f'<text x="{LEFT}" y="{HEIGHT - 4}">{int(first)}</text>',
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{int(last)}</text>',
     )
@@ -106,3 +112,18 @@ def _plot(found: Gathered) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
         f'font-size="11" fill="#888" role="img" aria-label="{title}">{axes}{"".join(drawn)}{"".join(texts)}</svg>'
     )
+
+
+def _legend(found: Gathered, *, is_band: bool) -> str:
+    if is_band:
+        return f"mean and range of {label_ranks(found.ranks)}"
+    spans = (f'<tspan fill="{COLOURS[at % len(COLOURS)]}">rank {rank}</tspan>' for at, rank in enumerate(found.ranks))
+    return " ".join(spans)
+
+
+def _gaps(found: Gathered) -> list[float]:
+    """Return steps at which a rank logged NaN, not too many."""
+    import numpy as np  # noqa: PLC0415  (who has metrics has imported it)
+
+    is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
+    return [float(step) for step in found.steps[is_nan][:MOST_GAPS]]
