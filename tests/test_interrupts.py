@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +16,11 @@ from jupyter_disttrain.errors import RankFailure
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from jupyter_disttrain.cluster.cell_run import CellRun
+    from jupyter_disttrain.cluster.events import Event
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def test_who_presses_again_and_again_is_not_held_back() -> None:
     def work() -> None:
         with held_interrupts():
             while True:
-                pressed.append(time.monotonic())
+                pressed.append(1)
                 press()
 
     with pytest.raises(KeyboardInterrupt):
@@ -96,18 +98,26 @@ def test_two_that_come_together_are_two_for_the_ranks(
     assert (failure.ranks, failure.line) == ((0, 1), 5)
 
 
-def test_who_presses_in_a_burst_does_not_give_up_ranks_that_hear(ranks: Cluster) -> None:
-    def burst() -> None:
-        assert wait_until(lambda: all(entry.state == "running" for entry in ranks.table))
-        for _ in range(6):
-            press()
-            time.sleep(0.005)  # as a key that is held down
+class Burst:
+    """Press stop again and again once the cell has spoken, as a key that is held down."""
 
-    presser = threading.Thread(target=burst)
-    presser.start()
+    def __init__(self) -> None:
+        self.pressed = 0
+
+    def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
+        while events and self.pressed < 2 * PATIENT_INTERRUPTS:
+            self.pressed += 1
+            signal.raise_signal(signal.SIGINT)
+
+    def on_end(self, run: CellRun) -> None:
+        pass
+
+
+def test_who_presses_in_a_burst_does_not_give_up_ranks_that_hear(ranks: Cluster) -> None:
+    burst = Burst()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        ranks.run("import time\nwhile True: time.sleep(0.01)")
-    presser.join()
+        ranks.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
+    assert burst.pressed == 2 * PATIENT_INTERRUPTS
     assert ranks.run("rank").results == {0: 0, 1: 1}
 
 

@@ -209,6 +209,7 @@ class CellRun:
             If the cluster was shut down meanwhile.
         """
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._gives_up_at = None  # who waits again after giving up does wait
         with held_interrupts() as held:
             self._held = held
             held.wake = lambda: self._events.put(None)
