@@ -142,3 +142,32 @@ def test_workers_of_a_data_loader_that_is_being_made(three: Cluster, pids: dict[
         interrupt_at(three, LOADERS, "time.sleep(0.4)")
         assert wait_until(lambda: three.run(left).results == {0: [], 1: [], 2: []})
     assert is_whole(three, pids)
+
+
+END_OF_STEP = """
+import time
+import torch._dynamo
+graph_break, calls = torch._dynamo.graph_break, []
+def held():  # the step calls it at its begin and at its end, right before it turns gradients on again
+    calls.append(torch.is_grad_enabled())
+    while len(calls) == 2: time.sleep(0.01)
+torch._dynamo.graph_break = held
+try:
+    torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()
+finally:
+    torch._dynamo.graph_break = graph_break
+"""
+
+
+def test_the_end_of_a_step_that_turns_gradients_on_again(three: Cluster, pids: dict[int, int]) -> None:
+    run = interrupt_at(three, END_OF_STEP, "time.sleep(0.01)")
+    assert three.run("calls").results == {rank: [False, False] for rank in range(3)}
+    assert "torch's gradient mode is on again, as before the cell" in run.stderr[0]
+    assert three.run("torch.is_grad_enabled()").results == dict.fromkeys(range(3), True)
+    run = interrupt_at(three, "import time\ntorch.set_autocast_enabled('cpu', True)\ntime.sleep(100)", "sleep(100)")
+    assert "torch.autocast('cpu') is off again" in run.stderr[2]
+    # What a cell that ends by itself has set, stays.
+    assert three.run("torch.set_grad_enabled(False); 1").stderr == dict.fromkeys(range(3), "")
+    assert three.run("torch.is_grad_enabled()").results == dict.fromkeys(range(3), False)
+    three.run("torch.set_grad_enabled(True)")
+    assert is_whole(three, pids)

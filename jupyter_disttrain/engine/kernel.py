@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -30,6 +31,7 @@ from . import cell_errors, hooks
 from .connection import KEEP
 from .shell import NO_VALUE, RankShell
 from .streams import flush_all, restore_streams
+from .switches import Switches
 from .untimely import Untimely
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class RankKernel(IPythonParallelKernel):
         self._ours = False
         self._cell: dict[str, Any] | None = None  # that runs
         self._untimely = Untimely()
+        self._switches = Switches()
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
 
@@ -122,6 +125,7 @@ class RankKernel(IPythonParallelKernel):
         shell.begin_cell()
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group, options["cell"])
+        self._switches.note()
         self._bootstrap.progress.begin_cell()
         self._bootstrap.mpi.begin_cell()
         self._cell = {
@@ -135,6 +139,8 @@ class RankKernel(IPythonParallelKernel):
         reply = await self._execute(content["code"])
         reply["duration_s"] = time.time() - start
         restore_streams()
+        for words in self._switches.put_back() if self._interrupted else ():
+            sys.stderr.write(f"{words}\n")
         self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
@@ -217,8 +223,6 @@ class RankKernel(IPythonParallelKernel):
 
     def _end_cell(self, parent: dict[str, Any], mark: tuple[int, int]) -> bool:
         """Close the cell's output; True when there was none."""
-        import sys  # noqa: PLC0415  (a cell may have replaced the streams)
-
         flush_all(sys.stdout, sys.stderr)
         if self._publisher.is_silent_since(mark):
             return True
