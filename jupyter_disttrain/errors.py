@@ -114,11 +114,11 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         from .ranks import label_ranks  # noqa: PLC0415  (ranks imports this)
 
         culprits = label_ranks({rank for failure in self.failures for rank in failure.ranks})
-        by_line: dict[int | None, list[int]] = {}
+        by_line: dict[str, list[int]] = {}
         for rank, failure in sorted(self.waited.items()):
-            by_line.setdefault(failure.line, []).append(rank)
+            by_line.setdefault(failure.place, []).append(rank)
         return [
-            f"{label_ranks(ranks)} waited for {culprits}{f' at line {line}' if line else ''} "
+            f"{label_ranks(ranks)} waited for {culprits}{f' at {line}' if line else ''} "
             f"and {'was' if len(ranks) == 1 else 'were'} released"
             for line, ranks in by_line.items()
         ]

@@ -237,18 +237,26 @@ class CellFailure:
     ename: str
     evalue: str
     traceback: tuple[str, ...] = field(repr=False)
-    line: int | None  # of the cell, counted from 1 with the magic's own line
+    line: int | None  # of the cell, counted from 1 with the magic's own line; or of the script that it runs
     time_s: float  # seconds since the epoch, on the rank that failed first
     of_group: bool = False  # it came out of a process group: often another rank is the cause
+    file: str = ""  # the script's, without its folder
     variants: tuple[tuple[int, str], ...] = ()  # rank and message of those whose message has other numbers in it
 
     @property
     def where(self) -> str:
-        """Who failed, where: ``"ranks 0-1 (node7), line 3"``."""
+        """Who failed, where: ``"ranks 0-1 (node7), line 3"``, or ``"rank 1 (node7), train.py:3"``."""
         from .ranks import label_ranks  # noqa: PLC0415  (ranks imports errors, which imports this)
 
-        line = f", line {self.line}" if self.line else ""
-        return f"{label_ranks(self.ranks)} ({', '.join(self.hosts)}){line}"
+        place = f", {self.place}" if self.place else ""
+        return f"{label_ranks(self.ranks)} ({', '.join(self.hosts)}){place}"
+
+    @property
+    def place(self) -> str:
+        """``"line 3"`` of the cell, ``"train.py:3"``; empty where it has none."""
+        if not self.line:
+            return ""
+        return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
 
     @property
     def headline(self) -> str:

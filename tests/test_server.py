@@ -23,6 +23,7 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.journal import Origin
 from jupyter_disttrain.errors import RankFailure
 
 from .notebook_driver import Notebook
@@ -155,7 +156,7 @@ def test_a_cluster_is_found_and_told_of(server: Server, seen: Cluster) -> None:
 
 def test_what_a_busy_rank_does_is_told(server: Server, seen: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    run = seen.run(WAIT.format(path=str(stop)), 1, block=False, execution_count=5)
+    run = seen.run(WAIT.format(path=str(stop)), 1, block=False, origin=Origin(execution_count=5))
     assert wait_until(lambda: server.states("seen") == ["idle", "running"])
     assert wait_until(lambda: server.cluster("seen")["ranks"][1].get("line") == 2)
     assert server.cluster("seen")["ranks"][1]["cell"] == 5

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.journal import Origin
 from jupyter_disttrain.cluster.stragglers import find_straggler
 from jupyter_disttrain.cluster.telemetry import Rates, Telemetry
 from jupyter_disttrain.engine.progress import Pass, Progress
@@ -70,7 +71,7 @@ def test_figures_of_ranks_and_their_node_come_by_themselves(quick: Cluster) -> N
 
 def test_the_line_and_the_cell_that_run_are_told(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    run = quick.run(f"# a comment\n{WAIT.format(path=str(stop))}", block=False, execution_count=7)
+    run = quick.run(f"# a comment\n{WAIT.format(path=str(stop))}", block=False, origin=Origin(execution_count=7))
     assert wait_until(lambda: all(told(quick, rank).line == 3 for rank in range(2)))
     assert told(quick, 0).state == "running"
     assert (told(quick, 0).cell, told(quick, 0).execution_count) == (run.number, 7)

@@ -127,6 +127,11 @@ class CellRun:
         return self._arrived.done
 
     @property
+    def errors(self) -> set[str]:
+        """The names of the errors with which it has failed so far; ahead of what :meth:`wait` has looked at."""
+        return {failure.ename for failure in self._arrived.failures.values()}
+
+    @property
     def running_now(self) -> set[int]:
         """The ranks that have not ended it; ahead of what :meth:`wait` has looked at."""
         return set(self._arrived.running)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
+PROGRAM_EXIT = "ProgramExit"  # of a program in a process of its own: engine.programs
 _NUMBER = re.compile(r"\d+")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -69,6 +70,7 @@ class CellState:
             evalue=content.get("evalue", ""),
             traceback=tuple(content.get("traceback", ())),
             line=content.get("line"),
+            file=content.get("file", ""),
             time_s=content.get("time_s", event.time_s),
             of_group=content.get("group_error", False) and content["ename"] != "KeyboardInterrupt",
         )
@@ -136,13 +138,17 @@ def _merge(group: list[CellFailure]) -> CellFailure:
     first = min(group, key=lambda failure: failure.ranks)
     same = _INCIDENTAL.sub("", first.evalue)
     variants = [(other.ranks[0], other.evalue) for other in group if _INCIDENTAL.sub("", other.evalue) != same]
+    evalue = first.evalue
+    if first.ename == PROGRAM_EXIT and len(group) > 1:  # the others' may have ended because of it
+        evalue += f"; rank {group[0].ranks[0]}'s was the first"
     return CellFailure(
         ranks=tuple(sorted(failure.ranks[0] for failure in group)),
         hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in group)),
         ename=first.ename,
-        evalue=first.evalue,
+        evalue=evalue,
         traceback=first.traceback,
         line=first.line,
+        file=first.file,
         time_s=group[0].time_s,
         variants=tuple(sorted(variants)),
     )

@@ -14,6 +14,7 @@ from ..messages import OPTIONS
 from . import memory, variables
 from .cell_run import CellRun, Listener
 from .events import Died, Replied, Silent
+from .journal import Origin, Ran
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class Cells:
         *,
         values: bool,
         listener: Listener | None,
-        execution_count: int | None,
-        lines_before: int,
+        origin: Origin,
     ) -> CellRun:
         """Send a cell to its ranks."""
         with self._lock:
@@ -75,8 +75,9 @@ class Cells:
             options = {
                 "cell": self.count,
                 "value": values,
-                "execution_count": execution_count or self.count,
-                "lines_before": lines_before,
+                "execution_count": origin.execution_count or self.count,
+                "lines_before": origin.lines_before,
+                "is_cell": origin.is_cell,
             }
             content = {
                 "code": code,
@@ -88,6 +89,15 @@ class Cells:
             link = self._launch.open_link
             messages = {rank: link.make("execute_request", content, {OPTIONS: options}) for rank in ranks}
             self._note_in_ledger(run, options["execution_count"], messages)
+            if origin.is_cell:
+                ran = Ran(
+                    number=run.number,
+                    execution_count=options["execution_count"],
+                    cell_id=origin.cell_id,
+                    code=code,
+                    ranks=ranks,
+                )
+                self._launch.journal.ran(ran)
             for rank, message in messages.items():
                 self._send_to_rank(run, rank, message, options["execution_count"])
         return run
@@ -198,6 +208,7 @@ class Cells:
         """Hand in an event; a cell whose end has arrived is none that a later notebook has to take up."""
         run.put(event)
         if run.done:
+            self._launch.journal.ended(run.number, run.errors)
             self._try_ledger(lambda: self.ledger.remove(run.number))
 
     def abandon(self, reason: str) -> None:

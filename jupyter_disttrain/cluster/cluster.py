@@ -22,12 +22,15 @@ from ..messages import NANNY_REQUEST
 from ..ranks import label_ranks, parse_ranks
 from . import attach
 from .cells import Cells
+from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
 from .guardian import Guardian
 from .hearing import Hearing
 from .interrupts import held_interrupts
+from .journal import Origin
 from .recovery import Rules
 from .registry import ClusterFile, Ledger, find
+from .scripts import ScriptRunner
 from .start import Launch
 from .telemetry import Telemetry
 from .variables import VariableMover
@@ -48,7 +51,7 @@ SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new pro
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(Hearing, VariableMover):
+class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
     """Ranks that are ready to train.
 
     Parameters
@@ -167,8 +170,7 @@ class Cluster(Hearing, VariableMover):
         values: bool = True,
         block: bool = True,
         listener: Listener | None = None,
-        execution_count: int | None = None,
-        lines_before: int = 0,
+        origin: Origin | None = None,
     ) -> CellRun:
         """Run code on ranks, as IPython runs a cell.
 
@@ -186,8 +188,8 @@ class Cluster(Hearing, VariableMover):
             Wait until every rank has ended; otherwise call :meth:`CellRun.wait` later.
         listener
             Sees what happens while it happens.
-        execution_count, lines_before
-            The prompt number and the lines of the notebook's cell before ``code``, for tracebacks.
+        origin
+            Where the code stands in a notebook.
 
         Raises
         ------
@@ -210,8 +212,7 @@ class Cluster(Hearing, VariableMover):
                 self.interrupt,
                 values=values,
                 listener=listener,
-                execution_count=execution_count,
-                lines_before=lines_before,
+                origin=origin or Origin(),
             )
             return run.wait(timeout_s) if block else run
 
@@ -276,7 +277,7 @@ class Cluster(Hearing, VariableMover):
             If the ranks have nothing to meet in: no process group, and no MPI.
         """
         start = time.monotonic()
-        self.run(barrier_code(self._launch), timeout_s=timeout_s, values=False)
+        self.run(barrier_code(self._launch), timeout_s=timeout_s, values=False, origin=Origin(is_cell=False))
         return time.monotonic() - start
 
     def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:

@@ -313,7 +313,7 @@ class Guardian:
             content = None
         with self._changed:
             look = self.looks[rank] = self.looks[rank].answered(time.monotonic(), content)
-            self._state.on_look(rank, look.asked_at, look.waits_s)
+            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program))
             self._changed.notify_all()
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:

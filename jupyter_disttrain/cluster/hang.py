@@ -79,6 +79,11 @@ class Look:
             return None
         return self.answered_at - self.still_since  # e.g. in init_process_group, where nothing is recorded
 
+    @property
+    def program(self) -> str:
+        """The program in a process of its own that the rank waits for, in words; empty if for none."""
+        return "" if self.told is None or self.told["cell"] is None else str(self.told.get("program", ""))
+
     def is_hang(self, after_s: float) -> bool:
         """Whether the rank waits, or says nothing, for longer than that."""
         if self.waits_s is None:
@@ -154,10 +159,10 @@ def _doing(look: Look) -> str:
     if told is None or told["cell"] is None:
         return "between cells"
     if look.collective is not None:
-        return f"waits in {_name(look.collective)} {_at(told)}"
+        return f"waits in {_name(look.collective)}{_at(told)}"
     if told["call"] is not None:
-        return f"waits in {told['call']} {_at(told)}"
-    return f"in Python code {_at(told)}"
+        return f"waits in {told['call']}{_at(told)}"
+    return f"waits for {look.program}" if look.program else f"in Python code{_at(told)}"
 
 
 def _done(rank: int, ended: Mapping[int, str]) -> str:
@@ -174,17 +179,20 @@ def _from_outside(look: Look) -> str:
     if own:
         inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
         return f", in code that lets no other thread run, at line {own[0][0]}{inner}"
-    return f", last seen {_at(look.told)}" if look.told is not None and look.told["line"] else ""
+    return f", last seen{_at(look.told)}" if look.told is not None and look.told["line"] else ""
 
 
 def _at(told: Mapping[str, Any]) -> str:
     stack = told["stack"]
     if not stack:
-        return "outside the cell's own code"
+        return " outside the cell's own code"
+    if not told["line"]:
+        return ""  # of what a magic has the ranks run
     filename, _line, _name, text = stack[0]
     own = [frame for frame in stack if frame[0] == filename]
     code = own[-1][3] or text
-    return f"at line {told['line']}" + (f": {code}" if code else "")
+    place = f"{told['file']}:{told['line']}" if told.get("file") else f"line {told['line']}"
+    return f" at {place}" + (f": {code}" if code else "")
 
 
 def _name(collective: Mapping[str, Any]) -> str:

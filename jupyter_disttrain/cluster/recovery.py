@@ -108,6 +108,7 @@ class Member:
     deaths: int = 0
     failed_starts: int = 0  # of a new process
     waits_s: float | None = None  # in the collective it waits in; None: in none, or not known
+    in_program: bool = False  # it waits for a process of its own, which may wait for others'
 
 
 class Recovery:
@@ -137,7 +138,7 @@ class Recovery:
             self._next_look = now
         self._cells.setdefault(cell, RunningCell(began_at=now))
         member = self.members[rank]
-        member.cell, member.waits_s = cell, None
+        member.cell, member.waits_s, member.in_program = cell, None, False
 
     def on_reply(self, rank: int, now: float, *, failed: bool, broken: bool) -> None:
         """Note that a rank has ended its cell; ``broken``: its process group can't be used any more."""
@@ -152,7 +153,7 @@ class Recovery:
         cell = self._cells.get(member.cell) if member.cell is not None else None
         if cell is not None and failed and cell.failed_at is None:
             cell.failed_at = now
-        member.cell, member.waits_s = None, None
+        member.cell, member.waits_s, member.in_program = None, None, False
         self._cells = {number: each for number, each in self._cells.items() if self._runs(number)}
 
     def _runs(self, number: int) -> bool:
@@ -183,14 +184,14 @@ class Recovery:
                 member.waits_s = None  # what was seen before says nothing of what follows
         self._next_look = min(self._next_look, now + INTERRUPT_SECONDS)
 
-    def on_look(self, rank: int, now: float, waits_s: float | None) -> None:
+    def on_look(self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False) -> None:
         """Note what a rank was seen doing; ``now`` is when it was asked."""
         member = self.members[rank]
         cell = None if member.cell is None else self._cells[member.cell]
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 self._next_look = min(self._next_look, now + MEET_SECONDS)  # what do the others call there?
-            member.waits_s = waits_s
+            member.waits_s, member.in_program = waits_s, in_program
 
     def on_asked(self, rank: int) -> None:
         """Note that a person wants a new process for a rank, whatever became of earlier ones."""
@@ -311,7 +312,8 @@ class Recovery:
         first = cell.released_at is None
         if self.phase in (Phase.BROKEN, Phase.LOST) and first:
             return True  # somebody has left the group, so nobody will come
-        if cell.forced and (cell.released_at is None or now - cell.released_at >= LOOK_SECONDS):
+        pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= LOOK_SECONDS)
+        if pressed or self._has_program_to_end(number, now):
             return True
         waits = [member.waits_s for member in self.members if member.cell == number and member.waits_s is not None]
         if not waits:
@@ -321,6 +323,13 @@ class Recovery:
         if cell.interrupted_at is not None and now - cell.interrupted_at >= INTERRUPT_SECONDS:
             return True
         return cell.failed_at is not None and max(waits) >= self.rules.grace_s
+
+    def _has_program_to_end(self, number: int, now: float) -> bool:
+        """Whether a rank's own process may wait for one of a rank that has failed."""
+        failed_at = self._cells[number].failed_at
+        if failed_at is None or now - failed_at < self.rules.grace_s:
+            return False
+        return any(member.cell == number and member.in_program for member in self.members)
 
     def since(self, rank: int) -> float:
         """Return when the cell began that a rank runs; for one that runs none the first of those that run."""

@@ -22,6 +22,7 @@ from .arrivals import Arrivals, as_message, check_reply, too_late, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts
+from .journal import Journal
 from .link import Link, Message
 from .processes import POLL_SECONDS, Processes, said
 from .rank_environment import session_environment
@@ -83,6 +84,7 @@ class Launch:
         self.mpi_heals = there.mpi_heals if there else False
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
+        self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import keyword
 import threading
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError, UsageError
@@ -17,6 +16,7 @@ from ..ranks import label_ranks
 from ..shelf import drop, fetch, lend
 from ..values import dump_values, load_value
 from .differences import compare
+from .part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,14 +37,16 @@ def check_names(names: Iterable[str]) -> None:
 
 def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> None:
     """Set variables on ranks."""
-    _send(launch, ranks, *dump_values(values))
+    pickled, buffers = dump_values(values)
+    _send(launch, ranks, pickled, buffers)
+    launch.journal.pushed(values, ranks, pickled, buffers)
 
 
 def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[Any]) -> None:
     shared = all(launch.table[rank].sees_shelf for rank in ranks)
     note, frames = lend(launch.shelf_folder if shared else None, buffers)
     try:
-        _ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
+        ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
     finally:
         drop(note)
 
@@ -54,7 +56,7 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
     values: dict[int, dict[str, Any]] = {}
     missing: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
-    for rank, reply in _ask(launch, ranks, {"do": "pull", "names": list(names)}).items():
+    for rank, reply in ask(launch, ranks, {"do": "pull", "names": list(names)}).items():
         content = reply["content"]
         if content["status"] == "ok":
             values[rank] = load_from(rank, off_the_shelf(content["shelf"], reply["buffers"]))
@@ -72,7 +74,7 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
 
 def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
     """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
-    reply = _ask(launch, [source], {"do": "pull", "names": list(names), "whole": True})[source]
+    reply = ask(launch, [source], {"do": "pull", "names": list(names), "whole": True})[source]
     content = reply["content"]
     if content["status"] == "missing":
         listed = ", ".join(map(repr, content["names"]))
@@ -81,18 +83,19 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
         raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
     pickled, *buffers = off_the_shelf(content["shelf"], reply["buffers"])
     _send(launch, ranks, pickled, buffers)
+    launch.journal.copied(names, source, ranks)
 
 
 def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     """Compare a variable over ranks."""
-    told = {rank: reply["content"] for rank, reply in _ask(launch, ranks, {"do": "digest", "name": name}).items()}
+    told = {rank: reply["content"] for rank, reply in ask(launch, ranks, {"do": "digest", "name": name}).items()}
     missing = [rank for rank, content in told.items() if content["status"] == "missing"]
     if missing:
         listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
         raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
 
     def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
-        replies = _ask(launch, ranks, {"do": "numbers", "name": name, "path": path, "ranks": list(some)})
+        replies = ask(launch, ranks, {"do": "numbers", "name": name, "path": path, "ranks": list(some)})
         return {
             rank: load_from(rank, off_the_shelf(replies[rank]["content"]["shelf"], replies[rank]["buffers"]))
             for rank in some
@@ -101,12 +104,8 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
 
 
-class VariableMover(ABC):
+class VariableMover(Part):
     """The part of a cluster that moves and compares variables."""
-
-    @abstractmethod
-    def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
-        """Wait until ranks can be asked; return the launch and them."""
 
     def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
         """Set variables on ranks.
@@ -217,7 +216,7 @@ def with_value(content: Message, buffers: Sequence[Any]) -> tuple[Message, list[
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []
 
 
-def _ask(
+def ask(
     launch: Launch, ranks: Sequence[int], request: dict[str, Any], buffers: Sequence[Any] = ()
 ) -> dict[int, Message]:
     """Send one request to each rank and wait for all replies."""

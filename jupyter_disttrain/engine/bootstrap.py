@@ -14,13 +14,17 @@ from ..errors import UnserializableValueError
 from ..ranks import RankInfo
 from ..shelf import fetch, lend
 from ..values import check_whole, dump_value, dump_values, load_value
+from .checkpoints import Checkpoints
 from .connection import SAMPLE
 from .holders import replace_everywhere
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
+from .pasted import refuse_spawn
 from .process_group import Group
 from .progress import Progress
 from .sampler import Sampler
+from .script_state import note_modules
+from .scripts import Scripts
 from .where import where
 from .wire import IDENTITY, SAMPLES, RankEnd
 
@@ -57,12 +61,15 @@ class Bootstrap:
         self.mpi = MpiWorld()
         self.shelf: str | None = None
         self.progress = Progress()
+        self.scripts = Scripts()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
 
     def bind(self, shell: RankShell) -> None:
         """Take the shell whose namespace is filled."""
         self._shell = shell
+        shell.scripts = self.scripts
+        shell.checkpoints = Checkpoints(lambda: shell.user_ns)
 
     def serve(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
         """Do what is asked; whatever it raises becomes the reply."""
@@ -87,9 +94,12 @@ class Bootstrap:
         if info.backend != "none":
             _choose_device(info)
             self.group = Group(info, request["timeout_s"])
+            refuse_spawn()
             self.progress.count_steps()
         if os.environ.get(SAMPLE):
             self._start_sampler()
+        self.scripts.enter(info, request["environment"] | {"MASTER_ADDR": request["address"]})
+        note_modules()
         return {"status": "ok", "sees_shelf": sees_shelf}, []
 
     def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
@@ -108,6 +118,10 @@ class Bootstrap:
         self._show(self.mpi.take_new())
         lost = [] if self.group is None else self.group.form(request["address"], request["port"], request["generation"])
         return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost}, []
+
+    def _do_open_port(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Reply a port at which the programs of one ``%dist_run`` meet."""
+        return {"status": "ok", "port": self.scripts.open_port(self.group, served=request["served"])}, []
 
     def _show(self, change: tuple[Any, Any] | None) -> None:
         """Put MPI's new world where the old one was held."""
@@ -129,11 +143,13 @@ class Bootstrap:
     def serve_beside(self, request: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
         """Do what can't wait for the cell that runs."""
         if request["do"] == "where":
-            return {"status": "ok", **where(self.group, cell, request.get("about", ()))}
+            told = where(self.group, cell, request.get("about", ()))
+            return {"status": "ok", **told, "program": self.scripts.programs.doing}
         if request["do"] == "release":
             if self.group is not None:
                 self.group.release(request["generation"])
             self.mpi.release(request["generation"], forced=request["forced"])
+            self.scripts.programs.release()
             return {"status": "ok"}
         if request["do"] == "respawn":
             self.mpi.respawn(request["command"])

@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from .own_code import is_own, script_name
 from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class InputOnRankError(RuntimeError):
         super().__init__(f"{question} can't be answered on a rank; {remedy}")
 
 
+class ReleasedError(RuntimeError):
+    """A rank waited for others that will not come, and was released."""
+
+
 # What torch and Gloo say when a group's connections end, beside their own types of errors.
 _OF_A_GROUP = re.compile(r"gloo/|Connection (was likely )?closed|Connection reset|Socket|NCCL|ProcessGroup|c10d")
 
@@ -49,7 +54,7 @@ def is_of_group(error: BaseException) -> bool:
     """Whether this error, or one that led to it, came out of a process group or communicator that is of no use now."""
     dist, mpi = sys.modules.get("torch.distributed"), sys.modules.get("mpi4py.MPI")
     for link in _chain(error):
-        if dist is not None and isinstance(link, dist.DistError):
+        if isinstance(link, ReleasedError) or (dist is not None and isinstance(link, dist.DistError)):
             return True
         if type(link) is RuntimeError and _OF_A_GROUP.search(str(link)):
             return True
@@ -79,6 +84,7 @@ def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, inte
     if error is None:
         return
     reply["line"] = cell_line(error, lines_before)
+    reply["file"] = script_name() if reply["line"] else ""
     if reply.get("group_error") and interrupted:
         reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _cut_to_cell(error, shell)}
         return
@@ -93,7 +99,7 @@ def leave_out_libraries(error: BaseException) -> None:
     is in and colours its whole scope, seconds for an interrupt in the midst of torch's imports.
     """
     if isinstance(error, KeyboardInterrupt):
-        _cut_below_last(error, _is_own)
+        _cut_below_last(error, _is_of_person)
     elif "torch.distributed" in sys.modules and is_of_group(error):
         _cut_below_last(error, lambda filename: "/torch/" not in filename)
 
@@ -111,8 +117,10 @@ def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
             error.__cause__, error.__suppress_context__ = None, True  # what a library was just dealing with
 
 
-def _is_own(filename: str) -> bool:
-    """Whether a file is the person's own: a cell, or a module of theirs."""
+def _is_of_person(filename: str) -> bool:
+    """Whether a file is the person's: a cell, the script that it runs, or a module of theirs."""
+    if is_own(filename):
+        return True
     return not filename.startswith(("<frozen", STANDARD_LIBRARY, PACKAGE)) and not INSTALLED.search(filename)
 
 
@@ -128,7 +136,7 @@ def _cut_to_cell(error: BaseException, shell: RankShell) -> list[str]:
     """Return an interrupt's traceback in the cell's own lines: below them torch only tells how it was released."""
     for link in _chain(error):
         trace = link.__traceback__
-        while trace is not None and "ipykernel_" not in trace.tb_frame.f_code.co_filename:
+        while trace is not None and not is_own(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         if trace is None:
             continue
@@ -162,7 +170,7 @@ def group_traceback(error: BaseException) -> list[str] | None:
         return None
     for link in links:
         own = link.__traceback__
-        while own is not None and "ipykernel_" not in own.tb_frame.f_code.co_filename:
+        while own is not None and not is_own(own.tb_frame.f_code.co_filename):
             own = own.tb_next
         link.__traceback__ = own or link.__traceback__
     return "".join(traceback.format_exception(error)).splitlines()
@@ -175,7 +183,7 @@ def cell_line(error: BaseException, lines_before: int) -> int | None:
     """
     for link in _chain(error):
         frames = [frame for frame in traceback.extract_tb(link.__traceback__) if frame.lineno is not None]
-        own = next((frame.filename for frame in frames if "ipykernel_" in frame.filename), None)
+        own = next((frame.filename for frame in frames if is_own(frame.filename)), None)
         lines = [frame.lineno for frame in frames if frame.filename == own and frame.lineno is not None]
         if own is not None:
             return lines[-1] + lines_before

@@ -14,6 +14,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .own_code import is_own
 from .sockets import EventLoop, epoll_descriptors, event_loops, shut_down
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _cell_line_of_caller() -> str:
     frame = sys._getframe()  # noqa: SLF001
     while frame is not None:
         filename = frame.f_code.co_filename
-        if "ipykernel_" in filename:
+        if is_own(filename):
             text = linecache.getline(filename, frame.f_lineno).strip()
             return f"line {frame.f_lineno}: {text}" if text else f"line {frame.f_lineno}"
         if frame.f_back is None:

@@ -122,7 +122,7 @@ class RankKernel(IPythonParallelKernel):
         signal.signal(signal.SIGINT, self._note_interrupt)
         # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
-        shell.begin_cell()
+        shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group, options["cell"])
         self._switches.note()

@@ -66,9 +66,20 @@ class Group:
         The socket is made here because the store by itself would listen on every interface. ``generation`` is that of
         the group which is to be formed.
         """
-        from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
-
         self._enter(generation)
+        self._store = self.make_store(address, port)
+        self._port = self._store.port
+        return self._port
+
+    def make_store(self, address: str, port: int = 0) -> Any:
+        """Return a new store that this process serves.
+
+        Raises
+        ------
+        RendezvousError
+            If it can't listen there.
+        """
+        from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
 
         try:
             family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
@@ -78,17 +89,15 @@ class Group:
             remedy = "leave the port out, and a free one is chosen" if taken else "choose another address with -a"
             what = f"port {port} is taken" if taken else f"cannot listen on {address}:{port} ({error.strerror})"
             raise RendezvousError(f"{what}; {remedy}") from error
-        self._port = listener.getsockname()[1]
-        self._store = TCPStore(
+        return TCPStore(
             address,
-            self._port,
+            listener.getsockname()[1],
             self.info.world_size,
             is_master=True,
             timeout=self._timeout,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        return self._port
 
     def form(self, address: str, port: int, generation: int) -> list[str]:
         """Make the process group, and the subgroups that were aborted with it; prove it by a first all_reduce.
@@ -280,6 +289,8 @@ class Group:
         import torch.distributed as dist  # noqa: PLC0415
         from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
 
+        from .pasted import check_backend  # noqa: PLC0415  (it imports this)
+
         original: Callable[..., None] = dist.init_process_group
 
         @functools.wraps(original)
@@ -304,6 +315,8 @@ class Group:
                 rank = self.info.rank if rank < 0 else rank
                 world_size = self.info.world_size if world_size < 0 else world_size
                 init_method = None
+                if (rank, world_size) == (self.info.rank, self.info.world_size):
+                    check_backend(backend, self.info, store)
             original(backend, init_method, timeout, world_size, rank, store, *rest, **options)
 
         # Both are the names by which scripts and libraries reach it.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
+from .own_code import is_own
 from .progress import NOWHERE
 from .pulse import CALL_BYTES, NO_CELL, Pulse
 from .where import MESSAGE_WAIT, communicates, pending_collective
@@ -201,7 +202,7 @@ def _communication(frame: FrameType | None) -> str:
 def _line(frame: FrameType | None, lines_before: int) -> int:
     """Return the innermost line of the cell's own code; 0 where there is none."""
     while frame is not None:
-        if "ipykernel_" in frame.f_code.co_filename and frame.f_lineno:
+        if is_own(frame.f_code.co_filename) and frame.f_lineno:
             return frame.f_lineno + lines_before
         frame = frame.f_back
     return 0

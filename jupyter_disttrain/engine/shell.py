@@ -19,7 +19,7 @@ from IPython.core import page
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
-from . import cell_errors
+from . import cell_errors, own_code
 from .sources import find_classes_in_cells
 from .streams import flush_all
 from .untimely import PACKAGE
@@ -27,6 +27,9 @@ from .untimely import PACKAGE
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
+
+    from .checkpoints import Checkpoints
+    from .scripts import Scripts
 
 NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
@@ -64,6 +67,8 @@ class RankShell(ZMQInteractiveShell):
 
     displayhook: RankDisplayHook
     last_error: BaseException | None = None  # that the cell ended with
+    scripts: Scripts  # what runs them
+    checkpoints: Checkpoints
     _shown: list[list[str]]
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile
@@ -82,9 +87,10 @@ class RankShell(ZMQInteractiveShell):
         """End the cell, not the rank: ``exit()`` means the same as in a script."""
         raise SystemExit(0)
 
-    def begin_cell(self) -> None:
+    def begin_cell(self, *, is_typed: bool) -> None:
         """Forget what the cell before left."""
         self._shown = []
+        own_code.begin_cell(is_typed=is_typed)
         self.displayhook.last_value = NO_VALUE
         # What cells showed and the texts of their errors: IPython 9 keeps them for %notebook, of no use on a rank.
         for name in ("outputs", "exceptions"):
@@ -151,6 +157,12 @@ RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    if trace is not None and not own_code.is_typed():
+        # Nobody has written what a magic has the ranks run, nor what lies between it and a script.
+        first = trace.tb_next
+        while first is not None and not own_code.is_own(first.tb_frame.f_code.co_filename):
+            first = first.tb_next
+        trace.tb_next = first
     frame = trace
     while frame is not None:
         following = frame.tb_next

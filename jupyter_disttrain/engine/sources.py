@@ -12,6 +12,8 @@ import linecache
 import re
 from typing import Any
 
+from .own_code import CELL
+
 
 def find_classes_in_cells() -> None:
     """Have ``inspect`` find the classes of cells, too."""
@@ -39,6 +41,6 @@ def _cell_of(cls: type) -> str | None:
             return str(code.co_filename)
     definition = re.compile(rf"^\s*class\s+{re.escape(cls.__name__)}\b", re.MULTILINE)
     for name, entry in reversed(list(linecache.cache.items())):
-        if "ipykernel_" in name and len(entry) > 2 and definition.search("".join(entry[2])):  # noqa: PLR2004
+        if CELL in name and len(entry) > 2 and definition.search("".join(entry[2])):  # noqa: PLR2004
             return name
     return None

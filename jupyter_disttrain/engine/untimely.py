@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .own_code import CELL, is_own
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+WAITS_FOR_PROGRAM = "_wait_for_program"  # the function that an interrupt may end
 
 
 _WHOLE = {  # functions that are left whole, by a part of their file's name
@@ -147,7 +150,7 @@ def _place(frame: FrameType | None) -> Place | None:
         if name == "__del__":
             return Place(frames[at + 1])
     ours = _caller(frames, -1, _is_standard)
-    if _is_ours(ours) and any("ipykernel_" in each.f_code.co_filename for each in frames):
+    if _is_ours(ours) and any(CELL in each.f_code.co_filename for each in frames):
         return Place(_caller(frames, frames.index(ours), _is_ours))
     return None
 
@@ -170,7 +173,7 @@ def _is_in(file: str) -> Callable[[FrameType], bool]:
 def _imports_library(frame: FrameType) -> bool:
     name, file = frame.f_code.co_name, frame.f_code.co_filename
     is_library = name == "<module>" and bool(INSTALLED.search(file)) and not file.endswith("/__main__.py")
-    return is_library or file.startswith("<frozen importlib")
+    return (is_library and not is_own(file)) or file.startswith("<frozen importlib")
 
 
 def _is_standard(frame: FrameType) -> bool:
@@ -179,4 +182,4 @@ def _is_standard(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE)
+    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != WAITS_FOR_PROGRAM

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
+from .own_code import is_cell, is_own, is_typed, script_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -53,8 +54,9 @@ def where(group: Group | None, cell: dict[str, Any] | None, about: Collection[Se
         own = frames[0].f_code.co_filename
         outer = [each for each in frames[:-DEEPEST] if each.f_code.co_filename == own][:DEEPEST]
         told["stack"] = [_describe(each) for each in (*outer, *frames[-DEEPEST:])]
-        lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno]
+        lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno and is_own(own)]
         told["line"] = lines[-1] + cell["lines_before"] if lines else None
+        told["file"] = script_name()
     told["call"] = next((each.f_code.co_name for each in frames if communicates(each)), None)
     in_mpi = mpi_call(frame) if frames and told["call"] is None else None
     if in_mpi is not None:
@@ -75,8 +77,8 @@ def _from_cell(frame: FrameType | None) -> list[FrameType]:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()
-    start = next((at for at, each in enumerate(frames) if "ipykernel_" in each.f_code.co_filename), len(frames))
-    return frames[start:]
+    begins = is_own if is_typed() or script_name() else is_cell
+    return frames[next((at for at, each in enumerate(frames) if begins(each.f_code.co_filename)), len(frames)) :]
 
 
 def _describe(frame: FrameType) -> tuple[str, int, str, str]:

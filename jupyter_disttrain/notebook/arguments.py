@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,6 +141,71 @@ def _attach() -> _Parser:
     return parser
 
 
+def _run() -> _Parser:
+    parser = _parser("dist_run")
+    add = parser.add_argument
+    parser.usage = "%%dist_run [options] SCRIPT [ARGUMENTS]\n       %%dist_run [options] -m MODULE [ARGUMENTS]"
+    add("-m", dest="is_module", action="store_true", help="a module's name follows in place of a script's path")
+    add("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
+    add("--timeout", type=float, metavar="S", help="interrupt the ranks after this many seconds")
+    add("--fresh", dest="how", action="store_const", const="fresh", default="here", help="each rank starts a process")
+    add(
+        "--per-node",
+        dest="how",
+        action="store_const",
+        const="node",
+        help="one process on each node, for programs that start their own, e.g. with mp.spawn",
+    )
+    add("--watch", action="store_true", help="show the ranks and their metrics below the cell, live")
+    add("--noblock", action="store_true", help="don't wait; %%dist_wait shows what came of it")
+    _add_name(parser)
+    add("target", metavar="SCRIPT", help="its path, from the notebook's folder; or a module's name after -m")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own; $LOCAL_RANK and its kin are each rank's")
+    return parser
+
+
+def _export() -> _Parser:
+    parser = _parser("dist_export")
+    add = parser.add_argument
+    add("path", metavar="SCRIPT", help="where to write it, e.g. train.py; what belongs to it is written beside it")
+    for launch in ("torchrun", "slurm", "mpi", "horovodrun"):
+        add(
+            f"--{launch}",
+            dest="launch",
+            action="store_const",
+            const=launch,
+            default="torchrun",
+            help=f"to be launched by {launch}" + (" (default)" if launch == "torchrun" else ""),
+        )
+    add(
+        "--all",
+        action="store_true",
+        help="a cell that ran several times stands there as often (default: as it was last)",
+    )
+    _add_name(parser)
+    return parser
+
+
+def _save() -> _Parser:
+    parser = _parser("dist_save")
+    add = parser.add_argument
+    add("path", metavar="FOLDER", help="of the checkpoint's versions; all hosts have to see it")
+    add("names", nargs="+", metavar="NAME", help="models, optimizers, schedulers and other variables")
+    add("--async", dest="beside", action="store_true", help="write while the next cells run")
+    add("--keep", type=int, metavar="N", help="how many versions stay (default: all)")
+    _add_name(parser)
+    return parser
+
+
+def _load() -> _Parser:
+    parser = _parser("dist_load")
+    add = parser.add_argument
+    add("path", metavar="FOLDER", help="of the checkpoint: its latest version; or that of a version")
+    add("names", nargs="*", metavar="NAME", help="variables (default: all that were saved)")
+    _add_name(parser)
+    return parser
+
+
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
     parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
@@ -158,9 +226,19 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_copy": _copy(),
     "dist_diff": _diff(),
     "dist_attach": _attach(),
+    "dist_run": _run(),
+    "dist_export": _export(),
+    "dist_save": _save(),
+    "dist_load": _load(),
     "dist_reset": _reset(),
     "dist_shutdown": _shutdown(),
 }
+
+
+def documented(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Append the options to a magic's help, which ``%name?`` shows."""
+    function.__doc__ = f"{function.__doc__}\n\n{PARSERS[function.__name__].format_help()}"
+    return function
 
 
 def parse(name: str, line: str) -> argparse.Namespace:
@@ -172,9 +250,11 @@ def parse(name: str, line: str) -> argparse.Namespace:
         If it can't be read; the message says what is wrong and where the options are listed.
     """
     try:
-        words = shlex.split(line, comments=True)
+        words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"cannot read {line!r}: {error}") from error
+    comment = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
+    del words[comment:]  # as in a shell, where a word may have a # within
     return PARSERS[name].parse_args(words)
 
 

@@ -15,10 +15,10 @@ from ..cluster.registry import find
 from ..cluster.variables import check_names
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
-from .arguments import PARSERS, parse, parse_gpus
+from .arguments import documented, parse, parse_gpus
 from .comms import CommRelay
 from .screen import Screen
-from .settings import Settings
+from .script_magics import ScriptMagics, origin_of
 from .sinks import sink_for
 from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
@@ -26,19 +26,12 @@ from .views import Views
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from IPython.core.interactiveshell import InteractiveShell
 
 
-def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Append the options to the magic's help, which ``%name?`` shows."""
-    function.__doc__ = f"{function.__doc__}\n\n{PARSERS[function.__name__].format_help()}"
-    return function
-
-
 @magics_class
-class DistributedMagics(Settings):
+class DistributedMagics(ScriptMagics):
     """Distributed training from a notebook; ``%config DistributedMagics`` shows and sets the defaults."""
 
     shell: InteractiveShell
@@ -53,7 +46,7 @@ class DistributedMagics(Settings):
 
     # Clusters
 
-    @_documented
+    @documented
     @line_magic
     def dist_init(self, line: str) -> None:
         """Start the ranks of this notebook."""
@@ -95,7 +88,7 @@ class DistributedMagics(Settings):
         if isinstance(self.shell.user_ns.get("cluster"), (Cluster, type(None))):  # not a variable of the person's own
             self.shell.user_ns["cluster"] = cluster
 
-    @_documented
+    @documented
     @line_magic
     def dist_attach(self, line: str) -> None:
         """Bring back a cluster that outlived its kernel, with its variables and what it has said meanwhile."""
@@ -113,7 +106,7 @@ class DistributedMagics(Settings):
         if not args.noblock:
             self._wait_for_cells(cluster)
 
-    @_documented
+    @documented
     @line_magic
     def dist_reset(self, line: str) -> None:
         """Restart the ranks, or replace just those named; their variables are gone."""
@@ -132,7 +125,7 @@ class DistributedMagics(Settings):
         self._close_relay(cluster)
         print(started_text(cluster))  # noqa: T201
 
-    @_documented
+    @documented
     @line_magic
     def dist_shutdown(self, line: str) -> None:
         """End the cluster and everything it started."""
@@ -180,7 +173,7 @@ class DistributedMagics(Settings):
 
     # Cells
 
-    @_documented
+    @documented
     @no_var_expand
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
@@ -188,7 +181,7 @@ class DistributedMagics(Settings):
         args = parse("distributed", line)
         self._run("%%distributed", line, cell, args, args.ranks)
 
-    @_documented
+    @documented
     @no_var_expand
     @cell_magic
     def rank(self, line: str, cell: str) -> None:
@@ -211,14 +204,18 @@ class DistributedMagics(Settings):
             block=not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
             timeout_s=args.timeout,
             listener=None if args.noblock else self._screen(cluster, chosen, below_view=args.watch),
-            execution_count=_prompt(self.shell),
-            lines_before=lines_before,
+            origin=origin_of(self.shell, lines_before),
         )
         if args.noblock:
-            self._waiting.setdefault(cluster.name, []).append((run, args.out))
-            print(f"running on {label_ranks(chosen)}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
+            self._waits_for(cluster, run, args.out)
             return
         self._keep(run, args.out)
+
+    def _waits_for(self, cluster: Cluster, run: CellRun, out: str | None) -> None:
+        """Have %dist_wait show what comes of a cell."""
+        self._waiting.setdefault(cluster.name, []).append((run, out))
+        ranks = label_ranks(run.ranks)
+        print(f"running on {ranks}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
 
     def _keep(self, run: CellRun, out: str | None) -> None:
         """Keep a cell's values, if they were asked for."""
@@ -239,7 +236,7 @@ class DistributedMagics(Settings):
             below_view=below_view,
         )
 
-    @_documented
+    @documented
     @line_magic
     def dist_wait(self, line: str) -> None:
         """Wait for the cells that were started with --noblock, and show what came of them."""
@@ -260,7 +257,7 @@ class DistributedMagics(Settings):
                 if run.done:  # else the wait was given up, and can be taken up again
                     waiting.pop(0)
 
-    @_documented
+    @documented
     @line_magic
     def dist_mode(self, line: str) -> None:
         """Run every following cell on the ranks, or no longer."""
@@ -281,7 +278,7 @@ class DistributedMagics(Settings):
 
     # The rest
 
-    @_documented
+    @documented
     @line_cell_magic
     def sync(self, line: str, cell: str | None = None) -> None:  # noqa: ARG002  (people write %%sync too)
         """Wait at a barrier of all ranks."""
@@ -289,7 +286,7 @@ class DistributedMagics(Settings):
         seconds = cluster.sync()
         print(f"{label_ranks(range(cluster.world_size))} met after {seconds * 1000:.1f} ms")  # noqa: T201
 
-    @_documented
+    @documented
     @line_magic
     def dist_status(self, line: str) -> None:
         """Show nodes, ranks and metrics: live where the front end has widgets, else as a table in text."""
@@ -302,20 +299,20 @@ class DistributedMagics(Settings):
         for cluster in chosen:
             self.views.show(cluster)
 
-    @_documented
+    @documented
     @line_magic
     def dist_where(self, line: str) -> None:
         """Say what each rank is doing at this moment."""
         print("\n".join(self._require(parse("dist_where", line)).where()))  # noqa: T201
 
-    @_documented
+    @documented
     @line_magic
     def dist_copy(self, line: str) -> None:
         """Copy variables from one rank to others."""
         args = parse("dist_copy", line)
         self._require(args).copy(args.names, args.source, args.ranks)
 
-    @_documented
+    @documented
     @line_magic
     def dist_diff(self, line: str) -> None:
         """Say where ranks differ, e.g. in a model's parameters."""
@@ -324,7 +321,7 @@ class DistributedMagics(Settings):
         for name in args.names:
             print(cluster.diff(name, args.ranks))  # noqa: T201
 
-    @_documented
+    @documented
     @line_magic
     def dist_push(self, line: str) -> None:
         """Set variables of the notebook on the ranks."""
@@ -336,7 +333,7 @@ class DistributedMagics(Settings):
             raise UsageError(f"the notebook has no variable {', '.join(map(repr, missing))}; set it in a cell first")
         cluster.push({name: self.shell.user_ns[name] for name in args.names}, args.ranks)
 
-    @_documented
+    @documented
     @line_magic
     def dist_pull(self, line: str) -> None:
         """Bring variables back: from one rank as they are, from several as a dict by rank."""
@@ -347,12 +344,6 @@ class DistributedMagics(Settings):
         for name in args.names:
             by_rank = {rank: named[name] for rank, named in values.items()}
             self.shell.user_ns[name] = by_rank[ranks[0]] if len(ranks) == 1 else by_rank
-
-
-def _prompt(shell: InteractiveShell) -> int:
-    """Return the number of the cell that runs; IPython's own counter is ahead of it since 9.0."""
-    history = shell.history_manager
-    return shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)
 
 
 def _numbered(magic: str, line: str, cell: str) -> tuple[str, int]:

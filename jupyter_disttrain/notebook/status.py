@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..cluster import Cluster
+    from ..cluster.export import Exported
     from ..cluster.rank_table import RankEntry
     from ..cluster.telemetry import RankFigures
     from ..messages import NodeVitals
@@ -42,6 +43,13 @@ def attached_text(cluster: Cluster) -> str:
         state = "has ended" if run.done else f"still runs on {label_ranks(run.running_now)}"
         lines.append(f"the cell that was sent at {began} to {label_ranks(run.ranks)} {state}; what it said:")
     return "\n".join(lines)
+
+
+def exported_text(exported: Exported) -> str:
+    """Say what was written, and what a person should know of it."""
+    files = [exported.script.name, *([exported.values.name] if exported.values else []), exported.launch.name]
+    where = f" in {exported.script.parent}" if str(exported.script.parent) != "." else ""
+    return "\n".join([f"wrote {', '.join(files)}{where}; run it with {exported.command}", *exported.notes])
 
 
 def kept_text() -> list[str]:

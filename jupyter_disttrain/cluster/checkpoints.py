@@ -1,0 +1,98 @@
+"""Checkpoints of what the ranks hold.
+
+Covers: what the ranks are told to save and to load.
+Does not cover: doing it (``engine.checkpoints``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .journal import Origin
+from .part import Part
+from .variables import check_names
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from .cell_run import CellRun
+
+
+class CheckpointKeeper(Part):
+    """The part of a cluster that saves and loads."""
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        names: Sequence[str],
+        *,
+        beside: bool = False,
+        keep: int | None = None,
+        **options: Any,
+    ) -> CellRun:
+        """Save variables of all ranks as the next version in a checkpoint folder.
+
+        Parameters
+        ----------
+        path
+            The folder, which all hosts have to see.
+        names
+            Models, optimizers, schedulers and other values; where random numbers stand is saved with them.
+        beside
+            Write while the next cells run; what goes wrong then is said by the next save or load.
+        keep
+            How many versions stay; None: all.
+        **options
+            As of :meth:`Cluster.run`.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one, or the ranks have no process group.
+        RankFailure
+            If a rank has no such variable, or can't write.
+        """
+        check_names(names)
+        if not names:
+            raise UsageError("name what is to be saved, e.g. model optimizer step")
+        if keep is not None and keep < 1:
+            raise UsageError(f"at least one version has to stay, not {keep}")
+        words = f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, tag={uuid.uuid4().hex[:8]!r}"
+        return self._run_checkpoints(f"save({words})", options)
+
+    def load(self, path: str | os.PathLike[str], names: Sequence[str] = (), **options: Any) -> CellRun:
+        """Load variables on all ranks, from the latest version in a checkpoint folder or from one that is named.
+
+        Parameters
+        ----------
+        path
+            The folder, or a version in it.
+        names
+            Which; none means all that were saved. Models and optimizers have to be there, and are filled.
+        **options
+            As of :meth:`Cluster.run`.
+
+        Raises
+        ------
+        UsageError
+            If a name isn't one, or the ranks have no process group.
+        RankFailure
+            If there is no such checkpoint, or it does not fit.
+        """
+        check_names(names)
+        return self._run_checkpoints(f"load({_absolute(path)!r}, {list(names)!r})", options)
+
+    def _run_checkpoints(self, call: str, options: dict[str, Any]) -> CellRun:
+        launch, _ = self._ready("all")
+        if launch.config.backend == "none":
+            raise UsageError("checkpoints need torch on the ranks; start them without --backend none")
+        options.setdefault("origin", Origin(is_cell=False))
+        return self.run(f"get_ipython().checkpoints.{call}", values=False, **options)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    return str(Path(path).expanduser().absolute())

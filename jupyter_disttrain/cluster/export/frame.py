@@ -1,0 +1,211 @@
+"""What stands around the cells in an exported script, and the file that launches it.
+
+Covers: the names that cells had preset, the process group, one way to start for each launcher.
+Does not cover: the cells (``cells``).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .cells import Cell
+
+LAUNCHES = ("torchrun", "slurm", "mpi", "horovodrun")
+
+_BY_ENVIRONMENT = """\
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+node_rank = int(os.environ["GROUP_RANK"])"""
+
+_BY_MPI = """\
+comm = MPI.COMM_WORLD
+rank, world_size = comm.Get_rank(), comm.Get_size()
+on_this_node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+local_rank, local_world_size = on_this_node.Get_rank(), on_this_node.Get_size()
+node_rank = sorted(set(comm.allgather(on_this_node.bcast(rank)))).index(on_this_node.bcast(rank))"""
+
+_BY_HOROVOD = """\
+hvd.init()
+rank, world_size = hvd.rank(), hvd.size()
+local_rank, local_world_size = hvd.local_rank(), hvd.local_size()
+node_rank = hvd.cross_rank()"""
+
+# Rank 0 opens a store on a port that is free, and says where.
+_MEETING = """\
+store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
+if rank:
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, False)
+os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))"""
+_PLACE = "(socket.gethostname(), str(store.port)) if rank == 0 else None"
+
+_LOG_METRICS = '''
+
+def log_metrics(step=None, **values):
+    """In the notebook these were drawn; call your own logger here."""
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What the ranks were."""
+
+    world_size: int
+    nodes: int
+    backend: str  # "none" for ranks without torch
+    on_gpus: bool
+    threads: str  # OMP_NUM_THREADS of a rank: sums over threads depend on it in the last digit
+    timeout_s: float
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The number of ranks on each node, rounded up."""
+        return -(-self.world_size // self.nodes)
+
+    def script(self, parts: Sequence[str], cells: Sequence[Cell], launch: str, values: str) -> str:
+        """Return the whole script.
+
+        Parameters
+        ----------
+        parts
+            Its body.
+        cells
+            Those that are in it.
+        launch
+            How it is started.
+        values
+            The name of the file with pushed variables; empty if there is none.
+
+        Raises
+        ------
+        UsageError
+            If a cell uses what that way to start has not.
+        """
+        used = set[str]().union(*(cell.names for cell in cells))
+        self._check(cells, launch)
+        head = [f'"""{self._title(launch)}"""']
+        future = sorted({name for cell in cells for name in cell.future})
+        if future:
+            head.append(f"from __future__ import {', '.join(future)}")
+        head.append("\n".join(self._imports(launch, values)))
+        head.append("\n".join(self._identity(launch)))
+        if self.backend != "none":
+            head.append("\n".join(self._device()))
+        if not any(cell.makes_group for cell in cells):
+            head += [line for line in [self._group(launch)] if line]
+        if values:
+            head.append(
+                f'with open(os.path.join(os.path.dirname(__file__), "{values}"), "rb") as file:\n'
+                "    pushed = pickle.load(file)"
+            )
+        if "log_metrics" in used:
+            head.append(_LOG_METRICS.strip("\n"))
+        if "display" in used:
+            head.append("display = print")
+        tail = ["if dist.is_initialized():\n    dist.destroy_process_group()"] if self.backend != "none" else []
+        return "\n\n".join([*head, *(part.rstrip() for part in parts), *tail]) + "\n"
+
+    def _title(self, launch: str) -> str:
+        name = {"torchrun": "torchrun", "slurm": "Slurm", "mpi": "mpiexec", "horovodrun": "horovodrun"}[launch]
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"What ran on {ranks} in a notebook, in order, for {name}; written by %dist_export."
+
+    def _check(self, cells: Sequence[Cell], launch: str) -> None:
+        for cell in cells:
+            if "comm" in cell.names and launch in ("torchrun", "slurm"):
+                raise UsageError(
+                    f"{cell.title} uses comm, MPI's world, which {launch} does not start; export with --mpi"
+                )
+
+    def _imports(self, launch: str, values: str) -> list[str]:
+        lines = ["import os"]
+        lines += ["import pickle"] if values else []
+        lines += ["import socket"] if launch in ("mpi", "horovodrun") and self.backend != "none" else []
+        lines += ["from datetime import timedelta"] if self.backend != "none" else []
+        lines += [""]
+        lines += {"mpi": ["from mpi4py import MPI"], "horovodrun": ["import horovod.torch as hvd"]}.get(launch, [])
+        lines += ["import torch", "import torch.distributed as dist"] if self.backend != "none" else []
+        return lines
+
+    def _identity(self, launch: str) -> list[str]:
+        return [{"mpi": _BY_MPI, "horovodrun": _BY_HOROVOD}.get(launch, _BY_ENVIRONMENT)]
+
+    def _device(self) -> list[str]:
+        if not self.on_gpus:
+            return ['device = torch.device("cpu")', "gpu_id = None"]
+        return ['device = torch.device("cuda", local_rank)', "torch.cuda.set_device(device)", "gpu_id = local_rank"]
+
+    def _group(self, launch: str) -> str:
+        if self.backend == "none":
+            return ""
+        options = [f'"{self.backend}"', f"timeout=timedelta(seconds={self.timeout_s:g})"]
+        options += ["device_id=device"] if self.on_gpus and self.backend == "nccl" else []
+        if launch in ("torchrun", "slurm"):
+            return f"dist.init_process_group({', '.join(options)})"
+        broadcast = f"comm.bcast({_PLACE})" if launch == "mpi" else f"hvd.broadcast_object({_PLACE})"
+        options += ["store=store", "rank=rank", "world_size=world_size"]
+        return f"{_MEETING.format(broadcast=broadcast)}\ndist.init_process_group({', '.join(options)})"
+
+
+def launch_file(script: str, frame: Frame, launch: str) -> tuple[str, str]:
+    """Return the name and the text of the file that launches a script."""
+    stem = script.rsplit(".", 1)[0]
+    text, suffix = _FILES[launch]
+    return f"{stem}{suffix}", textwrap.dedent(text(script, frame))
+
+
+def _torchrun(script: str, frame: Frame) -> str:
+    return f"""\
+        #!/usr/bin/env bash
+        # On one node; on several give --nnodes, --node-rank and --master-addr as well.
+        export OMP_NUM_THREADS={frame.threads}
+        exec torchrun --nproc-per-node={frame.ranks_per_node} "$(dirname "$0")/{script}" "$@"
+        """
+
+
+def _slurm(script: str, frame: Frame) -> str:
+    gpus = f"\n        #SBATCH --gpus-per-node={frame.ranks_per_node}" if frame.on_gpus else ""
+    return f"""\
+        #!/usr/bin/env bash
+        #SBATCH --nodes={frame.nodes}
+        #SBATCH --ntasks-per-node=1
+        #SBATCH --cpus-per-task={frame.ranks_per_node * int(frame.threads)}{gpus}
+        export OMP_NUM_THREADS={frame.threads}
+        first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        folder=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/ *Command=\\(.*\\)\\/.*/\\1/p')
+        srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={frame.ranks_per_node} \\
+          --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$first:29500" "$folder/{script}" "$@"
+        """
+
+
+def _mpi(script: str, frame: Frame) -> str:
+    return f"""\
+        #!/usr/bin/env bash
+        # On one node; on several give --hostfile as well.
+        export OMP_NUM_THREADS={frame.threads}
+        exec mpiexec -n {frame.world_size} python "$(dirname "$0")/{script}" "$@"
+        """
+
+
+def _horovodrun(script: str, frame: Frame) -> str:
+    return f"""\
+        #!/usr/bin/env bash
+        # On one node; on several give -H host1:4,host2:4 as well.
+        export OMP_NUM_THREADS={frame.threads}
+        exec horovodrun -np {frame.world_size} python "$(dirname "$0")/{script}" "$@"
+        """
+
+
+_FILES: dict[str, tuple[Callable[[str, Frame], str], str]] = {
+    "torchrun": (_torchrun, ".sh"),
+    "slurm": (_slurm, ".sbatch"),
+    "mpi": (_mpi, ".sh"),
+    "horovodrun": (_horovodrun, ".sh"),
+}

@@ -1,0 +1,37 @@
+"""What the parts that make up a cluster call of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .cell_run import CellRun, Listener
+    from .journal import Origin
+    from .start import Launch
+
+
+class Part(ABC):
+    """A part of a cluster: it asks ranks, and runs code on them."""
+
+    _launch: Launch
+
+    @abstractmethod
+    def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
+        """Wait until ranks can be asked; return the launch and them."""
+
+    @abstractmethod
+    def run(
+        self,
+        code: str,
+        ranks: str | int | Iterable[int] = "all",
+        *,
+        timeout_s: float | None = None,
+        values: bool = True,
+        block: bool = True,
+        listener: Listener | None = None,
+        origin: Origin | None = None,
+    ) -> CellRun:
+        """Run code on ranks."""

@@ -1,0 +1,118 @@
+"""Scripts: running them on the ranks, making one of what ran there.
+
+Covers: what the ranks are told to run, a place where the processes of one run meet; what goes into an exported script.
+Does not cover: running it (``engine.scripts``), waiting for it (``cell_run``), writing it (``export``).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .export import export, frame_of, remarks_on
+from .journal import Origin, Ran, is_whole, last_of_each
+from .part import Part
+from .variables import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .cell_run import CellRun
+    from .export import Exported
+
+HOW = ("here", "fresh", "node")
+
+
+class ScriptRunner(Part):
+    """The part of a cluster that runs scripts."""
+
+    def run_script(
+        self,
+        target: str | os.PathLike[str],
+        arguments: Sequence[str] = (),
+        ranks: str | int | Iterable[int] = "all",
+        *,
+        is_module: bool = False,
+        how: str = "here",
+        **options: Any,
+    ) -> CellRun:
+        """Run a script on ranks, as torchrun would.
+
+        Parameters
+        ----------
+        target
+            The script's path on the ranks' hosts, from the notebook's folder; or a module's name.
+        arguments
+            What the script finds in ``sys.argv``; ``$LOCAL_RANK`` and its kin stand for each rank's own.
+        ranks
+            E.g. ``"0,2-3"``, ``0`` or ``"all"``.
+        is_module
+            ``target`` is a module's name, as with ``python -m``.
+        how
+            ``"here"``: in the ranks' processes, where all is imported already. ``"fresh"``: each rank starts a process.
+            ``"node"``: one rank of each node starts a process, which may start others.
+        **options
+            As of :meth:`Cluster.run`.
+
+        Raises
+        ------
+        RankFailure
+            If the script failed on a rank, or exited with another code than 0.
+        UsageError
+            If the ranks are not there, or still run an earlier cell.
+        """
+        if how not in HOW:
+            raise UsageError(f"a script can't run {how!r}; choose one of {', '.join(map(repr, HOW))}")
+        request: dict[str, Any] = {
+            "target": os.fspath(target),
+            "arguments": [str(argument) for argument in arguments],
+            "is_module": is_module,
+            "folder": os.getcwd(),  # noqa: PTH109  (as the person sees it, links and all)
+            "how": how,
+            "run_id": uuid.uuid4().hex[:8],
+            "port": self._open_port(ranks, served=how == "fresh") if how != "here" else 0,
+        }
+        words = ", ".join(f"{name}={value!r}" for name, value in request.items())
+        options.setdefault("origin", Origin(is_cell=False))
+        return self.run(f"get_ipython().scripts.run({words})", ranks, values=False, **options)
+
+    def export(self, path: str | os.PathLike[str], launch: str = "torchrun", *, every_run: bool = False) -> Exported:
+        """Write the cells that ran on the ranks as one script, and a file that launches it.
+
+        Parameters
+        ----------
+        path
+            Of the script; what belongs to it stands beside it under its name.
+        launch
+            ``"torchrun"``, ``"slurm"``, ``"mpi"`` or ``"horovodrun"``.
+        every_run
+            Write a notebook's cell as often as it ran well, in place of once as it was last.
+
+        Returns
+        -------
+        Exported
+            The files, the command that runs them, and what a person should know of it.
+
+        Raises
+        ------
+        UsageError
+            If nothing ran, or something that ran can't stand in a script; the message names it.
+        """
+        journal = self._launch.journal
+        done, endings = journal.entries()
+        whole = [entry for entry in done if not isinstance(entry, Ran) or is_whole(entry, endings)]
+        entries = whole if every_run else last_of_each(whole)
+        remarks = remarks_on(done, entries, endings)
+        if journal.began_late:
+            remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
+        return export(Path(path), entries, frame_of(self._launch), launch, remarks)
+
+    def _open_port(self, ranks: str | int | Iterable[int], *, served: bool) -> int:
+        """Have rank 0 open a port at which the processes of one run meet."""
+        self._ready(ranks)
+        launch, (first,) = self._ready(0)
+        reply = ask(launch, [first], {"do": "open_port", "served": served})[first]
+        return int(reply["content"]["port"])

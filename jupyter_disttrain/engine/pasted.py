@@ -1,0 +1,79 @@
+"""Code that was written for a script and is pasted into a cell.
+
+Covers: what can't work in a cell, with the reason and the way out; backends that the ranks' devices can't have, or that
+differ over ranks.
+Does not cover: a cell's own process group (``process_group``).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import own_code
+from .process_group import RendezvousError
+
+if TYPE_CHECKING:
+    from ..ranks import RankInfo
+
+
+class SpawnInCellError(RuntimeError):
+    """A cell wants processes that can't be made of it."""
+
+
+def refuse_spawn() -> None:
+    """Refuse ``mp.spawn`` in cells: the processes that it starts could not import the cell's functions."""
+    import torch.multiprocessing as mp  # noqa: PLC0415
+
+    for name in ("spawn", "start_processes"):
+        setattr(mp, name, _refusing(getattr(mp, name), name))
+
+
+def _refusing(original: Any, name: str) -> Any:
+    @functools.wraps(original)
+    def spawn(fn: Any, *args: Any, **options: Any) -> Any:
+        if own_code.script_name():
+            return original(fn, *args, **options)
+        return _refuse(getattr(fn, "__name__", "fn"), name)
+
+    return spawn
+
+
+def _refuse(function: str, name: str) -> NoReturn:
+    raise SpawnInCellError(
+        f"mp.{name} starts processes that import the function {function}, and a cell can't be imported; the ranks are "
+        f"such processes already, so call {function}(rank, ...) in the cell, or run the whole as a script: "
+        "%dist_run --per-node train.py"
+    )
+
+
+def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
+    """Refuse a backend that can't work before anybody waits for it.
+
+    Parameters
+    ----------
+    backend
+        What ``init_process_group`` was given; None lets torch choose.
+    store
+        Where the ranks of this call meet.
+
+    Raises
+    ------
+    RendezvousError
+        If it needs GPUs and there are none, or rank 0 has given another.
+    """
+    wanted = (backend or "").lower()
+    if "nccl" in wanted and not info.device.startswith("cuda"):
+        raise RendezvousError(
+            f"the backend {backend!r} needs a GPU, and rank {info.rank} on {info.host} has none; "
+            "use init_process_group('gloo'), or leave the backend out"
+        )
+    if info.rank == 0:
+        store.set("backend", wanted)
+        return
+    first = store.get("backend").decode()
+    if first != wanted:
+        raise RendezvousError(
+            f"rank {info.rank} asks for the backend {wanted or 'that torch chooses'!r} and rank 0 for "
+            f"{first or 'that torch chooses'!r}; give the same on all ranks"
+        )

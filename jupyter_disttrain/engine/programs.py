@@ -1,0 +1,164 @@
+"""A program in a process of its own, which this rank waits for.
+
+Covers: starting it with a rank's variables or with a node's, its end, ending it.
+Does not cover: scripts that run in the rank's own process (``script``).
+
+What the program prints goes to the rank's pipes, so it is shown as the rank's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from .cell_errors import ReleasedError
+from .script import ScriptError, ScriptExit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GRACE_SECONDS = 3.0  # for a program to end that was interrupted, and again once it was told to end
+
+# Of one rank, so nothing that a launcher should find.
+_OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
+_OF_RANK_BEGIN = ("TORCHELASTIC_", "GROUP_", "OMPI_COMM_WORLD_")
+_OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PRTE_", "DISTTRAIN_")  # of the MPI job that this rank belongs to
+
+
+class ProgramExit(ScriptExit):
+    """A program in a process of its own has ended with an exit code other than 0."""
+
+
+class ProgramReleasedError(ScriptError, ReleasedError):
+    """A program was ended because another rank's had failed."""
+
+
+class Programs:
+    """The program that this rank waits for, if any."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._released = False
+        self.name = ""
+
+    @property
+    def doing(self) -> str:
+        """What the rank waits for, in words; empty if for no program."""
+        process = self._process
+        return "" if process is None else f"its program {self.name} (process {process.pid})"
+
+    def run(self, command: Sequence[str], name: str, environment: Mapping[str, str], folder: str) -> None:
+        """Run a program to its end.
+
+        Raises
+        ------
+        ScriptError
+            If it can't be started, or exits with another code than 0.
+        ProgramReleasedError
+            If it was ended because another rank's had failed.
+        """
+        self._released, self.name = False, name
+        try:
+            process = subprocess.Popen(command, env=dict(environment), cwd=folder, stdin=subprocess.DEVNULL)  # noqa: S603
+        except OSError as error:
+            raise ScriptError(f"{name} can't be started in {folder}: {error.strerror}") from None
+        self._process = process
+        try:
+            code = _wait_for_program(process)
+        except BaseException:  # an interrupt, most of all; it is raised again
+            self._end()
+            raise
+        finally:
+            self._process = None
+        if self._released:
+            raise ProgramReleasedError(f"{name} was ended: another rank's has failed")
+        if code:
+            raise ProgramExit(f"{name} {_ending(code)}")
+
+    def release(self) -> None:
+        """End the program, because another rank's has failed; called on another thread."""
+        process = self._process
+        if process is not None:
+            self._released = True
+            process.terminate()
+
+    def _end(self) -> None:
+        """End a program that was interrupted, as its terminal would have done it, and has not ended yet."""
+        process = self._process
+        assert process is not None
+        try:
+            try:
+                _wait_for_program(process, GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                _wait_for_program(process, GRACE_SECONDS)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # an impatient person's
+            _kill(process.pid)
+            process.wait()
+
+
+def _wait_for_program(process: subprocess.Popen[bytes], longest_s: float | None = None) -> int:
+    """Wait for its end; an interrupt ends this as if it were the person's code (``untimely``)."""
+    return process.wait(longest_s)
+
+
+def _kill(pid: int) -> None:
+    """Kill a program and all that it has started."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in family:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def of_rank(identity: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return the environment of a program that takes this rank's place, as torchrun would set it."""
+    return _outside_job() | dict(identity) | {"MASTER_PORT": str(port)}
+
+
+def of_node(nodes: int, port: int) -> dict[str, str]:
+    """Return the environment of a program that starts processes of its own, one such program on each node."""
+    environment = _outside_job()
+    kept = {name: value for name, value in environment.items() if name not in _OF_RANK}
+    kept = {name: value for name, value in kept.items() if not name.startswith(_OF_RANK_BEGIN)}
+    return kept | {"NNODES": str(nodes), "MASTER_PORT": str(port)}
+
+
+def _outside_job() -> dict[str, str]:
+    """Return this process's environment without what makes it a part of the session's MPI job."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOB_BEGIN)}
+    found.pop("PYTHONSAFEPATH", None)  # the rank's own: a script finds the modules beside it
+    return found
+
+
+def command_of(target: str, arguments: Sequence[str], *, is_module: bool) -> list[str]:
+    """Return the command that runs a script or a module with this Python."""
+    return [sys.executable, "-u", *(["-m"] if is_module else []), target, *arguments]
+
+
+def free_port(address: str) -> int:
+    """Return a port that nobody listens on now."""
+    import socket  # noqa: PLC0415
+
+    family, *_, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    with socket.create_server(where[:2], family=family) as listener:
+        port: Any = listener.getsockname()[1]
+        return int(port)

@@ -1,0 +1,80 @@
+"""``%dist_run`` on this rank.
+
+Covers: choosing how a script runs: in this process, in one of its own, once for each node.
+Does not cover: running it (``script``, ``programs``), asking for it (``cluster.scripts``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .programs import Programs, command_of, free_port, of_node, of_rank
+from .script import fill_in, run_script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..ranks import RankInfo
+    from .process_group import Group
+
+# What torchrun tells its processes beyond who they are; ranks of a session are the first attempt.
+_OF_TORCHRUN = {
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+}
+
+
+class Scripts:
+    """What cells call to run a script."""
+
+    def __init__(self) -> None:
+        self.programs = Programs()
+        self._identity: dict[str, str] = {}
+        self._info: RankInfo | None = None
+        self._stores: list[Any] = []  # of programs: the last one
+
+    def enter(self, info: RankInfo, identity: dict[str, str]) -> None:
+        """Learn who this rank is."""
+        self._info = info
+        self._identity = identity | _OF_TORCHRUN
+        self._identity |= {"ROLE_RANK": str(info.rank), "ROLE_WORLD_SIZE": str(info.world_size)}
+
+    def open_port(self, group: Group | None, *, served: bool) -> int:
+        """Return a port at which programs meet; ``served``: at a store that this rank serves, as torchrun's agent."""
+        if group is None or not served:
+            return free_port(os.environ["MASTER_ADDR"])
+        self._stores[:] = [group.make_store(os.environ["MASTER_ADDR"])]
+        return int(self._stores[0].port)
+
+    def run(
+        self, target: str, arguments: Sequence[str], *, is_module: bool, folder: str, how: str, run_id: str, port: int
+    ) -> None:
+        """Run a script.
+
+        Parameters
+        ----------
+        target, arguments, is_module, folder
+            See :func:`engine.script.run_script`.
+        how
+            ``"here"``: in this process. ``"fresh"``: in one of its own. ``"node"``: the same, on one rank of each node.
+        run_id
+            Tells this run from every other of the session.
+        port
+            At which programs meet.
+        """
+        assert self._info is not None
+        identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
+        if how == "here":
+            words = fill_in(arguments, identity)
+            run_script(target, words, is_module=is_module, folder=folder, environment=identity)
+            return
+        if how == "node" and self._info.local_rank != 0:
+            return
+        environment = of_rank(identity, port) if how == "fresh" else of_node(self._info.node_count, port)
+        own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
+        command = command_of(target, fill_in(arguments, own), is_module=is_module)
+        sys.stdout.flush()
+        self.programs.run(command, target, environment, folder)

@@ -1,0 +1,114 @@
+"""The magics for scripts and checkpoints.
+
+Covers: running a script on the ranks, writing what ran there as one; saving and loading what the ranks hold.
+Does not cover: the other magics (``magics``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from IPython.core.magic import line_magic, no_var_expand
+
+from ..cluster.journal import Origin
+from ..ranks import parse_ranks
+from .arguments import documented, parse
+from .settings import Settings
+from .status import exported_text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from ..cluster import CellRun, Cluster
+    from .screen import Screen
+    from .views import Views
+
+
+class ScriptMagics(Settings):
+    """The part of the magics that is about scripts and checkpoints."""
+
+    shell: InteractiveShell
+    views: Views
+
+    @abstractmethod
+    def _require(self, args: argparse.Namespace) -> Cluster:
+        """Return the cluster that was named, or the one used last."""
+
+    @abstractmethod
+    def _screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
+        """Return what shows a cell."""
+
+    @abstractmethod
+    def _waits_for(self, cluster: Cluster, run: CellRun, out: str | None) -> None:
+        """Have %dist_wait show what comes of a cell."""
+
+    @documented
+    @no_var_expand
+    @line_magic
+    def dist_run(self, line: str) -> None:
+        """Run a script, or with -m a module, on every rank as torchrun would."""
+        args = parse("dist_run", line)
+        cluster = self._require(args)
+        chosen = parse_ranks(args.ranks, cluster.world_size)
+        if args.watch and self.views.has_page:
+            self.views.show(cluster)
+        run = cluster.run_script(
+            args.target,
+            args.arguments,
+            chosen,
+            is_module=args.is_module,
+            how=args.how,
+            block=not args.noblock,
+            timeout_s=args.timeout,
+            listener=None if args.noblock else self._screen(cluster, chosen, below_view=args.watch),
+            origin=self._origin,
+        )
+        if args.noblock:
+            self._waits_for(cluster, run, None)
+
+    @documented
+    @line_magic
+    def dist_save(self, line: str) -> None:
+        """Save variables of all ranks as a checkpoint."""
+        args = parse("dist_save", line)
+        cluster = self._require(args)
+        options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
+        cluster.save(args.path, args.names, beside=args.beside, keep=args.keep, origin=self._origin, **options)
+
+    @documented
+    @line_magic
+    def dist_load(self, line: str) -> None:
+        """Load variables on all ranks from a checkpoint."""
+        args = parse("dist_load", line)
+        cluster = self._require(args)
+        options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
+        cluster.load(args.path, args.names, origin=self._origin, **options)
+
+    @property
+    def _origin(self) -> Origin:
+        return replace(origin_of(self.shell), is_cell=False)
+
+    @documented
+    @line_magic
+    def dist_export(self, line: str) -> None:
+        """Write the cells that ran on the ranks as one script, with a file that launches it."""
+        args = parse("dist_export", line)
+        exported = self._require(args).export(args.path, args.launch, every_run=args.all)
+        print(exported_text(exported))  # noqa: T201  (a magic speaks by printing)
+
+
+def _prompt(shell: InteractiveShell) -> int:
+    """Return the number of the cell that runs; IPython's own counter is ahead of it since 9.0."""
+    history = shell.history_manager
+    return shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)
+
+
+def origin_of(shell: InteractiveShell, lines_before: int = 0) -> Origin:
+    """Return where the cell that runs stands in the notebook."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    cell_id = parent.get("metadata", {}).get("cellId") or ""
+    return Origin(execution_count=_prompt(shell), lines_before=lines_before, cell_id=str(cell_id))

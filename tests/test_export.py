@@ -1,0 +1,183 @@
+"""``%dist_export``: the script does what the notebook did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.journal import Origin
+from jupyter_disttrain.errors import RankFailure, UsageError
+
+from .test_lifecycle import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .notebook_driver import Notebook
+
+TRAIN = [
+    """#%%distributed
+from __future__ import annotations
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(3)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=lr)""",
+    """def step(seed: int) -> float:
+    torch.manual_seed(1000 * seed + rank)
+    loss = (model(torch.randn(64, 8) * scale) - 1).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()""",
+    "%time losses = [step(seed) for seed in range(20)]\nlog_metrics(20, loss=losses[-1])",
+]
+# In one piece: torchrun's Python writes the end of a line by itself, and another rank's text may come between.
+SHOW = "print(f'rank {rank} of {world_size}: {losses[-1].hex()} {offset}\\n', end='', flush=True)"
+
+
+@pytest.fixture(params=["mpi", "local"])
+def fresh(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(n=2, launcher=request.param, name="exported") as cluster:
+        yield cluster
+
+
+def launched(command: str, folder: Path) -> list[str]:
+    """Run what was exported as a person would, and return what it printed, in order of ranks."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "DISTTRAIN_"))
+    }
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment |= {
+        "TMPDIR": str(folder),  # where torchrun leaves an empty folder
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, shell=True)
+    assert done.returncode == 0, done.stderr
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+
+
+@pytest.mark.parametrize("launch", ["torchrun", "mpi"])
+def test_the_script_gives_the_same_losses_to_the_last_digit(fresh: Cluster, tmp_path: Path, launch: str) -> None:
+    fresh.push({"lr": 3e-3, "scale": np.linspace(0.5, 1.5, 8, dtype=np.float32), "unused": object})
+    fresh.run("scale = torch.from_numpy(scale)")
+    for code in TRAIN:
+        fresh.run(code)
+    fresh.run("offset = 10 * rank", 1)
+    fresh.copy(["offset"], 1, [0])
+    expected = sorted(text.rstrip() for text in fresh.run(SHOW).stdout.values())
+    assert len({line.split()[4] for line in expected}) == 1
+    exported = fresh.export(tmp_path / "train.py", launch)
+    assert exported.notes == ()
+    assert exported.values == tmp_path / "train_values.pkl"
+    assert "lr = 0.003" in exported.script.read_text()
+    assert "unused" not in exported.script.read_text()
+    assert launched(exported.command, tmp_path) == expected
+
+
+def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    with pytest.raises(UsageError, match="no cell has ended well on the ranks yet"):
+        cluster.export(tmp_path / "empty.py")
+    ids = ["a", "b", "a", "c", "d"]
+    codes = ["x = 1", "y = x", "x = 2", "raise ValueError(x)", "while True: pass"]
+    for number, (cell_id, code) in enumerate(zip(ids, codes, strict=True), 1):
+        origin = Origin(execution_count=number, cell_id=cell_id)
+        run = cluster.run(code, block=False, origin=origin)
+        if "while" in code:
+            assert wait_until(lambda: all(entry.state == "running" for entry in cluster.table))
+            cluster.interrupt()
+        if cell_id in "cd":
+            with pytest.raises(RankFailure):
+                run.wait()
+        else:
+            run.wait()
+    cluster.sync()
+    exported = cluster.export(tmp_path / "it.py")
+    text = exported.script.read_text()
+    assert text.index("y = x") < text.index("x = 2") < text.index("while True")
+    assert "x = 1" not in text
+    assert "raise" not in text
+    assert "barrier" not in text
+    assert exported.notes == (
+        "cells [4] failed or still run, and are left out",
+        "cells [1] ran again later: only the last run is in the script",
+        "cells [5] were interrupted; the script runs them to their end",
+    )
+    assert "x = 1" in cluster.export(tmp_path / "all.py", every_run=True).script.read_text()
+
+
+def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("text = '''one\n  two\n'''\nif rank:\n    more = f'''{rank}\nlast'''\nelse:\n    more = ''", [1])
+    cluster.run("print(f'rank {rank} {(text, more) if rank else None!r}\\n', end='', flush=True)")
+    exported = cluster.export(tmp_path / "some.py")
+    assert launched(exported.command, tmp_path) == ["rank 0 None", "rank 1 ('one\\n  two\\n', '1\\nlast')"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("names = get_ipython().user_ns", r"In \[\d+\], line 1: get_ipython\(\) means nothing in a script"),
+        ("import asyncio\nawait asyncio.sleep(0)", r"In \[\d+\] awaits outside a function at line 2"),
+        ("x = 1\n%who", r"In \[\d+\], line 2: %who means nothing in a script"),
+        ("%%html\n<b>", r"In \[\d+\], line 1: %%html means nothing in a script"),
+    ],
+)
+def test_what_needs_ipython_is_refused_by_name(cluster: Cluster, tmp_path: Path, code: str, message: str) -> None:
+    cluster.reset()
+    cluster.run(code)
+    with pytest.raises(UsageError, match=message):
+        cluster.export(tmp_path / "it.py")
+
+
+def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run(
+        "%matplotlib inline\nif rank == 0:\n    !echo rank 0 in a shell\nlisted = !echo listed\n%env HERE=there\n"
+        "import os\n%timeit -n 1 -r 1 a = 5"
+    )
+    cluster.run("%%time\nb = 7\nprint('rank', rank, listed, os.environ['HERE'], b, flush=True)")
+    exported = cluster.export(tmp_path / "it.py")
+    text = exported.script.read_text()
+    assert "get_ipython" not in text
+    assert launched(exported.command, tmp_path) == [
+        "rank 0 ['listed'] there 7",
+        "rank 0 in a shell",
+        "rank 1 ['listed'] there 7",
+    ]
+
+
+def test_large_values_are_refused_by_name(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.push({"table": np.zeros(3 << 20)})
+    cluster.run("x = 1")
+    cluster.export(tmp_path / "it.py")
+    cluster.run("y = table.sum()")
+    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too much to be kept"):
+        cluster.export(tmp_path / "it.py")
+
+
+def test_comm_needs_mpi(tmp_path: Path) -> None:
+    with Cluster(n=2, name="comm-exported") as cluster:
+        cluster.run("print('rank', rank, comm.allreduce(rank), node_rank, local_world_size, flush=True)")
+        with pytest.raises(
+            UsageError, match=r"In \[1\] uses comm, MPI's world, which torchrun does not start; export with --mpi"
+        ):
+            cluster.export(tmp_path / "it.py")
+        exported = cluster.export(tmp_path / "it.py", "mpi")
+    assert launched(exported.command, tmp_path) == ["rank 0 1 0 2", "rank 1 1 0 2"]
+
+
+def test_the_magic_says_what_it_wrote(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%%distributed\nx = 1").check()
+    told = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
+    assert told.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")
+    assert "#SBATCH --nodes=1" in (tmp_path / "train.sbatch").read_text()
