@@ -79,6 +79,38 @@ def test_a_torchrun_script_runs_again_and_again(cluster: Cluster, folder: Path, 
     assert cluster.run("kept, helper").results == {0: (0, "mine"), 1: (1, "mine")}
 
 
+HELD = """
+before, subgroup = dist.group.WORLD, dist.new_group([0, 2])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+"""
+STEP = """
+model.zero_grad(); model(torch.full((1, 1), 2.0 * rank + 1.0)).sum().backward()
+y = torch.full((1,), 1.5)
+if rank != 1: dist.all_reduce(y, group=subgroup)
+else: y *= 2
+before is dist.group.WORLD, model.module.weight.grad.item(), y.item()
+"""
+
+
+def test_a_group_that_a_script_leaves_is_ended(three: Cluster, folder: Path) -> None:
+    code = """
+    import os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if len(sys.argv) > 1:
+        raise SystemExit(sys.argv[1])
+    """
+    script = write(folder, "leaves.py", code)
+    three.run(HELD)
+    for _ in range(2):
+        three.run_script(script)
+        assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+        with pytest.raises(RankFailure, match=r"leaves\.py exited: on purpose"):
+            three.run_script(script, ["on purpose"])
+        assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+        assert three.run(STEP).results == dict.fromkeys(range(3), (True, 3.0, 3.0))
+
+
 @pytest.mark.parametrize("how", WAYS)
 def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
     write(

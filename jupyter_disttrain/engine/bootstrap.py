@@ -98,7 +98,7 @@ class Bootstrap:
             self.progress.count_steps()
         if os.environ.get(SAMPLE):
             self._start_sampler()
-        self.scripts.enter(info, request["environment"] | {"MASTER_ADDR": request["address"]})
+        self.scripts.enter(info, request["environment"] | {"MASTER_ADDR": request["address"]}, self.group)
         note_modules()
         return {"status": "ok", "sees_shelf": sees_shelf}, []
 
@@ -121,7 +121,7 @@ class Bootstrap:
 
     def _do_open_port(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Reply a port at which the programs of one ``%dist_run`` meet."""
-        return {"status": "ok", "port": self.scripts.open_port(self.group, served=request["served"])}, []
+        return {"status": "ok", "port": self.scripts.open_port(served=request["served"])}, []
 
     def _show(self, change: tuple[Any, Any] | None) -> None:
         """Put MPI's new world where the old one was held."""

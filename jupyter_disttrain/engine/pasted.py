@@ -74,6 +74,9 @@ def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
     first = store.get("backend").decode()
     if first != wanted:
         raise RendezvousError(
-            f"rank {info.rank} asks for the backend {wanted or 'that torch chooses'!r} and rank 0 for "
-            f"{first or 'that torch chooses'!r}; give the same on all ranks"
+            f"rank {info.rank} asks for {_named(wanted)} and rank 0 for {_named(first)}; give the same on all ranks"
         )
+
+
+def _named(backend: str) -> str:
+    return f"the backend {backend!r}" if backend else "the one that torch chooses"

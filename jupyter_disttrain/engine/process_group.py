@@ -11,25 +11,29 @@ import errno
 import functools
 import gc
 import json
+import os
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .counts import Counts
+from .ended_groups import keep_ended_groups
 from .gloo_waits import end_forgotten_waits
 from .groups import Groups
 from .holders import rearm_models, remember_models, replace_everywhere, reset_sharded_models
 from .sockets import shut_down_clients_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ..ranks import RankInfo
     from .groups import GroupRecord
 
 
+AGENT_SERVES = "TORCHELASTIC_USE_AGENT_STORE"
 CONNECT_TIME = timedelta(seconds=2)  # for one attempt to reach the store
 
 
@@ -43,6 +47,7 @@ class Group:
     def __init__(self, info: RankInfo, timeout_s: float) -> None:
         self.info = info
         self.groups = Groups()
+        self._destroy = keep_ended_groups()
         self.broken = False  # the groups were aborted, or failed, and were not made anew yet
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = None
@@ -57,6 +62,7 @@ class Group:
         self._inits = 0  # of the cell that runs
         self._counts = Counts()
         self._own_tag = ""  # of a group that a cell made
+        self._own_cell = 0  # that one's number
         self._init = self._wrap_init()
         remember_models()
 
@@ -112,12 +118,13 @@ class Group:
 
         self._enter(generation)
         # An attempt that failed has destroyed them already, but they are still to be made anew.
-        old = self._old = self.groups.live | self._old
+        live = self.groups.live
+        old = self._old = live | self._old
         count = c10d._world.group_count  # noqa: SLF001
         if dist.is_initialized():
             # A collective that was begun and that nobody joins would keep the group from being destroyed.
             self._end_waits()
-            dist.destroy_process_group()
+            self._destroy()
         c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
         if self._port != port:
             self._store = self._connect(address, port)
@@ -126,7 +133,7 @@ class Group:
         self._check_released()
         self._join(store)
         pairs: dict[Any, Any] = {}  # what is still held, and what takes its place
-        for record in old.values():
+        for record in (*live.values(), *old.values()):
             if not record.ranks and record.held() is not None:
                 pairs[record.held()] = self._ours
         lost: list[str] = []
@@ -317,16 +324,50 @@ class Group:
                 init_method = None
                 if (rank, world_size) == (self.info.rank, self.info.world_size):
                     check_backend(backend, self.info, store)
-            original(backend, init_method, timeout, world_size, rank, store, *rest, **options)
+            with _serves_itself(init_method):
+                original(backend, init_method, timeout, world_size, rank, store, *rest, **options)
+            self._own_cell = self._cell
 
         # Both are the names by which scripts and libraries reach it.
         dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
         return original
 
     def _give_way(self) -> None:
-        """End the session's group, if it is still there."""
+        """End the session's group, if it is still there, or the one that an earlier cell has made.
+
+        What holds the session's, and subgroups of it, holds the next ones as soon as they are formed.
+        """
         import torch.distributed as dist  # noqa: PLC0415
 
         ours, self._ours = self._ours, None
-        if ours is not None and dist.group.WORLD is ours:
+        world = dist.group.WORLD
+        if world is not None and world is ours:
+            self._old = self.groups.live | self._old
+        if world is not None and (world is ours or self._own_cell != self._cell):
             dist.destroy_process_group()
+
+    def end_own(self, *, failed: bool) -> None:
+        """End the group that a script has made and left, so that the session's takes its place.
+
+        ``failed``: others may wait in it, and a collective may have been begun.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+
+        if dist.group.WORLD is None or dist.group.WORLD is self._ours:
+            return
+        if failed:
+            self._end_waits()
+            self._destroy()
+        else:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _serves_itself(init_method: str | None) -> Iterator[None]:
+    """Have rank 0 serve the store at an address that code names; torchrun's variable says that its agent does."""
+    served = os.environ.pop(AGENT_SERVES, None) if (init_method or "").startswith("tcp://") else None
+    try:
+        yield
+    finally:
+        if served is not None:
+            os.environ[AGENT_SERVES] = served

@@ -34,19 +34,20 @@ class Scripts:
         self.programs = Programs()
         self._identity: dict[str, str] = {}
         self._info: RankInfo | None = None
+        self._group: Group | None = None
         self._stores: list[Any] = []  # of programs: the last one
 
-    def enter(self, info: RankInfo, identity: dict[str, str]) -> None:
+    def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None) -> None:
         """Learn who this rank is."""
-        self._info = info
+        self._info, self._group = info, group
         self._identity = identity | _OF_TORCHRUN
         self._identity |= {"ROLE_RANK": str(info.rank), "ROLE_WORLD_SIZE": str(info.world_size)}
 
-    def open_port(self, group: Group | None, *, served: bool) -> int:
+    def open_port(self, *, served: bool) -> int:
         """Return a port at which programs meet; ``served``: at a store that this rank serves, as torchrun's agent."""
-        if group is None or not served:
+        if self._group is None or not served:
             return free_port(os.environ["MASTER_ADDR"])
-        self._stores[:] = [group.make_store(os.environ["MASTER_ADDR"])]
+        self._stores[:] = [self._group.make_store(os.environ["MASTER_ADDR"])]
         return int(self._stores[0].port)
 
     def run(
@@ -69,7 +70,7 @@ class Scripts:
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
         if how == "here":
             words = fill_in(arguments, identity)
-            run_script(target, words, is_module=is_module, folder=folder, environment=identity)
+            self._run_here(target, words, is_module=is_module, folder=folder, environment=identity)
             return
         if how == "node" and self._info.local_rank != 0:
             return
@@ -78,3 +79,12 @@ class Scripts:
         command = command_of(target, fill_in(arguments, own), is_module=is_module)
         sys.stdout.flush()
         self.programs.run(command, target, environment, folder)
+
+    def _run_here(self, target: str, words: Sequence[str], **options: Any) -> None:
+        failed = True
+        try:
+            run_script(target, words, **options)
+            failed = False
+        finally:
+            if self._group is not None:
+                self._group.end_own(failed=failed)

@@ -1,0 +1,103 @@
+"""Code that was written for a script, pasted into a cell, and run again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.engine.programs import free_port
+from jupyter_disttrain.errors import RankFailure
+
+if TYPE_CHECKING:
+    from jupyter_disttrain import Cluster
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+
+
+@pytest.mark.parametrize("ends", ["dist.destroy_process_group()", ""])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "'gloo'",
+        "backend='gloo', init_method='env://'",
+        "'gloo', rank=rank, world_size=world_size",
+        "'gloo', init_method='tcp://127.0.0.1:{port}', rank=rank, world_size=world_size",
+        "'gloo', init_method='file://{folder}/meet', rank=rank, world_size=world_size",
+        "'cpu:gloo'",
+    ],
+)
+def test_a_cell_that_makes_its_group_runs_again(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, arguments: str, ends: str
+) -> None:
+    for _ in range(3):
+        # A file can be used once: torch says so, and a script that is run again has to remove it, too.
+        filled = arguments.format(port=free_port("127.0.0.1"), folder=tmp_path_factory.mktemp("meeting"))
+        cell = f"dist.init_process_group({filled})\n{SUM}\ntotal = x.item()\n{ends}"
+        cluster.run(cell)
+        assert cluster.run("total").results == {0: 2.0, 1: 2.0}
+        assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
+
+
+def test_two_groups_in_one_cell_are_what_torch_says_they_are(cluster: Cluster) -> None:
+    with pytest.raises(RankFailure, match="line 2: ValueError: trying to initialize the default process group twice"):
+        cluster.run("dist.init_process_group('gloo')\ndist.init_process_group('gloo')")
+    assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
+
+
+MAIN = """
+import argparse, os
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--local-rank", type=int, default=int(os.environ["LOCAL_RANK"]))
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    torch.nn.functional.mse_loss(model(torch.ones(1, 1)), torch.ones(1, 1)).backward()
+    dist.destroy_process_group()
+    print(args.lr, args.local_rank == local_rank)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_whole_script_is_pasted(cluster: Cluster) -> None:
+    # The model is the last to hold the destroyed group, which has locked up a rank in one of ten runs.
+    for _ in range(30):
+        assert cluster.run(MAIN).stdout == {0: "0.1 True\n", 1: "0.1 True\n"}
+
+
+@pytest.mark.parametrize("ranks", ["all", 0])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mp.spawn(train, args=(2,), nprocs=2)",
+        "spawn(fn=train, args=(2,), nprocs=2)",
+        "mp.start_processes(train, (2,), nprocs=2)",
+    ],
+)
+def test_processes_of_a_cell_are_refused_with_the_way_out(cluster: Cluster, call: str, ranks: str | int) -> None:
+    imports = "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn"
+    with pytest.raises(RankFailure, match=r"line 4: SpawnInCellError: mp\.\w+ starts processes") as told:
+        cluster.run(f"{imports}\ndef train(rank, size): pass\n{call}", ranks)
+    assert "call train(rank, ...) in the cell" in str(told.value)
+    assert "%dist_run --per-node train.py" in str(told.value)
+
+
+def test_nccl_without_a_gpu_is_told_before_anybody_waits(cluster: Cluster) -> None:
+    for arguments in ("'nccl'", "backend='nccl', init_method='env://'", "'cpu:gloo,cuda:nccl'"):
+        with pytest.raises(RankFailure, match=r"the backend '.*nccl' needs a GPU, and rank 0 on .* has none; use "):
+            cluster.run(f"dist.init_process_group({arguments})")
+        assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
+
+
+def test_backends_that_differ_are_told(cluster: Cluster) -> None:
+    with pytest.raises(RankFailure, match="rank 1 asks for the backend 'gloo' and rank 0 for the backend 'mpi'"):
+        cluster.run("dist.init_process_group('gloo' if rank else 'mpi')")
+    with pytest.raises(RankFailure, match="rank 1 asks for the one that torch chooses and rank 0 for the backend 'gl"):
+        cluster.run("dist.init_process_group(None if rank else 'gloo')")
+    assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
