@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbformat
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.journal import Origin
 from jupyter_disttrain.errors import RankFailure, UsageError
 
+from .test_examples import EXAMPLES
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
@@ -181,3 +183,35 @@ def test_the_magic_says_what_it_wrote(notebook: Notebook, tmp_path: Path) -> Non
     told = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
     assert told.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")
     assert "#SBATCH --nodes=1" in (tmp_path / "train.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("first_steps", "points.norm().item(), walk.norm().item(), lr, x.tolist()"),
+        ("ddp_digits", "losses"),
+        ("model_parallel", "before, after, difference"),
+    ],
+)
+def test_an_example_gives_the_same_losses_as_a_script(
+    bare_notebook: Notebook, tmp_path: Path, name: str, digest: str
+) -> None:
+    cells = [cell.source for cell in nbformat.read(EXAMPLES / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
+    assert cells.pop() == "%dist_shutdown"
+    folders = {where: tmp_path / where for where in ("notebook", "script")}
+    for folder in folders.values():
+        (folder / "output").mkdir(parents=True)
+    bare_notebook.run(f"import os; os.chdir({str(folders['notebook'])!r})").check()
+    # repr() tells a float to its last digit.
+    keep = f"from pathlib import Path\nkept = Path(f'{{rank}}.txt').write_text(repr(({digest})))"
+    for cell in (*cells, f"%%distributed\n{keep}"):
+        outcome = bare_notebook.run(cell)
+    outcome.check()
+    told = bare_notebook.run(f"%dist_export {folders['script']}/it.py").check().text
+    bare_notebook.run("%dist_shutdown").check()
+    assert "wrote it.py, it" in told
+    launched("bash it.sh", folders["script"])
+    for rank in range(2):
+        in_notebook, in_script = ((folder / f"{rank}.txt").read_text() for folder in folders.values())
+        assert len(in_notebook) > 20
+        assert in_notebook == in_script

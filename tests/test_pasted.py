@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from jupyter_disttrain.engine.programs import free_port
 from jupyter_disttrain.errors import RankFailure
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jupyter_disttrain import Cluster
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
@@ -101,3 +105,24 @@ def test_backends_that_differ_are_told(cluster: Cluster) -> None:
     with pytest.raises(RankFailure, match="rank 1 asks for the one that torch chooses and rank 0 for the backend 'gl"):
         cluster.run("dist.init_process_group(None if rank else 'gloo')")
     assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
+
+
+def test_a_framework_that_is_missing_is_told_with_how_to_get_it(cluster: Cluster) -> None:
+    here = re.escape(torch.__version__.partition("+")[0])
+    remedy = rf"No module named 'deepspeed'; on this rank's host: pip install 'deepspeed>=0\.15' torch=={here}$"
+    with pytest.raises(RankFailure, match=remedy):
+        cluster.run("import deepspeed.ops")
+    with pytest.raises(RankFailure, match=r"No module named 'no_such_thing'$"):
+        cluster.run("import no_such_thing")
+
+
+def test_a_framework_that_is_too_old_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    old = tmp_path / "deepspeed"
+    old.mkdir()
+    (old / "__init__.py").write_text("__version__ = '0.9.2'\ndef initialize(): raise AttributeError('config')")
+    cluster.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import deepspeed")
+    with pytest.raises(
+        RankFailure, match=r"AttributeError: config; deepspeed 0\.9\.2 is older than what is known to work; pip install"
+    ):
+        cluster.run("deepspeed.initialize()")
+    cluster.run("sys.path.pop(0); del sys.modules['deepspeed'], deepspeed")

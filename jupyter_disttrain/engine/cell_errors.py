@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from .frameworks import hint
 from .own_code import is_own, script_name
 from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
 
@@ -90,6 +91,10 @@ def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, inte
         return
     reply["evalue"] = _shorten(_text_of(error))
     reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
+    advice = hint(error)
+    if advice:
+        reply["evalue"] += f"; {advice}"
+        reply["traceback"].append(advice)
 
 
 def leave_out_libraries(error: BaseException) -> None:

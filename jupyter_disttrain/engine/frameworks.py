@@ -1,0 +1,63 @@
+"""Frameworks that a cell wants and this host has not, or has too old.
+
+Covers: which version works with the ranks, how to get it.
+Does not cover: the error itself (``cell_errors``).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One that runs on ranks."""
+
+    distribution: str  # its name for pip
+    least: tuple[int, ...]  # the oldest version that is known to work
+    needs_torch: bool = True
+
+    @property
+    def remedy(self) -> str:
+        """How to get it, in words; torch is named so that pip does not bring another one along."""
+        version = ".".join(map(str, self.least))
+        torch = sys.modules.get("torch")
+        also = f" torch=={torch.__version__.partition('+')[0]}" if self.needs_torch and torch is not None else ""
+        return f"pip install '{self.distribution}>={version}'{also}"
+
+
+FRAMEWORKS = {
+    "accelerate": Framework("accelerate", (1, 0)),
+    "deepspeed": Framework("deepspeed", (0, 15)),
+    "jax": Framework("jax", (0, 4, 30), needs_torch=False),
+    "lightning": Framework("lightning", (2, 4)),
+    "pytorch_lightning": Framework("pytorch-lightning", (2, 4)),
+    "tensorflow": Framework("tensorflow", (2, 16), needs_torch=False),
+    "transformers": Framework("transformers", (4, 46)),
+}
+_DIGITS = re.compile(r"\d+")
+
+
+def hint(error: BaseException) -> str:
+    """Return what a person can do about a framework that is missing or too old; empty if it is about none."""
+    if isinstance(error, ModuleNotFoundError):
+        framework = FRAMEWORKS.get((error.name or "").partition(".")[0])
+        return f"on this rank's host: {framework.remedy}" if framework is not None else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        for name, framework in FRAMEWORKS.items():
+            if f"/{name}/" in frame.filename and _is_old(sys.modules.get(name), framework):
+                found = sys.modules[name].__version__
+                return f"{framework.distribution} {found} is older than what is known to work; {framework.remedy}"
+    return ""
+
+
+def _is_old(module: Any, framework: Framework) -> bool:
+    version = getattr(module, "__version__", None)
+    if not isinstance(version, str):
+        return False
+    found = tuple(int(part) for part in _DIGITS.findall(version)[:3])
+    return found < framework.least
