@@ -128,6 +128,13 @@ def shared_notebook() -> Iterator[Notebook]:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, the notebook's own for this test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def notebook(shared_notebook: Notebook) -> Notebook:
     """The kernel with two ranks, checked to be alive."""
     assert shared_notebook.alive, "an earlier test ended the kernel"

@@ -104,13 +104,13 @@ def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster
     cluster.sync()
     exported = cluster.export(tmp_path / "it.py")
     text = exported.script.read_text()
-    assert text.index("y = x") < text.index("x = 2") < text.index("while True")
+    assert text.index("x = 2") < text.index("y = x") < text.index("while True")
     assert "x = 1" not in text
     assert "raise" not in text
     assert "barrier" not in text
     assert exported.notes == (
         "cells [4] failed or still run, and are left out",
-        "cells [1] ran again later: only the last run is in the script",
+        "cells [1] ran again later: only the last run is in the script, in the place of the first",
         "cells [5] were interrupted; the script runs them to their end",
     )
     assert "x = 1" in cluster.export(tmp_path / "all.py", every_run=True).script.read_text()
@@ -146,7 +146,7 @@ def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
         "%matplotlib inline\nif rank == 0:\n    !echo rank 0 in a shell\nlisted = !echo listed\n%env HERE=there\n"
         "import os\n%timeit -n 1 -r 1 a = 5"
     )
-    cluster.run("%%time\nb = 7\nprint('rank', rank, listed, os.environ['HERE'], b, flush=True)")
+    cluster.run("%%time\nb = 7\nprint(f'rank {rank} {listed} {os.environ[\"HERE\"]} {b}\\n', end='', flush=True)")
     exported = cluster.export(tmp_path / "it.py")
     text = exported.script.read_text()
     assert "get_ipython" not in text

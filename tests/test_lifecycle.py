@@ -386,3 +386,12 @@ def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster)
     finally:
         for folder in (stale, young, ours, kept):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_notebook_s_folder_may_hold_modules_of_any_name(bare_notebook: Notebook, tmp_path: Path) -> None:
+    for name in ("comm", "queue", "traitlets", "zmq"):
+        (tmp_path / f"{name}.py").write_text("raise SystemError('imported by what should not')")
+    bare_notebook.run(f"import os; os.chdir({str(tmp_path)!r})").check()
+    bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
+    assert bare_notebook.run("%%distributed\nprint(rank)").check().lines == ["rank 0 │ 0", "rank 1 │ 1"]
+    bare_notebook.run("%dist_shutdown").check()

@@ -6,13 +6,11 @@ import os
 import textwrap
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from jupyter_disttrain.errors import RankFailure, UsageError
 
-from .recovery_tools import HOST, SUM, is_whole
-from .test_lifecycle import wait_until
+from .recovery_tools import HOST, SUM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +40,6 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, the notebook's own for this test."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -282,6 +273,24 @@ def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Pat
     assert cluster.run("print('still', rank)").stdout == {0: "still 0\n", 1: "still 1\n"}
 
 
+def test_a_closed_stdout_is_nobody_elses_file(cluster: Cluster, folder: Path) -> None:
+    code = """
+    import os, time
+    print("lost", end="")
+    os.close(1)
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    time.sleep(0.2)  # the unfinished line is sent by itself, in vain
+    print("1" if 1 in others else "0", file=__import__("sys").stderr)
+    for each in others: os.close(each)
+    try: os.write(1, b"x")
+    except OSError as error: assert error.errno == 9
+    """
+    run = cluster.run_script(write(folder, "closed.py", code))
+    assert all(text.endswith("0\n") for text in run.stderr.values())
+    later = "import subprocess, time; print('half', end=''); time.sleep(0.5); done = subprocess.run(['echo', 'whole'])"
+    assert cluster.run(later).stdout == {0: "halfwhole\n", 1: "halfwhole\n"}
+
+
 def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder,
@@ -315,6 +324,7 @@ def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, fol
             total = torch.ones(1)
             dist.all_reduce(total)
             print(f"sum {total.item()}\\n", end="")
+            dist.destroy_process_group()  # without it torch's threads abort one process in fifty as it ends
 
         if __name__ == "__main__":
             print("RANK" in os.environ, os.environ["NODE_RANK"], os.environ["NNODES"])
@@ -322,111 +332,20 @@ def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, fol
         """,
     )
     run = cluster.run_script(script, how="node")
-    assert said(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"], 1: []}
+    assert said(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"]}
+    assert said(cluster.run_script(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
     train = write(folder, "train.py", TRAIN.replace("from helper import double", "double = float"))
     launch = ["--standalone", f"--log-dir={folder}", "--nproc-per-node=2", "--nnodes=$NNODES", train]
     run = cluster.run_script("torch.distributed.run", launch, is_module=True, how="node")
     assert sorted(said(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_who_waits_for_a_rank_whose_script_failed_is_released(
-    three: Cluster, folder: Path, how: str, pids: dict[int, int]
-) -> None:
-    code = TRAIN.replace("from helper import double", "double = float").replace(
-        "    dist.init", "    if os.environ['RANK'] == '1': raise ValueError('the cause')\n    dist.init"
-    )
-    with pytest.raises(RankFailure) as caught:
-        three.run_script(write(folder, "train.py", code), how=how)
-    (failure,) = caught.value.failures
-    assert failure.ranks == (1,)
-    if how == "here":
-        assert failure.headline == f"rank 1 ({HOST}), train.py:10: ValueError: the cause"
-    else:
-        assert "exited with code 1" in failure.evalue
-    assert set(caught.value.waited) == {0, 2}
-    assert is_whole(three, pids)
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_an_interrupt_ends_the_script_and_what_it_started(
-    three: Cluster, folder: Path, how: str, pids: dict[int, int]
-) -> None:
-    script = write(
-        folder,
-        "long.py",
-        """
-        import os, subprocess, sys, time
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        print("begun", flush=True)
-        if dist.get_rank() == 0:
-            while True: time.sleep(0.01)
-        dist.barrier()
-        """,
-    )
-    run = three.run_script(script, how=how, block=False)
-    run.listen(Seen())
-    assert wait_until(lambda: three.table[0].state == "running" and len(three.where()) > 0)
-    assert wait_until(lambda: any("barrier" in line or "long.py" in line for line in three.where()))
-    three.interrupt()
-    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        run.wait()
-    assert is_whole(three, pids)
-    left = [each for pid in pids.values() for each in psutil.Process(pid).children(recursive=True)]
-    assert not left
-
-
-class Seen:
-    """A listener that takes note of nothing."""
-
-    def on_events(self, *_: object) -> None:
-        return
-
-    def on_end(self, *_: object) -> None:
-        return
-
-
-def test_a_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> None:
-    script = write(
-        folder,
-        "stuck.py",
-        """\
-        import time
-        import torch, torch.distributed as dist
-        dist.init_process_group()
-        if dist.get_rank() == 0:
-            while True: time.sleep(0.01)
-        dist.barrier()
-        """,
-    )
-    run = three.run_script(script, block=False)
-    assert wait_until(lambda: bool(run.hang))
-    text = "\n".join(run.hang)
-    assert "at stuck.py:6: dist.barrier()" in text
-    assert "rank 0: in Python code at stuck.py:5: while True: time.sleep(0.01)" in text
-    three.interrupt()
-    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        run.wait()
-
-
-def test_a_rank_that_dies_in_a_script_is_replaced(three: Cluster, folder: Path) -> None:
-    script = write(
-        folder,
-        "dies.py",
-        "import os, torch.distributed as dist\nif os.environ['RANK'] == '1': os._exit(3)\ndist.barrier()",
-    )
-    with pytest.raises(RankFailure, match=r"rank 1 .*RankDied: process .* exited with code 3"):
-        three.run_script(script)
-    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
-
-
 def test_the_magic_reads_its_line(notebook: Notebook, folder: Path) -> None:
     write(folder, "echo.py", "import sys\nprint(sys.argv[1:])")
     notebook.run(f"import os; os.chdir({os.fspath(folder)!r})").check()
-    run = notebook.run("%dist_run echo.py -r 5 --lr 0.1 'a b' x#y {x} $LOCAL_RANK  # a comment")
+    run = notebook.run("%dist_run echo.py -r 5 --lr 0.1 'a b' x#y '#f00' {x} $LOCAL_RANK  # a comment, don't read it")
     assert run.check().lines == [
-        f"rank {rank} │ ['-r', '5', '--lr', '0.1', 'a b', 'x#y', '{{x}}', '{rank}']" for rank in range(2)
+        f"rank {rank} │ ['-r', '5', '--lr', '0.1', 'a b', 'x#y', '#f00', '{{x}}', '{rank}']" for rank in range(2)
     ]
     assert notebook.run("%dist_run -r 1 -m echo").check().lines == ["[]"]
     assert "there is no gone.py in" in notebook.run("%dist_run gone.py").error

@@ -98,6 +98,8 @@ class Cells:
                     ranks=ranks,
                 )
                 self._launch.journal.ran(ran)
+            elif origin.magic:
+                self._launch.journal.did(origin.magic)
             for rank, message in messages.items():
                 self._send_to_rank(run, rank, message, options["execution_count"])
         return run

@@ -7,6 +7,7 @@ Does not cover: doing it (``engine.checkpoints``).
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 class CheckpointKeeper(Part):
     """The part of a cluster that saves and loads."""
+
+    _writes_beside = False  # a version may still be being written
 
     def save(
         self,
@@ -61,8 +64,22 @@ class CheckpointKeeper(Part):
             raise UsageError("name what is to be saved, e.g. model optimizer step")
         if keep is not None and keep < 1:
             raise UsageError(f"at least one version has to stay, not {keep}")
-        words = f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, tag={uuid.uuid4().hex[:8]!r}"
-        return self._run_checkpoints(f"save({words})", options)
+        session = self._launch.folders.run.name
+        words = f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={session!r}"
+        self._writes_beside = self._writes_beside or beside
+        return self._run_checkpoints(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
+
+    def finish_saves(self) -> None:
+        """Wait until what is written beside the cells is on the disk, before ranks are ended.
+
+        Raises
+        ------
+        RankFailure
+            If it could not be written.
+        """
+        if self._writes_beside and all(entry.state == "idle" for entry in self._launch.table):
+            self._writes_beside = False
+            self._run_checkpoints("wait()", {})
 
     def load(self, path: str | os.PathLike[str], names: Sequence[str] = (), **options: Any) -> CellRun:
         """Load variables on all ranks, from the latest version in a checkpoint folder or from one that is named.
@@ -84,13 +101,13 @@ class CheckpointKeeper(Part):
             If there is no such checkpoint, or it does not fit.
         """
         check_names(names)
-        return self._run_checkpoints(f"load({_absolute(path)!r}, {list(names)!r})", options)
+        return self._run_checkpoints(f"load({_absolute(path)!r}, {list(names)!r})", options, f"%dist_load {path}")
 
-    def _run_checkpoints(self, call: str, options: dict[str, Any]) -> CellRun:
+    def _run_checkpoints(self, call: str, options: dict[str, Any], magic: str = "") -> CellRun:
         launch, _ = self._ready("all")
         if launch.config.backend == "none":
             raise UsageError("checkpoints need torch on the ranks; start them without --backend none")
-        options.setdefault("origin", Origin(is_cell=False))
+        options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=magic)
         return self.run(f"get_ipython().checkpoints.{call}", values=False, **options)
 
 

@@ -43,6 +43,10 @@ class ControllerProcess(LocalControllerLauncher):
             f"--DisttrainController.remove_dirs={self.remove_dirs}",
         ]
 
+    def get_env(self) -> dict[str, str]:
+        """Return its variables: what lies in the notebook's folder is none of its modules."""
+        return {"PYTHONSAFEPATH": "1", **super().get_env()}
+
     def alive(self) -> bool:
         """Whether the controller runs."""
         return is_alive(self)

@@ -26,7 +26,8 @@ class Origin:
     execution_count: int | None = None  # the prompt number
     lines_before: int = 0  # of the notebook's cell before the code, for tracebacks
     cell_id: str = ""  # of the notebook's cell; empty where the front end does not tell
-    is_cell: bool = True  # it is one that a script can repeat
+    is_cell: bool = True  # a person has written it
+    magic: str = ""  # what they have written in place of a cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,14 @@ class Copied:
     ranks: tuple[int, ...]
 
 
-Entry = Ran | Pushed | Copied
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Did:
+    """What a magic had the ranks do to their variables, and no script can repeat."""
+
+    magic: str
+
+
+Entry = Ran | Pushed | Copied | Did
 
 
 class Journal:
@@ -77,6 +85,11 @@ class Journal:
         """Note a cell."""
         with self._lock:
             self._entries.append(entry)
+
+    def did(self, magic: str) -> None:
+        """Note what a magic had the ranks do."""
+        with self._lock:
+            self._entries.append(Did(magic=magic))
 
     def ended(self, number: int, errors: Iterable[str]) -> None:
         """Note how a cell ended: with errors of these names, or none."""
@@ -113,16 +126,19 @@ class Journal:
 
 
 def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
-    """Leave out of a notebook's cell all runs but the last."""
+    """Leave of a notebook's cell only the last run, in the place of the first: what uses it may stand between."""
+    found = list(entries)
+    last = {entry.cell_id: entry for entry in found if isinstance(entry, Ran)}
     kept: list[Entry] = []
     seen: set[str] = set()
-    for entry in reversed(list(entries)):
-        if isinstance(entry, Ran):
-            if entry.cell_id and entry.cell_id in seen:
-                continue
+    for entry in found:
+        if isinstance(entry, Ran) and entry.cell_id:
+            if entry.cell_id not in seen:
+                kept.append(last[entry.cell_id])
             seen.add(entry.cell_id)
-        kept.append(entry)
-    return kept[::-1]
+        else:
+            kept.append(entry)
+    return kept
 
 
 def is_whole(entry: Ran, endings: dict[int, str]) -> bool:

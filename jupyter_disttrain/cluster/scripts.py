@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..ranks import parse_ranks
 from .export import export, frame_of, remarks_on
 from .journal import Origin, Ran, is_whole, last_of_each
 from .part import Part
@@ -66,6 +68,10 @@ class ScriptRunner(Part):
         """
         if how not in HOW:
             raise UsageError(f"a script can't run {how!r}; choose one of {', '.join(map(repr, HOW))}")
+        nodes = 0
+        if how == "node":
+            ranks = self._first_of_each_node(ranks)
+            nodes = len(ranks)
         request: dict[str, Any] = {
             "target": os.fspath(target),
             "arguments": [str(argument) for argument in arguments],
@@ -73,10 +79,11 @@ class ScriptRunner(Part):
             "folder": os.getcwd(),  # noqa: PTH109  (as the person sees it, links and all)
             "how": how,
             "run_id": uuid.uuid4().hex[:8],
+            "nodes": nodes,
             "port": self._open_port(ranks, served=how == "fresh") if how != "here" else 0,
         }
         words = ", ".join(f"{name}={value!r}" for name, value in request.items())
-        options.setdefault("origin", Origin(is_cell=False))
+        options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
         return self.run(f"get_ipython().scripts.run({words})", ranks, values=False, **options)
 
     def export(self, path: str | os.PathLike[str], launch: str = "torchrun", *, every_run: bool = False) -> Exported:
@@ -109,6 +116,13 @@ class ScriptRunner(Part):
         if journal.began_late:
             remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
         return export(Path(path), entries, frame_of(self._launch), launch, remarks)
+
+    def _first_of_each_node(self, ranks: str | int | Iterable[int]) -> list[int]:
+        table = self._launch.table
+        first: dict[int, int] = {}
+        for rank in parse_ranks(ranks, len(table)):
+            first.setdefault(table[rank].info.node_rank, rank)
+        return sorted(first.values())
 
     def _open_port(self, ranks: str | int | Iterable[int], *, served: bool) -> int:
         """Have rank 0 open a port at which the processes of one run meet."""

@@ -23,8 +23,9 @@ from .pasted import refuse_spawn
 from .process_group import Group
 from .progress import Progress
 from .sampler import Sampler
-from .script_state import note_modules
+from .script_modules import note_modules
 from .scripts import Scripts
+from .torch_state import note_switches
 from .where import where
 from .wire import IDENTITY, SAMPLES, RankEnd
 
@@ -100,6 +101,7 @@ class Bootstrap:
             self._start_sampler()
         self.scripts.enter(info, request["environment"] | {"MASTER_ADDR": request["address"]}, self.group)
         note_modules()
+        note_switches()
         return {"status": "ok", "sees_shelf": sees_shelf}, []
 
     def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
@@ -149,7 +151,7 @@ class Bootstrap:
             if self.group is not None:
                 self.group.release(request["generation"])
             self.mpi.release(request["generation"], forced=request["forced"])
-            self.scripts.programs.release()
+            self.scripts.programs.release(request["generation"])
             return {"status": "ok"}
         if request["do"] == "respawn":
             self.mpi.respawn(request["command"])

@@ -1,37 +1,28 @@
-"""Checkpoints of a rank's variables.
+"""Checkpoints of what cells have made: ``%dist_save`` and ``%dist_load`` on this rank.
 
-Covers: models and optimizers through ``torch.distributed.checkpoint``, other values and random states by rank; a
-version that stands in its folder only when it is whole; saving while the next cell runs.
-Does not cover: which variables (``cluster.checkpoints``).
-
-A checkpoint folder holds versions, ``000001`` and on. One that is being saved has another name and gets its own by a
-rename, so whoever dies meanwhile leaves the latest version as it was.
+Covers: models and optimizers through ``torch.distributed.checkpoint``, on another number of ranks too; saving beside
+the cells; that all ranks load the same version.
+Does not cover: other values (``checkpoint_values``), versions (``checkpoint_folder``).
 """
 
 from __future__ import annotations
 
 import json
-import random
-import shutil
 import sys
 import time
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint_folder import ABOUT, CheckpointError, begin, finish, latest, size_of, sync
+from .checkpoint_values import read_value, set_random_states, tells_its_state, write_values
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-SAVING = ".saving-"
-ABOUT = "disttrain.json"
 MODEL, OPTIMIZER, STATE, VALUE = "model", "optimizer", "state", "value"  # what a variable is
-
-
-class CheckpointError(Exception):
-    """A checkpoint can't be saved or loaded."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Return one line: no code of the person's is at fault."""
-        return [f"{type(self).__name__}: {self}"]
+MARK = ".saved"  # no variable's name
 
 
 class Checkpoints:
@@ -46,28 +37,28 @@ class Checkpoints:
     def __init__(self, namespace: Callable[[], dict[str, Any]]) -> None:
         self._namespace = namespace
         self._group: Any = None  # for what goes on beside the cells
-        self._pending: Any = None  # the last that was begun
+        self._pending: Future[str] | None = None  # the last that was begun: why it was not saved, or nothing
 
-    def save(self, path: str, names: Sequence[str], *, beside: bool, keep: int | None, tag: str) -> None:
+    def save(self, path: str, names: Sequence[str], *, beside: bool, keep: int | None, session: str, tag: str) -> None:
         """Save variables as the next version; called on all ranks.
 
         Parameters
         ----------
         path
-            The checkpoint folder, which all ranks see.
+            The checkpoint's folder, which all ranks see.
         names
             Variables.
         beside
             Return once the values are copied, and write them while cells run.
         keep
             How many versions stay; None: all.
-        tag
-            Tells this save from every other.
+        session, tag
+            Tell this save from every other.
 
         Raises
         ------
         CheckpointError
-            If a variable is missing, or an optimizer's model is not known.
+            If a variable is missing or can't be saved, or the save before this one has failed.
         """
         import torch.distributed as dist  # noqa: PLC0415
         from torch.distributed.checkpoint.state_dict_saver import async_save, save  # noqa: PLC0415
@@ -75,55 +66,57 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         kinds = self._kinds(names)
-        folder = Path(path) / f"{SAVING}{tag}"
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._write_values(folder / f"rank{rank}.pt", [name for name, kind in kinds.items() if kind in (STATE, VALUE)])
-        if rank == 0:
-            about = {"names": kinds, "world_size": world_size, "saved_s": time.time()}
-            (folder / ABOUT).write_text(json.dumps(about, indent=1))
-        state = self._states(kinds)
-        dist.barrier()
-        missing = [each for each in range(world_size) if not (folder / f"rank{each}.pt").exists()]
-        if missing:
+        folder = Path(_from_rank_0(lambda: str(begin(Path(path), session, tag))))
+        if not folder.exists():
             raise CheckpointError(
-                f"{path} is not one folder for all hosts: what rank {missing[0]} wrote is not seen on rank {rank}'s; "
+                f"{path} is not one folder for all hosts: what rank 0 made there is not seen by rank {rank}; "
                 "give a folder on a shared disk"
             )
+        there = self._namespace()
+        own = {name: there[name] for name, kind in kinds.items() if kind in (STATE, VALUE)}
+        write_values(folder / f"rank{rank}", own)
+        if rank == 0:
+            about = folder / ABOUT
+            about.write_text(json.dumps({"names": kinds, "world_size": world_size, "saved_s": time.time()}, indent=1))
+            sync(about)
+        state = self._states(kinds)
+        dist.barrier()
         if not beside:
             if state:
                 save(state, checkpoint_id=folder)
             dist.barrier()
-            if rank == 0:
-                _finish(folder, keep, began)
-            dist.barrier()
+            _from_rank_0(lambda: _finish(folder, keep, began))
             return
         if self._group is None or self._group not in dist.distributed_c10d._world.pg_map:  # noqa: SLF001
             self._group = dist.new_group(backend="gloo")
-        state["about"] = {"saved": True}  # something to save, in any case
-        self._pending = async_save(state, checkpoint_id=folder, process_group=self._group)
-        self._pending.add_done_callback(lambda done: _on_saved(done, folder, keep, began, rank))
+        outcome: Future[str] = Future()
+        self._pending = outcome
+        writing: Any = async_save(state | {MARK: True}, checkpoint_id=folder, process_group=self._group)
+        writing.add_done_callback(lambda done: outcome.set_result(_on_saved(done, folder, keep, began, rank)))
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written that was begun beside the cells.
+        """Wait until the last version is written that was begun beside the cells; called on all ranks.
 
         Raises
         ------
         CheckpointError
-            If it could not be.
+            If it could not be, on whichever rank.
         """
+        import torch.distributed as dist  # noqa: PLC0415
+
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        failure = pending.exception()
-        if failure is not None:
-            raise CheckpointError(f"the checkpoint before was not saved: {type(failure).__name__}: {failure}")
+        outcomes: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(outcomes, "" if pending is None else pending.result())
+        for rank, failure in enumerate(outcomes):
+            if failure:
+                raise CheckpointError(f"the checkpoint before was not saved: rank {rank}: {failure}")
 
     def load(self, path: str, names: Sequence[str]) -> None:
         """Load variables from a version, or the latest in a folder; called on all ranks.
 
         Models and optimizers are filled in place, on as many ranks as there are now; other values are this rank's own,
-        or rank 0's where fewer ranks had saved.
+        or rank 0's where fewer ranks had saved. Random numbers go on where they stood if all is loaded.
 
         Raises
         ------
@@ -134,7 +127,7 @@ class Checkpoints:
         from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
         self.wait()
-        folder = latest(Path(path))
+        folder = Path(_from_rank_0(lambda: str(latest(Path(path)))))
         about = json.loads((folder / ABOUT).read_text())
         unknown = [name for name in names if name not in about["names"]]
         if unknown:
@@ -146,8 +139,11 @@ class Checkpoints:
         if state:
             load(state, checkpoint_id=folder)
             self._put(kinds, state)
-        rank = dist.get_rank()
-        self._read_values(folder / f"rank{rank if rank < about['world_size'] else 0}.pt", kinds, about["world_size"])
+        rank, saved_by = dist.get_rank(), about["world_size"]
+        own = folder / f"rank{rank if rank < saved_by else 0}"
+        self._take(own, kinds)
+        if not names and rank < saved_by:
+            set_random_states(own)
 
     # What variables are
 
@@ -163,25 +159,36 @@ class Checkpoints:
         kinds: dict[str, Any] = {}
         for name in names:
             value = there[name]
-            if isinstance(value, torch.nn.Module):
+            if isinstance(value, torch.optim.Optimizer):
+                # Before its first step it has nothing but settings; torch would step it to have something to save.
+                model = self._model_of(name, value, names) if value.state else ""
+                kinds[name] = [OPTIMIZER, model] if model else STATE
+            elif isinstance(value, torch.nn.Module) and value.state_dict():
                 kinds[name] = MODEL
-            elif isinstance(value, torch.optim.Optimizer):
-                kinds[name] = [OPTIMIZER, self._model_of(name, value, names)]
             else:
-                kinds[name] = STATE if _tells_its_state(value) else VALUE
+                kinds[name] = STATE if tells_its_state(value) else VALUE
         return kinds
 
     def _model_of(self, name: str, optimizer: Any, names: Sequence[str]) -> str:
-        """Return the name of the model whose parameters an optimizer steps; one that is saved comes first."""
+        """Return the name of the model whose parameters an optimizer steps; one that is saved comes first.
+
+        Empty if there is none and each rank holds the whole of every parameter.
+        """
         import torch  # noqa: PLC0415
 
         there = self._namespace()
-        stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        stepped = set(map(id, parameters))
         for candidate in (*names, *there):
             model = there.get(candidate)
             if isinstance(model, torch.nn.Module) and stepped <= {id(each) for each in model.parameters()}:
                 return candidate
-        raise CheckpointError(f"no model has all the parameters that {name} steps; give the model a name of its own")
+        if any(hasattr(each, "placements") for each in parameters):
+            raise CheckpointError(
+                f"no model has all the parameters that {name} steps, of which each rank holds a part; make one "
+                "optimizer for each model"
+            )
+        return ""
 
     def _check_made(self, kinds: Mapping[str, Any]) -> None:
         there = self._namespace()
@@ -206,7 +213,8 @@ class Checkpoints:
             if kind == MODEL:
                 found[name] = states.get_model_state_dict(there[name])
             elif isinstance(kind, list):
-                found[name] = states.get_optimizer_state_dict(there[kind[1]], there[name], options=_flat())
+                with _gradients_aside(there[name]):
+                    found[name] = states.get_optimizer_state_dict(there[kind[1]], there[name], options=_flat())
         return found
 
     def _put(self, kinds: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -217,113 +225,72 @@ class Checkpoints:
             if kind == MODEL:
                 states.set_model_state_dict(there[name], state[name])
             elif isinstance(kind, list):
-                states.set_optimizer_state_dict(there[kind[1]], there[name], state[name], options=_flat())
+                with _gradients_aside(there[name]):
+                    states.set_optimizer_state_dict(there[kind[1]], there[name], state[name], options=_flat())
 
-    # Values
-
-    def _write_values(self, path: Path, names: Sequence[str]) -> None:
-        import torch  # noqa: PLC0415
-
+    def _take(self, folder: Path, kinds: Mapping[str, Any]) -> None:
+        """Set the values, and fill what tells its state."""
         there = self._namespace()
-        states = {name: there[name].state_dict() for name in names if _tells_its_state(there[name])}
-        values = {name: there[name] for name in names if name not in states}
-        torch.save({"values": values, "states": states, "random": _random_states()}, path)
-
-    def _read_values(self, path: Path, kinds: Mapping[str, Any], saved_by: int) -> None:
-        import torch  # noqa: PLC0415
-        import torch.distributed as dist  # noqa: PLC0415
-
-        told = torch.load(path, map_location="cpu", weights_only=False)
-        there = self._namespace()
-        there.update({name: value for name, value in told["values"].items() if name in kinds})
-        for name, state in told["states"].items():
-            if name in kinds:
-                there[name].load_state_dict(state)
-        if dist.get_rank() < saved_by:
-            _set_random_states(told["random"])
+        for name, kind in kinds.items():
+            if kind == VALUE:
+                there[name] = read_value(folder, name)
+            elif kind == STATE:
+                there[name].load_state_dict(read_value(folder, name))
 
 
-def latest(path: Path) -> Path:
-    """Return the newest version in a checkpoint folder; a version itself stands for itself.
-
-    Raises
-    ------
-    CheckpointError
-        If there is none.
-    """
-    if (path / ABOUT).exists():
-        return path
-    versions = _versions(path)
-    if not versions:
-        raise CheckpointError(f"there is no checkpoint in {path.absolute()}; %dist_save {path} NAME... makes one")
-    return versions[-1]
+@contextmanager
+def _gradients_aside(optimizer: Any) -> Iterator[None]:
+    """Take gradients away for a moment: where there are some, torch takes an optimizer's state for complete."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    gradients = [each.grad for each in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
 
-def _versions(path: Path) -> list[Path]:
-    """Return the whole versions in a folder, the newest last."""
-    found = [each for each in path.iterdir() if each.name.isdigit()] if path.is_dir() else []
-    return sorted(found, key=lambda each: int(each.name))
+def _from_rank_0(ask: Callable[[], str]) -> str:
+    """Return on all ranks what rank 0 finds; an error of it is every rank's."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    told: list[Any] = ["", ""]
+    if dist.get_rank() == 0:
+        try:
+            told[0] = ask()
+        except (CheckpointError, OSError) as error:
+            told[1] = str(error)
+    dist.broadcast_object_list(told, src=0)
+    if told[1]:
+        raise CheckpointError(told[1])
+    return str(told[0])
 
 
-def _finish(folder: Path, keep: int | None, began: float) -> None:
-    """Give a checkpoint that is whole its name, and remove what is not wanted any more."""
-    root = folder.parent
-    versions = _versions(root)
-    number = int(versions[-1].name) + 1 if versions else 1
-    version = root / f"{number:06}"
-    folder.rename(version)
-    size = sum(each.stat().st_size for each in version.iterdir())
-    print(f"saved {version} ({size / 2**20:.1f} MiB) in {time.monotonic() - began:.1f} s")  # noqa: T201
-    for left in root.glob(f"{SAVING}*"):  # of who died while saving
-        shutil.rmtree(left, ignore_errors=True)
-    if keep is not None:
-        for old in [*versions, version][:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+def _finish(folder: Path, keep: int | None, began: float) -> str:
+    version = finish(folder, keep)
+    seconds = time.monotonic() - began
+    print(f"saved {version} ({size_of(version) / 2**20:.1f} MiB) in {seconds:.1f} s")  # noqa: T201
+    return str(version)
 
 
-def _on_saved(done: Any, folder: Path, keep: int | None, began: float, rank: int) -> None:
+def _on_saved(done: Any, folder: Path, keep: int | None, began: float, rank: int) -> str:
+    """Finish a version that was written beside the cells; return why it could not be, or nothing."""
     failure = done.exception()
     if rank == 0 and failure is None:
         try:
             _finish(folder, keep, began)
         except OSError as error:
             failure = error
-    if failure is not None:
-        sys.stderr.write(f"the checkpoint was not saved: {type(failure).__name__}: {failure}\n")
+    if failure is None:
+        return ""
+    text = f"{type(failure).__name__}: {failure}"
+    sys.stderr.write(f"the checkpoint was not saved: {text}\n")
+    return text
 
 
 def _flat() -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions  # noqa: PLC0415
 
     return StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-def _tells_its_state(value: Any) -> bool:
-    """Whether an object is saved as its ``state_dict()``, e.g. a scheduler or a scaler."""
-    return callable(getattr(value, "load_state_dict", None)) and callable(getattr(value, "state_dict", None))
-
-
-def _random_states() -> dict[str, Any]:
-    """Return where the random numbers of Python, numpy and torch stand."""
-    import torch  # noqa: PLC0415
-
-    numpy = sys.modules.get("numpy")
-    return {
-        "python": random.getstate(),
-        "numpy": None if numpy is None else numpy.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
-    }
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    import torch  # noqa: PLC0415
-
-    random.setstate(states["python"])
-    if states["numpy"] is not None:
-        import numpy as np  # noqa: PLC0415
-
-        np.random.set_state(states["numpy"])  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])

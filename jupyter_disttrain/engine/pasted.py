@@ -8,6 +8,8 @@ Does not cover: a cell's own process group (``process_group``).
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import own_code
@@ -25,16 +27,25 @@ def refuse_spawn() -> None:
     """Refuse ``mp.spawn`` in cells: the processes that it starts could not import the cell's functions."""
     import torch.multiprocessing as mp  # noqa: PLC0415
 
+    inner = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of this name
     for name in ("spawn", "start_processes"):
-        setattr(mp, name, _refusing(getattr(mp, name), name))
+        refusing = _refusing(getattr(mp, name), name)
+        setattr(mp, name, refusing)
+        setattr(inner, name, refusing)
 
 
 def _refusing(original: Any, name: str) -> Any:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
-    def spawn(fn: Any, *args: Any, **options: Any) -> Any:
-        if own_code.script_name():
-            return original(fn, *args, **options)
-        return _refuse(getattr(fn, "__name__", "fn"), name)
+    def spawn(*args: Any, **options: Any) -> Any:
+        asked = signature.bind(*args, **options)
+        asked.apply_defaults()
+        fn = asked.arguments["fn"]
+        of_cell = getattr(fn, "__module__", None) == "__main__" and not own_code.script_name()
+        if of_cell and asked.arguments.get("start_method") != "fork":
+            return _refuse(getattr(fn, "__name__", "fn"), name)
+        return original(*args, **options)
 
     return spawn
 

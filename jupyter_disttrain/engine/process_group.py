@@ -63,6 +63,7 @@ class Group:
         self._counts = Counts()
         self._own_tag = ""  # of a group that a cell made
         self._own_cell = 0  # that one's number
+        self._hidden: Any = None  # the session's group, while a program runs that has made none
         self._init = self._wrap_init()
         remember_models()
 
@@ -311,6 +312,7 @@ class Group:
             *rest: Any,
             **options: Any,
         ) -> None:
+            self._show_hidden()
             self._give_way()
             self._counts.begin_anew()
             self.since_ns = time.time_ns()
@@ -346,18 +348,42 @@ class Group:
         if world is not None and (world is ours or self._own_cell != self._cell):
             dist.destroy_process_group()
 
-    def end_own(self, *, failed: bool) -> None:
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Hide the session's group from a program, which finds none when it begins; it is there again afterwards.
+
+        A group that the program makes is ended with it.
+        """
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        failed = True
+        self._hidden, c10d.GroupMember.WORLD = c10d.GroupMember.WORLD, None
+        try:
+            yield
+            failed = False
+        finally:
+            if self._hidden is None:
+                self._end_own(failed=failed)
+            else:
+                self._show_hidden()
+
+    def _show_hidden(self) -> None:
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        if self._hidden is not None:
+            c10d.GroupMember.WORLD, self._hidden = self._hidden, None
+
+    def _end_own(self, *, failed: bool) -> None:
         """End the group that a script has made and left, so that the session's takes its place.
 
-        ``failed``: others may wait in it, and a collective may have been begun.
+        ``failed``: other ranks may still be in it, and a collective may have been begun.
         """
         import torch.distributed as dist  # noqa: PLC0415
 
         if dist.group.WORLD is None or dist.group.WORLD is self._ours:
             return
         if failed:
-            self._end_waits()
-            self._destroy()
+            self.broken = True  # it is ended, on all ranks, when the session's is formed anew
         else:
             dist.destroy_process_group()
 

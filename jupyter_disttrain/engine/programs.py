@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -44,6 +45,7 @@ class Programs:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._released = False
+        self._generation = 0
         self.name = ""
 
     @property
@@ -52,8 +54,10 @@ class Programs:
         process = self._process
         return "" if process is None else f"its program {self.name} (process {process.pid})"
 
-    def run(self, command: Sequence[str], name: str, environment: Mapping[str, str], folder: str) -> None:
-        """Run a program to its end.
+    def run(
+        self, command: Sequence[str], name: str, environment: Mapping[str, str], folder: str, generation: int
+    ) -> None:
+        """Run a program to its end; ``generation`` is that of the session's group.
 
         Raises
         ------
@@ -62,7 +66,7 @@ class Programs:
         ProgramReleasedError
             If it was ended because another rank's had failed.
         """
-        self._released, self.name = False, name
+        self._released, self._generation, self.name = False, generation, name
         try:
             process = subprocess.Popen(command, env=dict(environment), cwd=folder, stdin=subprocess.DEVNULL)  # noqa: S603
         except OSError as error:
@@ -80,17 +84,26 @@ class Programs:
         if code:
             raise ProgramExit(f"{name} {_ending(code)}")
 
-    def release(self) -> None:
-        """End the program, because another rank's has failed; called on another thread."""
+    def release(self, generation: int) -> None:
+        """End the program, because another rank's has failed; called on another thread.
+
+        One that comes late, when a later program runs, must not hit that.
+        """
         process = self._process
-        if process is not None:
-            self._released = True
-            process.terminate()
+        if process is None or generation < self._generation:
+            return
+        self._released = True
+        family = _family(process.pid)
+        process.terminate()
+        timer = threading.Timer(GRACE_SECONDS, _kill, [family])
+        timer.daemon = True
+        timer.start()
 
     def _end(self) -> None:
         """End a program that was interrupted, as its terminal would have done it, and has not ended yet."""
         process = self._process
         assert process is not None
+        family = _family(process.pid)
         try:
             try:
                 _wait_for_program(process, GRACE_SECONDS)
@@ -98,7 +111,9 @@ class Programs:
                 process.terminate()
                 _wait_for_program(process, GRACE_SECONDS)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):  # an impatient person's
-            _kill(process.pid)
+            pass
+        finally:
+            _kill(family)
             process.wait()
 
 
@@ -107,12 +122,17 @@ def _wait_for_program(process: subprocess.Popen[bytes], longest_s: float | None 
     return process.wait(longest_s)
 
 
-def _kill(pid: int) -> None:
-    """Kill a program and all that it has started."""
+def _family(pid: int) -> list[psutil.Process]:
+    """Return a program and all that it has started."""
     try:
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        program = psutil.Process(pid)
+        return [program, *program.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return
+        return []
+
+
+def _kill(family: Sequence[psutil.Process]) -> None:
+    """Kill what is left of a program and of what it has started."""
     for each in family:
         try:
             each.kill()

@@ -6,25 +6,24 @@ Does not cover: what it must not leave behind (``script_state``), programs in pr
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
 import sys
-import threading
-from contextlib import contextmanager
+import traceback
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import own_code
+from .script_end import program_end
 from .script_state import put_back
 from .streams import flush_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import CodeType
 
@@ -76,7 +75,7 @@ def run_script(
         with put_back(folder) as state:
             os.environ.update(environment)
             found = _find_module(target) if is_module else _find_script(target)
-            state.forget_modules_of(found.folder)
+            state.say_hidden(found.folder)
             _run(found, arguments)
     except OSError as error:
         if error.filename != folder:
@@ -95,22 +94,30 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
     process = os.getpid()
     own_code.begin_script(found.code.co_filename)
     code: Any = 0
-    with _exit_functions() as exit_functions:
-        threads = set(threading.enumerate())
+    with program_end(main.__dict__):
         try:
             exec(found.code, main.__dict__)  # noqa: S102  (it is what this is for)
         except SystemExit as end:
             code = end.code
+        except BaseException:
+            if os.getpid() != process:
+                traceback.print_exc()
+                code = 1
+            else:
+                raise
         finally:
-            if os.getpid() != process:  # a fork that was not told where to stop: in a script it would end here
-                flush_all(sys.stdout, sys.stderr)
-                os._exit(code if isinstance(code, int) else code is not None)
-        for thread in set(threading.enumerate()) - threads:
-            if not thread.daemon:
-                thread.join()
-        for function in reversed(exit_functions):
-            function()
+            if os.getpid() != process:
+                _end_child(code)
     _check_exit(code, Path(found.code.co_filename).name)
+
+
+def _end_child(code: Any) -> NoReturn:
+    """End a process that a script has forked without telling it where to stop: in a script it would end here."""
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)  # noqa: T201
+        code = 1
+    flush_all(sys.stdout, sys.stderr)
+    os._exit(code or 0)
 
 
 def _check_exit(code: Any, name: str) -> None:
@@ -157,42 +164,6 @@ def _code_of(spec: ModuleSpec) -> CodeType:
     if code is None:
         raise ScriptError(f"{spec.name} is no Python code")
     return code  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _exit_functions() -> Iterator[list[Callable[[], Any]]]:
-    """Collect what a program registers to be called at its end; libraries' own stays for the process's end."""
-    collected: list[tuple[Callable[..., Any], Callable[[], Any]]] = []
-    calls: list[Callable[[], Any]] = []
-    register, unregister = atexit.register, atexit.unregister
-
-    def collect(function: Callable[..., Any], /, *args: Any, **options: Any) -> Callable[..., Any]:
-        if _is_importing(sys._getframe(1)):  # noqa: SLF001
-            return register(function, *args, **options)
-        collected.append((function, lambda: function(*args, **options)))
-        calls.append(collected[-1][1])
-        return function
-
-    def forget(function: Callable[..., Any]) -> None:
-        unregister(function)
-        for each, call in collected:
-            if each == function and call in calls:
-                calls.remove(call)
-
-    atexit.register, atexit.unregister = collect, forget
-    try:
-        yield calls
-    finally:
-        atexit.register, atexit.unregister = register, unregister
-
-
-def _is_importing(frame: Any) -> bool:
-    """Whether a library is being imported: what it registers then is for every program that uses it."""
-    while frame is not None and not own_code.is_own(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def fill_in(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:

@@ -1,81 +1,50 @@
 """What a script changes in its process, and what the next program must not find.
 
-Covers: working directory, environment, arguments, modules, streams, signals, logging, warnings, torch's switches and
-random numbers: as they are in a new process while it runs, as they were after it.
-Does not cover: the process group (``process_group``), what libraries keep to themselves.
+Covers: working directory, environment, arguments, built-ins, streams, signals and timers, logging, warnings, the way
+``multiprocessing`` starts processes, random numbers of Python and numpy: as they are in a new process while it runs, as
+they were after it.
+Does not cover: modules (``script_modules``), torch's switches (``torch_state``), how a program ends (``script_end``).
 """
 
 from __future__ import annotations
 
+import builtins
+import copy
+import faulthandler
 import gc
 import logging
 import os
+import random
 import signal
 import sys
+import threading
 import warnings
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import ExtensionFileLoader
+from multiprocessing import context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .script_modules import Modules
 from .streams import flush_all
-from .untimely import INSTALLED
+from .torch_state import as_in_a_new_process
+from .untimely import INSTALLED, STANDARD_LIBRARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
+    from collections.abc import Iterator
 
-TORCH_SEED = 67280421310721  # of torch's generators in a new process: c10/core/GeneratorImpl.h, default_rng_seed_val
-
-_at_start: frozenset[str] = frozenset(sys.modules)  # of the rank: what is no program's
-
-
-def note_modules() -> None:
-    """Take what is imported by now for no program's: it stays, whichever folder it is in."""
-    global _at_start  # noqa: PLW0603  (a process is one rank)
-    _at_start = frozenset(sys.modules)
-
-
-class Modules:
-    """The modules that a script imports from its own folder: each run imports them anew, as they are then."""
-
-    def __init__(self) -> None:
-        self._hidden: dict[str, ModuleType] = {}
-        self._folder: str | None = None
-
-    def forget_modules_of(self, folder: str) -> None:
-        """Hide what cells have imported from there."""
-        self._folder = folder
-        self._hidden = self._take()
-
-    def put_back(self) -> None:
-        """Forget what the script has imported from there."""
-        if self._folder is not None:
-            self._take()
-            sys.modules.update(self._hidden)
-
-    def _take(self) -> dict[str, ModuleType]:
-        found = {name: each for name, each in sys.modules.items() if self._is_own(name, each)}
-        for name in found:
-            del sys.modules[name]
-        return found
-
-    def _is_own(self, name: str, module: ModuleType) -> bool:
-        file = getattr(module, "__file__", None)
-        if name in _at_start or not isinstance(file, str) or INSTALLED.search(file):
-            return False
-        spec = getattr(module, "__spec__", None)
-        if isinstance(getattr(spec, "loader", None), ExtensionFileLoader):
-            return False  # C code can't be imported a second time
-        return Path(file).is_relative_to(self._folder or os.sep)
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @contextmanager
 def put_back(folder: str) -> Iterator[Modules]:
     """Enter ``folder`` and let a program change what it likes; afterwards all is as it was."""
     modules = Modules()
+    keepers = (
+        *(_directory, _environment, _interpreter, _collector, _streams, _signals, _logging),
+        *(_multiprocessing, _random_numbers, _printing, as_in_a_new_process),
+    )
     with ExitStack() as stack:
-        for keep in (_directory, _environment, _interpreter, _streams, _signals, _logging, _torch):
+        for keep in keepers:
             stack.enter_context(keep())
         stack.enter_context(warnings.catch_warnings())
         stack.callback(modules.put_back)
@@ -107,10 +76,11 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _interpreter() -> Iterator[None]:
-    """Keep what is in :mod:`sys`, and ``__main__``."""
-    names = ("argv", "path", "excepthook", "stdin", "stdout", "stderr", "displayhook")
+    """Keep what is in :mod:`sys`, the built-in names, and ``__main__``."""
+    names = ("argv", "path", "excepthook", "unraisablehook", "stdin", "stdout", "stderr", "displayhook")
     before = {name: getattr(sys, name) for name in names}
-    lists = {name: list(before[name]) for name in ("argv", "path")}
+    lists = {name: list(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
+    built_in, thread_hook = dict(vars(builtins)), threading.excepthook
     limit, main = sys.getrecursionlimit(), sys.modules["__main__"]
     try:
         yield
@@ -119,38 +89,65 @@ def _interpreter() -> Iterator[None]:
         for name, value in before.items():
             setattr(sys, name, value)
         for name, values in lists.items():
-            before[name][:] = values
+            getattr(sys, name)[:] = values
+        for name in vars(builtins).keys() - built_in.keys():
+            delattr(builtins, name)
+        vars(builtins).update(built_in)  # e.g. a print() that only rank 0 hears
+        threading.excepthook = thread_hook
         sys.setrecursionlimit(limit)
-        gc.collect()  # what the script held on its device
+
+
+@contextmanager
+def _collector() -> Iterator[None]:
+    was_on, thresholds = gc.isenabled(), gc.get_threshold()
+    try:
+        yield
+    finally:
+        (gc.enable if was_on else gc.disable)()
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager
 def _streams() -> Iterator[None]:
-    """Keep the two pipes to the nanny: a script may close them, or put files in their place."""
+    """Keep the two pipes to the nanny: a script may close them, or put files in their place.
+
+    A number that is free is given to the next file that any thread opens, so one that the script closes is kept taken,
+    by a file that can't be written to.
+    """
     kept = {number: os.dup(number) for number in (0, 1, 2)}
+    nothing, original, process = os.open(os.devnull, os.O_RDONLY), os.close, os.getpid()
+
+    def close(fd: int) -> None:
+        if fd in kept and os.getpid() == process:
+            os.dup2(nothing, fd)
+        else:
+            original(fd)
+
+    os.close = close
     try:
         yield
     finally:
-        flush_all(sys.stdout, sys.stderr)
-        for number, copy in kept.items():
-            if not _is_same(number, copy):
-                os.dup2(copy, number)
-            os.close(copy)
-
-
-def _is_same(one: int, other: int) -> bool:
-    try:
-        return os.path.sameopenfile(one, other)
-    except OSError:
-        return False  # it was closed
+        os.close = original
+        try:
+            flush_all(sys.stdout, sys.stderr)
+        finally:
+            for number, kept_as in kept.items():
+                os.dup2(kept_as, number)
+                os.close(kept_as)
+            os.close(nothing)
 
 
 @contextmanager
 def _signals() -> Iterator[None]:
+    """Keep handlers, and let no alarm that a script has set ring after it."""
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    quiet = [timer for timer in TIMERS if signal.getitimer(timer) == (0.0, 0.0)]
     try:
         yield
     finally:
+        for timer in quiet:
+            signal.setitimer(timer, 0)
+        faulthandler.cancel_dump_traceback_later()
         for number, handler in before.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
@@ -158,18 +155,35 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """Keep who writes what is logged: a handler that a script adds would write each line once more in the next run."""
-    names: dict[str, Any] = {"": logging.root, **logging.root.manager.loggerDict}
-    before = {name: _state(each) for name, each in names.items() if isinstance(each, logging.Logger)}
-    disabled = logging.root.manager.disable
+    """Begin with nobody who writes what is logged; keep who did.
+
+    A handler that a script adds would write each line once more in the next run. What a library sets up for itself when
+    it is imported stays, for it is imported once.
+    """
+    root = logging.root
+    before = {name: _state(each) for name, each in _loggers().items()}
+    disabled = root.manager.disable
+    root.handlers[:], root.manager.disable = [], 0
+    root.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logging.root.manager.disable = disabled
-        after: dict[str, Any] = {"": logging.root, **logging.root.manager.loggerDict}
-        for name, logger in after.items():
-            if isinstance(logger, logging.Logger):
-                _set_state(logger, before.get(name, ([], logging.NOTSET, True, False)))
+        root.manager.disable = disabled
+        for name, logger in _loggers().items():
+            if name in before:
+                _set_state(logger, before[name])
+            elif not _is_of_library(name):
+                _set_state(logger, ([], logging.NOTSET, True, False))
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    found: dict[str, Any] = {"": logging.root, **logging.root.manager.loggerDict}
+    return {name: each for name, each in found.items() if isinstance(each, logging.Logger)}
+
+
+def _is_of_library(name: str) -> bool:
+    file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or ""
+    return INSTALLED.search(file) is not None or file.startswith(STANDARD_LIBRARY)
 
 
 def _state(logger: logging.Logger) -> tuple[list[logging.Handler], int, bool, bool]:
@@ -185,40 +199,44 @@ def _set_state(logger: logging.Logger, state: tuple[list[logging.Handler], int, 
 
 
 @contextmanager
-def _torch() -> Iterator[None]:
-    """Begin with torch as it is in a new process; keep the session's switches and random numbers."""
-    torch = sys.modules.get("torch")
-    if torch is None:
+def _multiprocessing() -> Iterator[None]:
+    """Let a script choose how processes are started, which a program may do once."""
+    default: Any = context._default_context  # noqa: SLF001
+    before, default._actual_context = default._actual_context, None  # noqa: SLF001
+    try:
         yield
-        return
-    switches = list(_switches(torch))
-    before = [read() for read, _, _ in switches]
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(TORCH_SEED)
-        for _, write, usual in switches:
-            write(usual)
-        try:
-            yield
-        finally:
-            for (_, write, _), value in zip(switches, before, strict=True):
-                write(value)
-            if devices:
-                torch.cuda.set_device(devices[0])
-                torch.cuda.empty_cache()
+    finally:
+        default._actual_context = before  # noqa: SLF001
 
 
-def _switches(torch: Any) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-    """Yield how each of torch's switches is read and set, and what it is in a new process."""
-    yield torch.get_default_dtype, torch.set_default_dtype, torch.float32
-    yield torch.is_grad_enabled, torch.set_grad_enabled, True
-    yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
-    yield torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, False
-    yield torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False
-    threads = torch.get_num_threads()
-    yield lambda: threads, torch.set_num_threads, threads  # what the rank was started with
-    device = torch.get_default_device()
-    yield lambda: None if device.type == "cpu" else device, torch.set_default_device, None
-    cudnn = torch.backends.cudnn
-    for name, usual in (("benchmark", False), ("deterministic", False), ("allow_tf32", True), ("enabled", True)):
-        yield lambda name=name: getattr(cudnn, name), lambda value, name=name: setattr(cudnn, name, value), usual  # type: ignore[misc]
+@contextmanager
+def _random_numbers() -> Iterator[None]:
+    """Begin with random numbers that nobody has seeded."""
+    python = random.getstate()
+    random.seed()
+    numpy: Any = sys.modules.get("numpy")
+    state = None if numpy is None else numpy.random.get_state()
+    if numpy is not None:
+        numpy.random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if state is not None:
+            numpy.random.set_state(state)
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Keep how arrays and tensors are printed."""
+    numpy: Any = sys.modules.get("numpy")
+    tensors: Any = sys.modules.get("torch._tensor_str")
+    arrays = None if numpy is None else numpy.get_printoptions()
+    options = None if tensors is None else copy.copy(vars(tensors.PRINT_OPTS))
+    try:
+        yield
+    finally:
+        if arrays is not None:
+            numpy.set_printoptions(**arrays)
+        if options is not None:
+            vars(tensors.PRINT_OPTS).update(options)

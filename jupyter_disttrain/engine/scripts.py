@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .programs import Programs, command_of, free_port, of_node, of_rank
@@ -51,7 +52,16 @@ class Scripts:
         return int(self._stores[0].port)
 
     def run(
-        self, target: str, arguments: Sequence[str], *, is_module: bool, folder: str, how: str, run_id: str, port: int
+        self,
+        target: str,
+        arguments: Sequence[str],
+        *,
+        is_module: bool,
+        folder: str,
+        how: str,
+        run_id: str,
+        port: int,
+        nodes: int,
     ) -> None:
         """Run a script.
 
@@ -60,11 +70,13 @@ class Scripts:
         target, arguments, is_module, folder
             See :func:`engine.script.run_script`.
         how
-            ``"here"``: in this process. ``"fresh"``: in one of its own. ``"node"``: the same, on one rank of each node.
+            ``"here"``: in this process. ``"fresh"``: in one of its own. ``"node"``: the same, on one rank a node.
         run_id
             Tells this run from every other of the session.
         port
             At which programs meet.
+        nodes
+            On how many nodes a program runs.
         """
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
@@ -72,19 +84,13 @@ class Scripts:
             words = fill_in(arguments, identity)
             self._run_here(target, words, is_module=is_module, folder=folder, environment=identity)
             return
-        if how == "node" and self._info.local_rank != 0:
-            return
-        environment = of_rank(identity, port) if how == "fresh" else of_node(self._info.node_count, port)
+        environment = of_rank(identity, port) if how == "fresh" else of_node(nodes, port)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
         command = command_of(target, fill_in(arguments, own), is_module=is_module)
         sys.stdout.flush()
-        self.programs.run(command, target, environment, folder)
+        generation = 0 if self._group is None else self._group.generation
+        self.programs.run(command, target, environment, folder, generation)
 
     def _run_here(self, target: str, words: Sequence[str], **options: Any) -> None:
-        failed = True
-        try:
+        with nullcontext() if self._group is None else self._group.aside():
             run_script(target, words, **options)
-            failed = False
-        finally:
-            if self._group is not None:
-                self._group.end_own(failed=failed)

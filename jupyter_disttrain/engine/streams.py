@@ -120,13 +120,13 @@ class RankStream(io.TextIOBase):
             if "\r" in text:
                 self.flush()
             elif "\n" in text:
-                head, _, parts[-1] = text.rpartition("\n")
-                self._send([*self._rest, *parts[:-1], head, "\n"])
+                head, _, rest = text.rpartition("\n")
+                finished = [*self._rest, *parts[:-1], head, "\n"]
                 self._rest.clear()
-                if parts[-1]:
-                    del parts[:-1]
-                else:
+                parts[:] = [rest]
+                if not rest:
                     del self._open[thread]
+                self._send(finished)
             elif not text:
                 # print(..., end="") ends with an empty string: this line may be continued by anyone.
                 self._rest += self._open.pop(thread)
@@ -144,7 +144,7 @@ class RankStream(io.TextIOBase):
             if self._open:
                 for thread in self._open.keys() - sys._current_frames().keys():  # noqa: SLF001
                     parts += self._open.pop(thread)
-            self._rest.clear()
+            self._rest.clear()  # before it is sent: what can't be written now is not tried again with every later line
             self._send(parts)
 
     def send_rest(self) -> None:
@@ -178,6 +178,13 @@ class RankStream(io.TextIOBase):
             self._waker.set()
 
     def _flush_later(self, waker: threading.Event) -> None:
+        try:
+            self._flush_whenever(waker)
+        finally:
+            if self._waker is waker:
+                self._waker = None  # it could not write, e.g. to a closed pipe: the next text starts another
+
+    def _flush_whenever(self, waker: threading.Event) -> None:
         pause = threading.Event()
         seen: dict[int, int] = {}
         while self._waker is waker:

@@ -7,6 +7,7 @@ Does not cover: what the magics do (``magics``).
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -250,12 +251,20 @@ def parse(name: str, line: str) -> argparse.Namespace:
         If it can't be read; the message says what is wrong and where the options are listed.
     """
     try:
-        words = shlex.split(line)
+        words = shlex.split(_without_comment(line))
     except ValueError as error:
         raise UsageError(f"cannot read {line!r}: {error}") from error
-    comment = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
-    del words[comment:]  # as in a shell, where a word may have a # within
     return PARSERS[name].parse_args(words)
+
+
+# What stands before a comment, as in a shell: a # within a word or within quotes begins none.
+_BEFORE_COMMENT = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|(?<=\S)#|[^"'\\#])*""")
+
+
+def _without_comment(line: str) -> str:
+    before = _BEFORE_COMMENT.match(line)
+    assert before is not None  # it matches nothing, too
+    return before.group() if line[before.end() :].startswith("#") else line
 
 
 def parse_gpus(text: str | None) -> tuple[int, ...] | None:

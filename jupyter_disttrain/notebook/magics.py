@@ -117,6 +117,7 @@ class DistributedMagics(ScriptMagics):
             print("\n".join(cluster.replace(ranks)))  # noqa: T201
             return
         try:
+            cluster.finish_saves()
             cluster.reset()
         finally:
             if cluster.closed:
@@ -132,6 +133,7 @@ class DistributedMagics(ScriptMagics):
         args = parse("dist_shutdown", line)
         for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
             self._forget(cluster)
+            cluster.finish_saves()
             cluster.shutdown()
             print(f"{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
 

@@ -7,7 +7,6 @@ Does not cover: the other magics (``magics``).
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from IPython.core.magic import line_magic, no_var_expand
@@ -65,7 +64,7 @@ class ScriptMagics(Settings):
             block=not args.noblock,
             timeout_s=args.timeout,
             listener=None if args.noblock else self._screen(cluster, chosen, below_view=args.watch),
-            origin=self._origin,
+            origin=origin_of(self.shell),
         )
         if args.noblock:
             self._waits_for(cluster, run, None)
@@ -77,7 +76,7 @@ class ScriptMagics(Settings):
         args = parse("dist_save", line)
         cluster = self._require(args)
         options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
-        cluster.save(args.path, args.names, beside=args.beside, keep=args.keep, origin=self._origin, **options)
+        cluster.save(args.path, args.names, beside=args.beside, keep=args.keep, origin=origin_of(self.shell), **options)
 
     @documented
     @line_magic
@@ -86,11 +85,7 @@ class ScriptMagics(Settings):
         args = parse("dist_load", line)
         cluster = self._require(args)
         options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
-        cluster.load(args.path, args.names, origin=self._origin, **options)
-
-    @property
-    def _origin(self) -> Origin:
-        return replace(origin_of(self.shell), is_cell=False)
+        cluster.load(args.path, args.names, origin=origin_of(self.shell), **options)
 
     @documented
     @line_magic

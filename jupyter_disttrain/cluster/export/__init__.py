@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...ranks import label_ranks
 from ...values import load_value
-from ..journal import Copied, Pushed, Ran, is_whole
+from ..journal import Copied, Did, Pushed, Ran, is_whole
 from .cells import Cell, read_cell
-from .frame import LAUNCHES, Frame, launch_file
+from .frame import LAUNCHES, MARK, Frame, launch_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,9 +63,14 @@ def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, note
     """
     if launch not in LAUNCHES:
         raise UsageError(f"a script can't be launched by {launch!r}; choose one of {', '.join(LAUNCHES)}")
-    if not any(isinstance(entry, Ran) for entry in entries):
-        raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
+    name, content = launch_file(path.name, frame, launch)
+    beside = path.with_name(name)
+    _check(path, beside, entries)
     cells = {entry.number: read_cell(entry) for entry in entries if isinstance(entry, Ran)}
+    notes = [
+        *notes,
+        *(f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)),
+    ]
     used = set().union(*(cell.names for cell in cells.values()))
     values = path.with_name(f"{path.stem}_values.pkl")
     saved: dict[int, dict[str, Any]] = {}
@@ -77,19 +82,38 @@ def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, note
             parts += _pushed(entry, used, saved.setdefault(at, {}), at, frame.world_size)
         elif isinstance(entry, Copied) and used & set(entry.names):
             parts.append(_copied(entry))
+        elif isinstance(entry, Did):
+            parts.append(f"# {entry.magic} stood here")
     saved = {at: named for at, named in saved.items() if named}
     text = frame.script(parts, [cells[number] for number in cells], launch, values.name if saved else "")
-    ast.parse(text)
+    _check_python(text, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if saved:
         values.write_bytes(pickle.dumps(saved))
     path.write_text(text)
-    name, content = launch_file(path.name, frame, launch)
-    beside = path.with_name(name)
     beside.write_text(content)
     beside.chmod(0o755)
     command = f"sbatch {name}" if launch == "slurm" else f"./{name}"
     return Exported(script=path, launch=beside, values=values if saved else None, notes=tuple(notes), command=command)
+
+
+def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
+    """Refuse what can't be written, or would take the place of a person's own."""
+    if beside == path:
+        raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
+    for file in (path, beside):
+        if file.exists() and MARK not in file.read_text(errors="replace")[:400]:
+            raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
+    if not any(isinstance(entry, Ran) for entry in entries):
+        raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
+
+
+def _check_python(text: str, path: Path) -> None:
+    try:
+        compile(text, str(path), "exec")
+    except SyntaxError as error:
+        line = text.splitlines()[(error.lineno or 1) - 1].strip()
+        raise UsageError(f"together the cells are no Python: {error.msg}: {line}") from None
 
 
 def frame_of(launch: Launch) -> Frame:
@@ -117,7 +141,7 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
         f"{_prompts(which)} {words}"
         for which, words in (
             (failed, "failed or still run, and are left out"),
-            (earlier, "ran again later: only the last run is in the script"),
+            (earlier, "ran again later: only the last run is in the script, in the place of the first"),
             (interrupted, "were interrupted; the script runs them to their end"),
         )
         if which
@@ -143,6 +167,7 @@ def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], at: int, world
     for name in needed:
         literal = _literal(values[name])
         if literal is None:
+            _check_portable(name, values[name])
             saved[name] = values[name]
             literal = f"pushed[{at}][{name!r}]"
         lines.append(f"{name} = {literal}")
@@ -151,6 +176,20 @@ def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], at: int, world
         return ["\n".join([head, *lines])]
     body = "\n".join(f"    {line}" for line in lines)
     return [f"{head} to {label_ranks(entry.ranks)}\nif rank in {set(entry.ranks)}:\n{body}"]
+
+
+def _check_portable(name: str, value: Any) -> None:
+    """Refuse a value that a script can't unpickle."""
+    try:
+        data = pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{name} was pushed and can't be saved beside the script ({error}); make it in a cell"
+        ) from None
+    if b"__main__" in data:
+        raise UsageError(
+            f"{name} was pushed and is made of a class of the notebook, which a script has not; make it in a cell"
+        )
 
 
 def _literal(value: Any) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .cells import Cell
 
+MARK = "written by %dist_export"
 LAUNCHES = ("torchrun", "slurm", "mpi", "horovodrun")
 
 _BY_ENVIRONMENT = """\
@@ -115,13 +116,20 @@ class Frame:
     def _title(self, launch: str) -> str:
         name = {"torchrun": "torchrun", "slurm": "Slurm", "mpi": "mpiexec", "horovodrun": "horovodrun"}[launch]
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"What ran on {ranks} in a notebook, in order, for {name}; written by %dist_export."
+        return f"What ran on {ranks} in a notebook, in order, for {name}; {MARK}."
 
     def _check(self, cells: Sequence[Cell], launch: str) -> None:
-        for cell in cells:
-            if "comm" in cell.names and launch in ("torchrun", "slurm"):
+        made = set[str]().union(*(cell.sets for cell in cells))
+        makers = [at for at, cell in enumerate(cells) if cell.makes_group]
+        for at, cell in enumerate(cells):
+            if "comm" in cell.names - made and launch != "mpi":
                 raise UsageError(
                     f"{cell.title} uses comm, MPI's world, which {launch} does not start; export with --mpi"
+                )
+            if makers and "dist" in cell.names and not makers[0] <= at <= makers[-1]:
+                raise UsageError(
+                    f"{cell.title} uses the session's process group and {cells[makers[0]].title} makes one of its own; "
+                    "a script has one: leave init_process_group out there, run that cell again and export again"
                 )
 
     def _imports(self, launch: str, values: str) -> list[str]:
@@ -164,7 +172,7 @@ def launch_file(script: str, frame: Frame, launch: str) -> tuple[str, str]:
 def _torchrun(script: str, frame: Frame) -> str:
     return f"""\
         #!/usr/bin/env bash
-        # On one node; on several give --nnodes, --node-rank and --master-addr as well.
+        # Starts {script}; {MARK}. On one node; on several give --nnodes, --node-rank and --master-addr as well.
         export OMP_NUM_THREADS={frame.threads}
         exec torchrun --nproc-per-node={frame.ranks_per_node} "$(dirname "$0")/{script}" "$@"
         """
@@ -174,6 +182,7 @@ def _slurm(script: str, frame: Frame) -> str:
     gpus = f"\n        #SBATCH --gpus-per-node={frame.ranks_per_node}" if frame.on_gpus else ""
     return f"""\
         #!/usr/bin/env bash
+        # Starts {script}; {MARK}.
         #SBATCH --nodes={frame.nodes}
         #SBATCH --ntasks-per-node=1
         #SBATCH --cpus-per-task={frame.ranks_per_node * int(frame.threads)}{gpus}
@@ -188,7 +197,7 @@ def _slurm(script: str, frame: Frame) -> str:
 def _mpi(script: str, frame: Frame) -> str:
     return f"""\
         #!/usr/bin/env bash
-        # On one node; on several give --hostfile as well.
+        # Starts {script}; {MARK}. On one node; on several give --hostfile as well.
         export OMP_NUM_THREADS={frame.threads}
         exec mpiexec -n {frame.world_size} python "$(dirname "$0")/{script}" "$@"
         """
@@ -197,7 +206,7 @@ def _mpi(script: str, frame: Frame) -> str:
 def _horovodrun(script: str, frame: Frame) -> str:
     return f"""\
         #!/usr/bin/env bash
-        # On one node; on several give -H host1:4,host2:4 as well.
+        # Starts {script}; {MARK}. On one node; on several give -H host1:4,host2:4 as well.
         export OMP_NUM_THREADS={frame.threads}
         exec horovodrun -np {frame.world_size} python "$(dirname "$0")/{script}" "$@"
         """

@@ -1,0 +1,105 @@
+"""A rank's own part of a checkpoint: plain values, what tells its state, and where random numbers stand.
+
+Covers: a file for each variable.
+Does not cover: models and optimizers, of which each rank may hold a part (``checkpoints``).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .checkpoint_folder import CheckpointError, sync
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+RANDOM = ".random"  # no variable's name
+
+
+def tells_its_state(value: Any) -> bool:
+    """Whether an object is saved as its ``state_dict()``, e.g. a scheduler or a scaler."""
+    return callable(getattr(value, "load_state_dict", None)) and callable(getattr(value, "state_dict", None))
+
+
+def write_values(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write variables, each into a file of its own, and where random numbers stand.
+
+    Raises
+    ------
+    CheckpointError
+        If one can't be pickled; the message names it.
+    """
+    folder.mkdir()
+    for name, value in values.items():
+        _write(folder / f"{name}.pt", value.state_dict() if tells_its_state(value) else value, name)
+    _write(folder / f"{RANDOM}.pt", _random_states(), "random numbers")
+
+
+def _write(path: Path, value: Any, name: str) -> None:
+    import cloudpickle  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    try:
+        torch.save(value, path, pickle_module=cloudpickle)  # functions and classes of cells, too
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
+        raise CheckpointError(f"{name} can't be saved: {type(error).__name__}: {error}") from None
+    sync(path)
+
+
+def read_value(folder: Path, name: str) -> Any:
+    """Return what was written of a variable; tensors that were on a GPU are on this rank's.
+
+    Raises
+    ------
+    CheckpointError
+        If it can't be made again; the message names it.
+    """
+    import torch  # noqa: PLC0415
+
+    try:
+        return torch.load(folder / f"{name}.pt", map_location=_place, weights_only=False)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
+        raise CheckpointError(f"{name} can't be loaded: {type(error).__name__}: {error}") from None
+
+
+def _place(storage: Any, where: str) -> Any:
+    import torch  # noqa: PLC0415
+
+    if where.startswith("cuda") and torch.cuda.is_available():
+        return storage.cuda(torch.cuda.current_device())
+    return storage
+
+
+def _random_states() -> dict[str, Any]:
+    """Return where the random numbers of Python, numpy and torch stand."""
+    import torch  # noqa: PLC0415
+
+    numpy = sys.modules.get("numpy")
+    return {
+        "python": random.getstate(),
+        "numpy": None if numpy is None else numpy.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+    }
+
+
+def set_random_states(folder: Path) -> None:
+    """Have random numbers go on where they stood."""
+    import torch  # noqa: PLC0415
+
+    states = torch.load(folder / f"{RANDOM}.pt", map_location="cpu", weights_only=False)
+    random.setstate(states["python"])
+    if states["numpy"] is not None:
+        import numpy as np  # noqa: PLC0415
+
+        np.random.set_state(states["numpy"])  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

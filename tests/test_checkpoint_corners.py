@@ -1,0 +1,121 @@
+"""Checkpoints where a naive one fails: versions that overtake each other, optimizers before a step, odd values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import RankFailure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAKE = """
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 4)
+model = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+def train(steps):
+    for step in range(steps):
+        loss = model(torch.full((2, 4), 1.0 + step)).pow(2).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return loss.item()
+"""
+
+
+def test_all_ranks_load_the_version_that_was_written_last(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("big = torch.nn.Linear(500, 500)")
+    for step in range(8):
+        cluster.run(f"step = {step}")
+        cluster.save(tmp_path, ["big", "step"], beside=True)
+        cluster.run("step = -1")
+        cluster.load(tmp_path, ["step"])
+        assert cluster.run("step").results == {0: step, 1: step}
+
+
+def test_versions_beside_the_cells_follow_each_other(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("big = torch.nn.Linear(500, 500)")
+    for _ in range(6):
+        cluster.save(tmp_path, ["big"], beside=True)
+    cluster.finish_saves()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:06}" for number in range(1, 7)]
+
+
+def test_a_version_that_could_not_be_written_is_told_by_the_next(cluster: Cluster, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    cluster.run("value = 1")
+    cluster.save(root, ["value"])
+    cluster.run(
+        "import jupyter_disttrain.engine.checkpoints as own\nwhole = own.finish\n"
+        "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full"
+    )
+    cluster.save(root, ["value"], beside=True)
+    with pytest.raises(RankFailure, match=r"the checkpoint before was not saved: rank 0: OSError: .*No space left"):
+        cluster.load(root)
+    with pytest.raises(RankFailure, match="No space left"):
+        cluster.save(root, ["value"])
+    cluster.run("own.finish = whole")
+    cluster.save(root, ["value"])
+    assert sorted(path.name for path in root.iterdir()) == ["000001", "000002"]
+
+
+def test_another_session_s_version_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / ".saving-other-1-2.abc").mkdir()
+    cluster.run("value = 1")
+    cluster.save(tmp_path, ["value"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-other-1-2.abc", "000001"]
+
+
+def test_saving_before_the_first_step_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(MAKE)
+    expected = cluster.run("train(3)").results
+    cluster.run(MAKE)
+    cluster.save(tmp_path, ["model", "optimizer"])
+    assert cluster.run("len(optimizer.state)").results == {0: 0, 1: 0}
+    assert cluster.run("train(3)").results == expected
+    cluster.load(tmp_path)
+    assert cluster.run("train(3)").results == expected
+
+
+def test_moments_come_back_where_gradients_are(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(MAKE + "train(3)")
+    cluster.save(tmp_path, ["model", "optimizer"])
+    expected = cluster.run("train(2)").results
+    cluster.run(MAKE + "model(torch.ones(2, 4)).sum().backward()")
+    cluster.load(tmp_path)
+    assert cluster.run("net.weight.grad is not None").results == {0: True, 1: True}
+    assert cluster.run("train(2)").results == expected
+
+
+def test_odd_values_are_saved_or_named(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(
+        "class Config: lr = 0.1\nconfig, twice, step = Config(), lambda x: 2 * x, 7\n"
+        "loss_function = torch.nn.MSELoss()\nfirst, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)\n"
+        "both = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)\n"
+        "(first(torch.ones(1)) + second(torch.ones(1))).backward(); both.step()\n"
+        "import threading; lock = threading.Lock()"
+    )
+    names = ["config", "twice", "step", "loss_function", "first", "second", "both"]
+    cluster.save(tmp_path, names)
+    moments = "[each['momentum_buffer'].tolist() for each in both.state.values()]"
+    expected = cluster.run(moments).results
+    with pytest.raises(RankFailure, match=r"CheckpointError: lock can't be saved: TypeError: .*pickle"):
+        cluster.save(tmp_path, ["step", "lock"])
+    cluster.run("del config, twice, step, Config; both.state.clear()")
+    cluster.load(tmp_path)
+    assert cluster.run("config.lr, twice(3), step").results == {0: (0.1, 6, 7), 1: (0.1, 6, 7)}
+    assert cluster.run(moments).results == expected
+
+
+def test_random_numbers_stay_where_only_some_is_loaded(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("value = 1; torch.manual_seed(rank)")
+    cluster.save(tmp_path, ["value"])
+    expected = cluster.run("torch.manual_seed(9); torch.rand(2)[1].item()").results
+    cluster.run("torch.manual_seed(9); torch.rand(1)")
+    cluster.load(tmp_path, ["value"])
+    assert cluster.run("torch.rand(1).item()").results == expected
+    with Cluster(n=1, launcher="local", name="later") as later:
+        later.load(tmp_path)
+        assert later.run("value, torch.initial_seed()").results == {0: (1, 0)}

@@ -1,0 +1,114 @@
+"""``%dist_export`` where a naive one writes what does something else."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.cluster.journal import Origin
+from jupyter_disttrain.errors import UsageError
+
+from .test_export import launched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jupyter_disttrain import Cluster
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("v = 5\n!echo {v}", r"line 2: IPython puts a value in the place of \{v\}, and a script does not"),
+        ("v = 5\nx = !echo $v", r"line 2: IPython puts a value in the place of \$v"),
+        ("v = 5\n%env FOO=$v", r"line 2: IPython puts a value in the place of \$v"),
+        ("%%writefile {rank}.txt\ntext", r"line 1: IPython puts a value in the place of \{rank\}"),
+        ("%%capture out\nx = 1", r"line 1: %%capture out means nothing in a script"),
+        ("%%timeit -n 1 -r 1 x = 1\nx", r"line 1: %%timeit -n 1 -r 1 x = 1 means nothing in a script"),
+        ("%prun -l 1 -s cumulative int()", r"line 1: %prun means nothing in a script"),
+        ("%%bash -s x\necho $1", r"line 1: %%bash -s x means nothing in a script"),
+    ],
+)
+def test_what_a_script_would_do_otherwise_is_refused(cluster: Cluster, tmp_path: Path, code: str, message: str) -> None:
+    cluster.reset()
+    cluster.run(code)
+    with pytest.raises(UsageError, match=message):
+        cluster.export(tmp_path / "it.py")
+
+
+def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("from __future__ import annotations; y = 3")
+    cluster.run("# only a remark", 0)
+    cluster.run(f"%cd {tmp_path}")
+    cluster.run("%%writefile -a note.txt\nmore\n", 0)
+    cluster.run("def hook(state, comm): return comm\n%time x = -y + 1")
+    cluster.run("print(f'rank {rank} {x} {hook(0, 1)}\\n', end='', flush=True)")
+    exported = cluster.export(tmp_path / "it.py")
+    assert launched(exported.command, tmp_path) == ["rank 0 -2 1", "rank 1 -2 1"]
+    assert (tmp_path / "note.txt").read_text() == "more\nmore\n"
+
+
+def test_a_cell_that_was_edited_stands_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    for number, (cell_id, code) in enumerate((("a", "v = 1"), ("b", "w = v + 1"), ("a", "v = 5")), 1):
+        cluster.run(code, origin=Origin(execution_count=number, cell_id=cell_id))
+    cluster.run("print(f'rank {rank} {v} {w}\\n', end='', flush=True)")
+    exported = cluster.export(tmp_path / "it.py")
+    assert launched(exported.command, tmp_path) == ["rank 0 5 6", "rank 1 5 6"]
+    assert exported.notes == (
+        "cells [1] ran again later: only the last run is in the script, in the place of the first",
+    )
+
+
+def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.py").write_text("")
+    cluster.reset()
+    cluster.run("value = 1")
+    cluster.save("run", ["value"])
+    cluster.load("run")
+    cluster.run_script("other.py")
+    exported = cluster.export(tmp_path / "it.py")
+    assert exported.notes == (
+        "%dist_load run is not in the script: write it in Python",
+        "%dist_run other.py is not in the script: write it in Python",
+    )
+    assert "# %dist_load run stood here" in exported.script.read_text()
+
+
+def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("dist.barrier()")
+    cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
+    with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
+        cluster.export(tmp_path / "it.py")
+
+
+def test_values_that_a_script_can_t_read_are_refused_by_name(cluster: Cluster, tmp_path: Path) -> None:
+    for value, message in ((lambda: 1, "fn was pushed and can't be saved"), (threading.Event, "")):
+        cluster.reset()
+        cluster.push({"fn": value})
+        cluster.run("fn")
+        if message:
+            with pytest.raises(UsageError, match=message):
+                cluster.export(tmp_path / "it.py")
+        else:
+            cluster.export(tmp_path / "it.py")
+
+
+def test_no_file_of_a_person_is_written_over(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("x = 1")
+    for _ in range(2):
+        cluster.export(tmp_path / "it.py")
+    (tmp_path / "mine.sh").write_text("echo mine")
+    with pytest.raises(UsageError, match=r"mine\.sh is there already, and %dist_export has not written it"):
+        cluster.export(tmp_path / "mine.py")
+    with pytest.raises(UsageError, match=r"is what the file is called that launches the script; write e\.g\. same\.py"):
+        cluster.export(tmp_path / "same.sh")
+    cluster.run("global x; x = 2")
+    with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
+        cluster.export(tmp_path / "it.py")

@@ -1,0 +1,192 @@
+"""What a script leaves, and how it ends: as with Python itself."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.errors import RankFailure
+
+from .test_lifecycle import wait_until
+from .test_scripts import SUM, WAYS, said, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jupyter_disttrain import Cluster
+
+
+POOLS = {
+    "threads": """
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(2)
+        pool.submit(lambda: (time.sleep(0.2), print("worked", flush=True)))
+        """,
+    "processes": """
+        from concurrent.futures import ProcessPoolExecutor
+        pool = ProcessPoolExecutor(1)
+        print(pool.submit(max, 1, 2).result())
+        print("worked")
+        """,
+    "multiprocessing": """
+        import multiprocessing
+        pool = multiprocessing.Pool(1)
+        print(pool.map(abs, [-1]))
+        print("worked")
+        """,
+    "a thread": """
+        import threading
+        threading.Thread(target=lambda: (time.sleep(0.2), print("worked", flush=True))).start()
+        """,
+    "a process": """
+        import multiprocessing
+        multiprocessing.Process(target=lambda: (time.sleep(0.2), print("worked", flush=True))).start()
+        """,
+    "a daemon": """
+        import multiprocessing
+        multiprocessing.Process(target=time.sleep, args=(1000,), daemon=True).start()
+        print("worked")
+        """,
+    "compiled": """
+        import torch
+        print(torch.compile(lambda x: x + 1)(torch.ones(2)).sum().item())
+        print("worked")
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize("how", WAYS)
+def test_what_a_script_has_not_closed_ends_with_it(cluster: Cluster, folder: Path, how: str, kind: str) -> None:
+    script = write(folder, "it.py", "import time\n" + textwrap.dedent(POOLS[kind]))
+    for _ in range(2):
+        assert said(cluster.run_script(script, ranks=0, how=how))[0][-1] == "worked"
+    children = "import multiprocessing, gc; gc.collect(); [each.name for each in multiprocessing.active_children()]"
+    assert wait_until(lambda: cluster.run(children, 0).results == {0: []})
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("error", ["", "raise RuntimeError('boom')", "raise SystemExit(3)"])
+def test_functions_for_the_end_are_called_however_it_ends(cluster: Cluster, folder: Path, how: str, error: str) -> None:
+    write(folder, "helper.py", "import atexit\natexit.register(print, 'helper')")
+    code = f"""
+    import atexit, helper
+    def bad(): raise ValueError("in atexit")
+    atexit.register(print, "first")
+    atexit.register(bad)
+    atexit.register(print, "last")
+    {error}
+    """
+    script = write(folder, "it.py", code)
+    run = cluster.run_script(script, how=how, block=False)
+    if error:
+        with pytest.raises(RankFailure, match=r"boom|exited with code [13]"):
+            run.wait()
+    else:
+        run.wait()
+    assert said(run)[0] == ["last", "first", "helper"]
+    assert "ValueError: in atexit" in run.stderr[0]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_fork_that_fails_says_so(cluster: Cluster, folder: Path, how: str) -> None:
+    code = """
+    import os, sys
+    for end in ("raise ValueError('in the child')", "sys.exit('said in the child')", "sys.exit(4)"):
+        child = os.fork()
+        if child == 0:
+            exec(end)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    run = cluster.run_script(write(folder, "fork.py", code), ranks=0, how=how)
+    assert said(run)[0] == ["1", "1", "4"]
+    assert "ValueError: in the child" in run.stderr[0]
+    assert "said in the child" in run.stderr[0]
+
+
+MESS = """
+import builtins, faulthandler, gc, multiprocessing, random, signal, sys, threading
+import numpy as np, torch
+print("begins", multiprocessing.get_start_method(allow_none=True), gc.isenabled(), torch.is_autocast_enabled("cpu"))
+builtins.print = lambda *args, **options: None
+builtins.mess = 1
+multiprocessing.set_start_method("spawn")
+random.seed(0); np.random.seed(0); torch.manual_seed(0)
+gc.disable()
+signal.signal(signal.SIGALRM, lambda *_: None); signal.alarm(3)
+faulthandler.dump_traceback_later(3, exit=True)
+sys.meta_path.insert(0, None); sys.meta_path.pop(0); threading.excepthook = None
+torch.set_printoptions(precision=1); np.set_printoptions(precision=1)
+torch.autocast("cpu").__enter__()
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+"""
+
+
+def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Path) -> None:
+    script = write(folder, "mess.py", MESS)
+    look = (
+        "import builtins, gc, multiprocessing, random, threading; import numpy as np\n"
+        "(print is builtins.print, hasattr(builtins, 'mess'), multiprocessing.get_start_method(allow_none=True), "
+        "random.getstate()[1][:3], np.random.get_state()[1][:3].tolist(), torch.initial_seed(), gc.isenabled(), "
+        "threading.excepthook is None, repr(torch.tensor(0.123456)), repr(np.float64(1) / np.ones(1) / 3), "
+        "torch.is_autocast_enabled('cpu'), torch.get_deterministic_debug_mode(), "
+        "torch.backends.cuda.matmul.fp32_precision).__repr__()"
+    )
+    cluster.run("import random; import numpy as np; random.seed(5); np.random.seed(6); torch.manual_seed(7)")
+    before = cluster.run(look).results
+    for _ in range(2):
+        assert said(cluster.run_script(script))[0] == ["begins None True False"]
+        assert cluster.run(look).results == before
+    cluster.run("import time; time.sleep(3.2)")  # neither alarm rings
+    assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
+    cluster.run("torch.backends.cuda.matmul.fp32_precision = 'tf32'")
+    try:
+        cluster.run_script(script)
+        assert cluster.run("torch.backends.cuda.matmul.fp32_precision").results == {0: "tf32", 1: "tf32"}
+    finally:
+        cluster.run("torch.backends.cuda.matmul.fp32_precision = 'ieee'")
+
+
+def test_logging_begins_anew_and_libraries_keep_theirs(cluster: Cluster, folder: Path) -> None:
+    code = """
+    import logging, sys
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s", force=False)
+    logging.getLogger("train").info("heard")
+    """
+    script = write(folder, "log.py", code)
+    cluster.run("import logging; logging.basicConfig(level=logging.ERROR); kept = list(logging.root.handlers)")
+    for _ in range(2):
+        assert cluster.run_script(script).stdout == {0: "heard\n", 1: "heard\n"}
+    assert cluster.run("kept == logging.root.handlers, logging.root.level").results == {0: (True, 40), 1: (True, 40)}
+    cluster.run("logging.root.handlers.clear()")
+
+
+def test_a_person_s_modules_are_read_anew_wherever_they_lie(cluster: Cluster, folder: Path) -> None:
+    code = "import sys, os; sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))\n"
+    code += "from ours.model import V; print(V)"
+    for project in ("a", "b"):
+        write(folder, f"{project}/scripts/train.py", code)
+        write(folder, f"{project}/ours/model.py", f"V = '{project}'")
+        assert cluster.run_script(f"{project}/scripts/train.py", ranks=0).stdout == {0: f"{project}\n"}
+    write(folder, "b/ours/model.py", "V = 'edited'")
+    assert cluster.run_script("b/scripts/train.py", ranks=0).stdout == {0: "edited\n"}
+    write(folder, "psutil.py", "V = 1")
+    run = cluster.run_script(write(folder, "hidden.py", "import psutil"), ranks=0)
+    assert "psutil beside the script is not what it imports" in run.stderr[0]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_script_begins_without_a_group(cluster: Cluster, folder: Path, how: str) -> None:
+    code = """
+    import torch, torch.distributed as dist
+    print(dist.is_initialized())
+    """
+    script = write(folder, "looks.py", code)
+    assert cluster.run_script(script, how=how).stdout == {0: "False\n", 1: "False\n"}
+    cluster.run("kept = dist.group.WORLD")
+    assert cluster.run_script(script, ranks=0, how=how).stdout == {0: "False\n"}
+    assert cluster.run("kept is dist.group.WORLD").results == {0: True, 1: True}
+    assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
