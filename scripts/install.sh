@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# install.sh EXTRAS: make .venv where there is none and install this package into it, editable, with the extras.
+# install.sh EXTRAS [VENV]: make VENV (.venv) where there is none and install this package into it, editable, with the
+# extras.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/system.sh
 
-pip=(.venv/bin/python -m pip --disable-pip-version-check)
+venv=${2:-.venv}
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 make_venv() {
   # .venv/bin leads PATH, and a broken .venv must not make itself.
@@ -16,12 +18,12 @@ make_venv() {
   if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     provide "the virtual environment" "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
   fi
-  "$python" -m venv --clear .venv
+  "$python" -m venv --clear "$venv"
 }
 
 # installed_version PACKAGE: as in 2.13.0, without the build (+cpu); empty where it is missing.
 installed_version() {
-  .venv/bin/python - "$1" <<'PYTHON'
+  "$venv/bin/python" - "$1" <<'PYTHON'
 import sys
 from importlib import metadata
 try:
@@ -44,9 +46,9 @@ install_torch() {
   "${pip[@]}" install -q "torch==$version"
 }
 
-.venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_venv
 install_torch
 echo "Installing jupyter_disttrain[$1]"
 # `jupyter labextension develop` leaves a link to the sources here, and pip would write through it.
-[[ ! -L .venv/share/jupyter/labextensions/jupyter-disttrain ]] || rm .venv/share/jupyter/labextensions/jupyter-disttrain
+[[ ! -L $venv/share/jupyter/labextensions/jupyter-disttrain ]] || rm "$venv/share/jupyter/labextensions/jupyter-disttrain"
 "${pip[@]}" install -q -c constraints.txt -e ".[$1]"

@@ -49,6 +49,10 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+# Of torch 2.13 in any script: a thread of Gloo that puts the last collective away when Python ends aborts the process.
+ENDS_TOO_SOON = "terminate called without an active exception"
+
+
 def launched(command: str, folder: Path) -> list[str]:
     """Run what was exported as a person would, and return what it printed, in order of ranks."""
     environment = {
@@ -61,7 +65,12 @@ def launched(command: str, folder: Path) -> list[str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, shell=True)
+    for _ in range(3):
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, shell=True
+        )
+        if ENDS_TOO_SOON not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
 
@@ -179,6 +188,7 @@ def test_comm_needs_mpi(tmp_path: Path) -> None:
 
 
 def test_the_magic_says_what_it_wrote(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%dist_reset").check()  # what other tests ran is in no script
     notebook.run("%%distributed\nx = 1").check()
     told = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
     assert told.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")

@@ -79,6 +79,19 @@ def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch:
     assert "# %dist_load run stood here" in exported.script.read_text()
 
 
+@pytest.mark.parametrize(
+    ("code", "needs"), [("import horovod.torch as hvd", False), ("def f(): return hvd.rank()", True)]
+)
+def test_horovod_is_for_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: bool) -> None:
+    cluster.reset()
+    cluster.run(code.replace("import", "if False: import"))
+    with pytest.raises(UsageError, match=r"uses Horovod, which finds no other rank under torchrun; export with --mpi"):
+        cluster.export(tmp_path / "it.py")
+    text = cluster.export(tmp_path / "it.py", "mpi").script.read_text()
+    head = text.partition("# In [")[0]
+    assert ("import horovod.torch as hvd\n" in head, "\nhvd.init()\n" in head) == (needs, needs)
+
+
 def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.reset()
     cluster.run("dist.barrier()")

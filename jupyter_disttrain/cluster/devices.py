@@ -69,9 +69,9 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
                 f"there is no GPU {outside[0]}: this machine shows {there}; choose others with -g, or leave -g out"
             )
         chosen = [visible[gpu] for gpu in config.gpus]
-    if chosen and config.n is not None and config.n > len(chosen) and not config.share_gpus:
+    if chosen and config.count is not None and config.count > len(chosen) and not config.share_gpus:
         raise UsageError(
-            f"{config.n} ranks need {config.n} GPUs, and {len(chosen)} can be used; "
+            f"{config.count} ranks need {config.count} GPUs, and {len(chosen)} can be used; "
             f"ask for -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
         )
     return chosen

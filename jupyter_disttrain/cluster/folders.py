@@ -96,6 +96,11 @@ class Folders:
         return self.local if self.local.parent == ROOT else None
 
     @property
+    def shelf_name(self) -> str | None:
+        """The path of the shelf; None without one."""
+        return None if self.shelf is None else str(self.shelf)
+
+    @property
     def sockets(self) -> str:
         """What the names of the controller's sockets begin with."""
         return str(self.local / "s")

@@ -198,6 +198,8 @@ def _at(told: Mapping[str, Any]) -> str:
 def _name(collective: Mapping[str, Any]) -> str:
     group = collective["group"]
     of_group = "" if group == DEFAULT_GROUP else f" of group {group}"
+    if collective["number"] is None:
+        return f"{collective['name']}{_shape(collective)}"  # Horovod's, which have names instead
     return f"{collective['name']} number {collective['number']}{of_group}{_shape(collective)}"
 
 

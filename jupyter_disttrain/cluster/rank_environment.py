@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
 
+WITHOUT_GPUS = {
+    "TORCH_FR_BUFFER_SIZE": "32",  # collectives that %dist_where can tell of; it reads them all
+    "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess so, and warn
+}
+
 
 def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list[str]) -> dict[str, str]:
     """Return what every rank's process starts with, beside the notebook's own environment."""
@@ -39,8 +44,8 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
         environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
     if config.backend == "none":
         environment["DISTTRAIN_WITHOUT_TORCH"] = "1"
-    if not gpus and "TORCH_FR_BUFFER_SIZE" not in os.environ:
-        environment["TORCH_FR_BUFFER_SIZE"] = "32"  # collectives that %dist_where can tell of; it reads them all
+    if not gpus:
+        environment |= {name: value for name, value in WITHOUT_GPUS.items() if name not in os.environ}
     if config.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if "OMP_NUM_THREADS" not in os.environ:

@@ -18,7 +18,7 @@ from ..errors import LaunchError, UsageError
 from ..ranks import RankInfo, label_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from concurrent.futures import Future
 
     from ..messages import RankHello
@@ -42,12 +42,17 @@ class RankEntry:
     # Which process group it is in: see ``engine.process_group.Group.tag``.
     group: str = _kept(default="")
     sees_shelf: bool = _kept(default=False)  # it shares memory with the client
+    place: str = _kept(default="")  # where servers of other frameworks can be reached on it: "address:port"
     request: str = ""  # the id of that cell's message
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
     failure: str = ""  # the error that this cell ended with
     forming: Future[Message] | None = None  # what it says once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
+
+    def know(self, told: Mapping[str, Any]) -> None:
+        """Take what the rank says of itself once it knows who it is."""
+        self.sees_shelf, self.place = told["sees_shelf"], told["place"]
 
 
 def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:

@@ -108,7 +108,8 @@ class ClusterFile:
     def load_config(self) -> ClusterConfig:
         """Return what was asked for."""
         gpus = self.config["gpus"]
-        return ClusterConfig(**self.config | {"gpus": None if gpus is None else tuple(gpus)})
+        roles = tuple((role, count) for role, count in self.config["tf_roles"])  # JSON has lists
+        return ClusterConfig(**self.config | {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles})
 
     def load_table(self) -> list[RankEntry]:
         """Return its ranks, as idle as they may not be."""

@@ -80,7 +80,7 @@ class ScriptRunner(Part):
             "how": how,
             "run_id": uuid.uuid4().hex[:8],
             "nodes": nodes,
-            "port": self._open_port(ranks, served=how == "fresh") if how != "here" else 0,
+            "meeting": self._meeting(ranks, how),
         }
         words = ", ".join(f"{name}={value!r}" for name, value in request.items())
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
@@ -124,9 +124,14 @@ class ScriptRunner(Part):
             first.setdefault(table[rank].info.node_rank, rank)
         return sorted(first.values())
 
-    def _open_port(self, ranks: str | int | Iterable[int], *, served: bool) -> int:
-        """Have rank 0 open a port at which the processes of one run meet."""
-        self._ready(ranks)
-        launch, (first,) = self._ready(0)
-        reply = ask(launch, [first], {"do": "open_port", "served": served})[first]
-        return int(reply["content"]["port"])
+    def _meeting(self, ranks: str | int | Iterable[int], how: str) -> dict[str, Any]:
+        """Have rank 0 open a port at which the processes of one run meet, and each rank name a place of its own."""
+        if how == "here":
+            return {}
+        launch, wanted = self._ready(ranks)
+        everybody = len(wanted) == len(launch.table) and how == "fresh"
+        asked = wanted if everybody else self._ready(0)[1]
+        replies = ask(launch, asked, {"do": "open_port", "served": how == "fresh"})
+        told = [replies[rank]["content"] for rank in asked]
+        meeting = {"port": told[0]["port"], "horovod": told[0]["horovod"]}
+        return meeting | {"places": [each["place"] for each in told] if everybody else []}

@@ -75,7 +75,7 @@ class Launch:
         self.link: Link | None = None
         self.closed_because = "was shut down"
         self.gpus = choose_gpus(config) if there is None else there.gpus
-        self.n = len(there.table) if there else config.n or len(self.gpus) or 2
+        self.n = len(there.table) if there else config.count or len(self.gpus) or 2
         self.folders = there.folders if there else Folders.make(config.name)
         self.started_s = there.started_s if there else time.time()
         self.address = there.address if there else config.address or "127.0.0.1"
@@ -185,13 +185,8 @@ class Launch:
         ]
         told = [(entry, self._identify(entry)) for entry in self.table]
         for entry, content in zip(self.table, self._wait(told, "answer"), strict=True):
-            entry.sees_shelf = content["sees_shelf"]
+            entry.know(content)
         self.form()
-
-    @property
-    def shelf_folder(self) -> str | None:
-        """The folder in shared memory; None without one."""
-        return None if self.folders.shelf is None else str(self.folders.shelf)
 
     def _identify(self, entry: RankEntry) -> Future[Message]:
         request = {
@@ -201,7 +196,8 @@ class Launch:
             "log_path": str(self.folders.rank_log(entry.info.rank)),
             "address": self.address,
             "timeout_s": self.config.timeout_s,
-            "shelf": self.shelf_folder,
+            "shelf": self.folders.shelf_name,
+            "uses_tensorflow": bool(self.config.tf_roles),
         }
         return self.open_link.request(entry.engine, RANK_REQUEST, request)
 
@@ -224,6 +220,7 @@ class Launch:
         opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
         place["port"] = self._wait([(self.table[0], opened)], "open the store")[0]["port"]
         request = {"do": "form", **place, "mpi_lost": self.mpi_lost, "mpi_revoked": self.mpi_revoked}
+        request |= {"places": [entry.place for entry in self.table], "tf_roles": self.config.tf_roles}
         asked = [(entry, self.open_link.request(entry.engine, RANK_REQUEST, request)) for entry in self.table]
         for entry, future in asked:
             entry.forming = future
@@ -300,7 +297,7 @@ class Launch:
                 old = self.table[rank]
                 info = replace(old.info, host=hello.host, pid=hello.pid)
                 entry = RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
-                entry.sees_shelf = self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0]["sees_shelf"]
+                entry.know(self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0])
                 entry.group = "none" if self.config.backend == "none" else "broken"
                 self.table[rank] = entry
                 self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known

@@ -44,7 +44,7 @@ def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> Non
 
 def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[Any]) -> None:
     shared = all(launch.table[rank].sees_shelf for rank in ranks)
-    note, frames = lend(launch.shelf_folder if shared else None, buffers)
+    note, frames = lend(launch.folders.shelf_name if shared else None, buffers)
     try:
         ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
     finally:

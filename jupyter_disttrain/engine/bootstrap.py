@@ -15,8 +15,12 @@ from ..ranks import RankInfo
 from ..shelf import fetch, lend
 from ..values import check_whole, dump_value, dump_values, load_value
 from .checkpoints import Checkpoints
+from .compiled_parts import watch_builds
 from .connection import SAMPLE
+from .frameworks import check_tensorflow
 from .holders import replace_everywhere
+from .horovod_world import Horovod, HorovodWorld
+from .meeting_place import MeetingPlace
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
 from .pasted import refuse_spawn
@@ -60,6 +64,7 @@ class Bootstrap:
         self._shell: RankShell | None = None
         self.group: Group | None = None
         self.mpi = MpiWorld()
+        self.horovod = HorovodWorld(self.mpi)
         self.shelf: str | None = None
         self.progress = Progress()
         self.scripts = Scripts()
@@ -89,6 +94,9 @@ class Bootstrap:
         self._rank_end.send(IDENTITY, [self._session.pack(told)])
         os.environ.update({name: str(value) for name, value in request["environment"].items()})
         self._info = info
+        if request["uses_tensorflow"]:
+            check_tensorflow()
+        self._place = MeetingPlace(request["address"])
         self._fill_namespace(info, request["address"])
         self.shelf = request["shelf"] if _is_own_folder(request["shelf"]) else None
         sees_shelf = self.shelf is not None
@@ -96,13 +104,16 @@ class Bootstrap:
             _choose_device(info)
             self.group = Group(info, request["timeout_s"])
             refuse_spawn()
+            watch_builds()
+            self.horovod.enter()
             self.progress.count_steps()
         if os.environ.get(SAMPLE):
             self._start_sampler()
-        self.scripts.enter(info, request["environment"] | {"MASTER_ADDR": request["address"]}, self.group)
+        environment = request["environment"] | {"MASTER_ADDR": request["address"]}
+        self.scripts.enter(info, environment, self.group, self.horovod)
         note_modules()
         note_switches()
-        return {"status": "ok", "sees_shelf": sees_shelf}, []
+        return {"status": "ok", "sees_shelf": sees_shelf, "place": self._place.name}, []
 
     def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Open the store on rank 0 and reply its port."""
@@ -116,14 +127,19 @@ class Bootstrap:
     def _do_form(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Form the process group together with all other ranks; reply what of the earlier groups is gone."""
         os.environ["MASTER_PORT"] = str(request["port"])
+        self.scripts.know(request["places"], request["tf_roles"])
         mpi_lost = self.mpi.settle(request["generation"], request["mpi_lost"], revoked=request["mpi_revoked"])
         self._show(self.mpi.take_new())
         lost = [] if self.group is None else self.group.form(request["address"], request["port"], request["generation"])
+        lost += self.horovod.settle(request["generation"])
         return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost}, []
 
     def _do_open_port(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
-        """Reply a port at which the programs of one ``%dist_run`` meet."""
-        return {"status": "ok", "port": self.scripts.open_port(served=request["served"])}, []
+        """Reply a port at which the programs of one ``%dist_run`` meet, if this is rank 0, and this rank's own."""
+        told: dict[str, Any] = {"status": "ok", "place": self.scripts.open_place()}
+        if self._info.rank == 0:
+            told |= {"port": self.scripts.open_port(served=request["served"]), "horovod": self.scripts.open_horovod()}
+        return told, []
 
     def _show(self, change: tuple[Any, Any] | None) -> None:
         """Put MPI's new world where the old one was held."""
@@ -145,12 +161,13 @@ class Bootstrap:
     def serve_beside(self, request: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
         """Do what can't wait for the cell that runs."""
         if request["do"] == "where":
-            told = where(self.group, cell, request.get("about", ()))
+            told = where(self.group, self.horovod.calls, cell, request.get("about", ()))
             return {"status": "ok", **told, "program": self.scripts.programs.doing}
         if request["do"] == "release":
             if self.group is not None:
                 self.group.release(request["generation"])
             self.mpi.release(request["generation"], forced=request["forced"])
+            self.horovod.release(request["generation"])
             self.scripts.programs.release(request["generation"])
             return {"status": "ok"}
         if request["do"] == "respawn":
@@ -177,7 +194,7 @@ class Bootstrap:
             import torch.distributed as dist  # noqa: PLC0415
 
             device = torch.device(info.device)
-            names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index}
+            names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index, "hvd": Horovod()}
         names["comm"] = self.mpi.shown
         self._push(names)
 

@@ -39,6 +39,9 @@ class InputOnRankError(RuntimeError):
         super().__init__(f"{question} can't be answered on a rank; {remedy}")
 
 
+_IN_LIBRARY = re.compile(r"/(torch|horovod)/")  # whose frames tell nothing more of an error of a group
+
+
 class ReleasedError(RuntimeError):
     """A rank waited for others that will not come, and was released."""
 
@@ -54,10 +57,13 @@ _OF_MPI = re.compile(r"MPI_ERR_(REVOKED|PROC_FAILED|PROC_FAILED_PENDING|OTHER)\b
 def is_of_group(error: BaseException) -> bool:
     """Whether this error, or one that led to it, came out of a process group or communicator that is of no use now."""
     dist, mpi = sys.modules.get("torch.distributed"), sys.modules.get("mpi4py.MPI")
+    horovod = sys.modules.get("horovod.common.exceptions")
     for link in _chain(error):
         if isinstance(link, ReleasedError) or (dist is not None and isinstance(link, dist.DistError)):
             return True
         if type(link) is RuntimeError and _OF_A_GROUP.search(str(link)):
+            return True
+        if horovod is not None and isinstance(link, horovod.HorovodInternalError):
             return True
         if mpi is not None and isinstance(link, mpi.Exception) and _OF_MPI.search(str(link)):
             return True
@@ -98,7 +104,7 @@ def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, inte
 
 
 def leave_out_libraries(error: BaseException) -> None:
-    """Cut what lies below the person's own code off an interrupt, and torch's frames off an error of a group.
+    """Cut what lies below the person's own code off an interrupt, and a library's frames off an error of a group.
 
     They tell only how a rank was stopped or released. They are also slow to show: IPython parses each file that a frame
     is in and colours its whole scope, seconds for an interrupt in the midst of torch's imports.
@@ -106,7 +112,7 @@ def leave_out_libraries(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         _cut_below_last(error, _is_of_person)
     elif "torch.distributed" in sys.modules and is_of_group(error):
-        _cut_below_last(error, lambda filename: "/torch/" not in filename)
+        _cut_below_last(error, lambda filename: not _IN_LIBRARY.search(filename))
 
 
 def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:

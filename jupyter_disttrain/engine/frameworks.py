@@ -1,11 +1,12 @@
-"""Frameworks that a cell wants and this host has not, or has too old.
+"""Frameworks that a cell wants and this host has not, or has too old, or that can't be started again.
 
-Covers: which version works with the ranks, how to get it.
+Covers: which version works with the ranks, how to get it; those that start once in a process.
 Does not cover: the error itself (``cell_errors``).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 import traceback
@@ -20,10 +21,13 @@ class Framework:
     distribution: str  # its name for pip
     least: tuple[int, ...]  # the oldest version that is known to work
     needs_torch: bool = True
+    command: str = ""  # that installs it, where pip alone can't
 
     @property
     def remedy(self) -> str:
         """How to get it, in words; torch is named so that pip does not bring another one along."""
+        if self.command:
+            return self.command
         version = ".".join(map(str, self.least))
         torch = sys.modules.get("torch")
         also = f" torch=={torch.__version__.partition('+')[0]}" if self.needs_torch and torch is not None else ""
@@ -33,17 +37,33 @@ class Framework:
 FRAMEWORKS = {
     "accelerate": Framework("accelerate", (1, 0)),
     "deepspeed": Framework("deepspeed", (0, 15)),
+    "horovod": Framework("horovod", (0, 28), command="jupyter disttrain horovod (builds and installs it, in minutes)"),
     "jax": Framework("jax", (0, 4, 30), needs_torch=False),
     "lightning": Framework("lightning", (2, 4)),
     "pytorch_lightning": Framework("pytorch-lightning", (2, 4)),
     "tensorflow": Framework("tensorflow", (2, 16), needs_torch=False),
     "transformers": Framework("transformers", (4, 46)),
 }
+
+
+class MissingFrameworkError(RuntimeError):
+    """A person has asked for something that needs a framework which is not there."""
+
+
+# What frameworks say that start once in a process, which ranks are for days.
+_ONCE = {
+    "jax.distributed.initialize() must be called before": "JAX starts once in a process",
+    "jax.distributed.initialize should only be called once": "JAX starts once in a process",
+    "Collective ops must be configured at program startup": "TensorFlow's collectives start once in a process",
+}
 _DIGITS = re.compile(r"\d+")
 
 
 def hint(error: BaseException) -> str:
-    """Return what a person can do about a framework that is missing or too old; empty if it is about none."""
+    """Return what a person can do about a framework that is missing, too old or started again; empty if nothing."""
+    for said, why in _ONCE.items():
+        if said in str(error):
+            return f"{why}: go on with what is there, take %dist_run --fresh for a script, or begin with %dist_reset"
     if isinstance(error, ModuleNotFoundError):
         framework = FRAMEWORKS.get((error.name or "").partition(".")[0])
         return f"on this rank's host: {framework.remedy}" if framework is not None else ""
@@ -53,6 +73,15 @@ def hint(error: BaseException) -> str:
                 found = sys.modules[name].__version__
                 return f"{framework.distribution} {found} is older than what is known to work; {framework.remedy}"
     return ""
+
+
+def check_tensorflow() -> None:
+    """Raise a MissingFrameworkError where there is no TensorFlow that could read TF_CONFIG."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise MissingFrameworkError(
+            f"TF_CONFIG was asked for, and there is no TensorFlow: {FRAMEWORKS['tensorflow'].remedy}, "
+            "or leave --tf-config out"
+        )
 
 
 def _is_old(module: Any, framework: Framework) -> bool:

@@ -12,16 +12,18 @@ from .cell_errors import is_of_group
 from .holders import is_step_cut_off
 
 if TYPE_CHECKING:
+    from .horovod_calls import HorovodCalls
     from .process_group import Group
 
 
-def before_cell(group: Group | None, cell: int) -> None:
-    """Tell the process group which cell begins."""
+def before_cell(group: Group | None, horovod: HorovodCalls, cell: int) -> None:
+    """Tell the process group, and Horovod, which cell begins."""
+    horovod.begin_cell()
     if group is not None:
         group.before_cell(cell)
 
 
-def after_cell(group: Group | None, error: BaseException | None) -> tuple[str, dict[str, Any]]:
+def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException | None) -> tuple[str, dict[str, Any]]:
     """Return which process group the rank is in, and what the cell's reply says of it.
 
     The first is ``Group.tag``, or ``"none"`` on a rank without torch. The reply says whether the error came out of a
@@ -31,5 +33,5 @@ def after_cell(group: Group | None, error: BaseException | None) -> tuple[str, d
     if group is None:
         return "none", {"group_error": of_group}
     group.broken = group.broken or of_group
-    told = {"group_error": of_group, "collectives": group.collectives}
+    told = {"group_error": of_group, "collectives": group.collectives | horovod.counted}
     return group.tag, told | {"step_cut_off": error is not None and is_step_cut_off()}

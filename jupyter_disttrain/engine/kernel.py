@@ -124,7 +124,7 @@ class RankKernel(IPythonParallelKernel):
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
-        hooks.before_cell(self._bootstrap.group, options["cell"])
+        hooks.before_cell(self._bootstrap.group, self._bootstrap.horovod.calls, options["cell"])
         self._switches.note()
         self._bootstrap.progress.begin_cell()
         self._bootstrap.mpi.begin_cell()
@@ -144,7 +144,7 @@ class RankKernel(IPythonParallelKernel):
         self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
-        group, of_group = hooks.after_cell(self._bootstrap.group, error)
+        group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if reply["status"] == "error":
             cell_errors.complete(reply, shell, options["lines_before"], interrupted=self._interrupted)

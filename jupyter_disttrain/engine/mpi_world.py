@@ -168,10 +168,10 @@ class MpiWorld:
                     if self._respawning.is_alive():
                         raise RendezvousError("a new process did not join it in time")  # noqa: TRY301
                 if revoked or self._merged is not None:
-                    self.comm = _within(LIMIT_SECONDS, self._make_anew)
+                    self.comm = within(LIMIT_SECONDS, self._make_anew)
                     self._is_revoked = False
                 if self.comm is not self._proved:
-                    _within(LIMIT_SECONDS, self._prove)
+                    within(LIMIT_SECONDS, self._prove)
             except (RendezvousError, self._mpi.Exception) as error:  # type: ignore[union-attr]
                 self.failure = str(error)
         self._merged = None
@@ -221,7 +221,7 @@ def join_starters() -> Any:
     if mpi is None:
         return None
     parent = mpi.Comm.Get_parent()
-    return None if parent == mpi.COMM_NULL else _within(LIMIT_SECONDS, lambda: parent.Merge(high=True))
+    return None if parent == mpi.COMM_NULL else within(LIMIT_SECONDS, lambda: parent.Merge(high=True))
 
 
 def _hidden(mpi: Any, comm: Any) -> Iterator[Any]:
@@ -251,7 +251,7 @@ def _word(address: int) -> int:
         os.close(memory)
 
 
-def _within(limit_s: float, call: Callable[[], Any]) -> Any:
+def within(limit_s: float, call: Callable[[], Any]) -> Any:
     """Return what a call returns that may never return.
 
     Raises

@@ -24,7 +24,7 @@ from .mpi_calls import mpi_call
 from .own_code import is_own
 from .progress import NOWHERE
 from .pulse import CALL_BYTES, NO_CELL, Pulse
-from .where import MESSAGE_WAIT, communicates, pending_collective
+from .where import MESSAGE_WAIT, communication, pending_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,10 +191,10 @@ class Sampler:
 
 
 def _communication(frame: FrameType | None) -> str:
-    """Return the function of ``torch.distributed`` that runs; empty if none does."""
+    """Return the function in which ranks meet that runs; empty if none does."""
     while frame is not None:
-        if communicates(frame):
-            return frame.f_code.co_name
+        if call := communication(frame):
+            return call
         frame = frame.f_back
     return ""
 

@@ -11,13 +11,18 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..framework_variables import framework_environment
+from .horovod_programs import HorovodMeeting, has_gloo, horovod_environment
+from .meeting_place import MeetingPlace
 from .programs import Programs, command_of, free_port, of_node, of_rank
 from .script import fill_in, run_script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from ..config import Roles
     from ..ranks import RankInfo
+    from .horovod_world import HorovodWorld
     from .process_group import Group
 
 # What torchrun tells its processes beyond who they are; ranks of a session are the first attempt.
@@ -36,13 +41,37 @@ class Scripts:
         self._identity: dict[str, str] = {}
         self._info: RankInfo | None = None
         self._group: Group | None = None
+        self._horovod: HorovodWorld | None = None
+        self._roles: Roles = ()
+        self._place: MeetingPlace | None = None  # of the last program; it holds a port
+        self._horovod_meeting: HorovodMeeting | None = None
         self._stores: list[Any] = []  # of programs: the last one
 
-    def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None) -> None:
+    def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None, horovod: HorovodWorld) -> None:
         """Learn who this rank is."""
-        self._info, self._group = info, group
+        self._info, self._group, self._horovod = info, group, horovod
         self._identity = identity | _OF_TORCHRUN
         self._identity |= {"ROLE_RANK": str(info.rank), "ROLE_WORLD_SIZE": str(info.world_size)}
+
+    def know(self, places: Sequence[str], roles: Roles) -> None:
+        """Take what other frameworks have to know of the ranks: see ``framework_variables``."""
+        assert self._info is not None
+        self._roles = roles
+        variables = framework_environment(self._info.rank, places, roles)
+        os.environ.update(variables)
+        self._identity |= variables
+
+    def open_place(self) -> str:
+        """Return where the servers of other frameworks can be reached in the next program of this rank."""
+        self._place = MeetingPlace(os.environ["MASTER_ADDR"])
+        return self._place.name
+
+    def open_horovod(self) -> int:
+        """Return the port at which programs that use Horovod meet; 0 where there is none that could."""
+        if self._horovod_meeting is not None:
+            self._horovod_meeting.end()
+        self._horovod_meeting = HorovodMeeting(os.environ["MASTER_ADDR"]) if has_gloo() else None
+        return 0 if self._horovod_meeting is None else self._horovod_meeting.port
 
     def open_port(self, *, served: bool) -> int:
         """Return a port at which programs meet; ``served``: at a store that this rank serves, as torchrun's agent."""
@@ -60,7 +89,7 @@ class Scripts:
         folder: str,
         how: str,
         run_id: str,
-        port: int,
+        meeting: Mapping[str, Any],
         nodes: int,
     ) -> None:
         """Run a script.
@@ -73,8 +102,9 @@ class Scripts:
             ``"here"``: in this process. ``"fresh"``: in one of its own. ``"node"``: the same, on one rank a node.
         run_id
             Tells this run from every other of the session.
-        port
-            At which programs meet.
+        meeting
+            Where programs meet: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
+            the port ``"horovod"``.
         nodes
             On how many nodes a program runs.
         """
@@ -84,6 +114,12 @@ class Scripts:
             words = fill_in(arguments, identity)
             self._run_here(target, words, is_module=is_module, folder=folder, environment=identity)
             return
+        port = meeting.get("port", 0)
+        if meeting.get("places"):
+            identity |= framework_environment(self._info.rank, meeting["places"], self._roles)
+            if meeting["horovod"] and self._place is not None:
+                master, address = os.environ["MASTER_ADDR"], self._place.address
+                identity |= horovod_environment(self._info, master, meeting["horovod"], address)
         environment = of_rank(identity, port) if how == "fresh" else of_node(nodes, port)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
         command = command_of(target, fill_in(arguments, own), is_module=is_module)
@@ -92,5 +128,6 @@ class Scripts:
         self.programs.run(command, target, environment, folder, generation)
 
     def _run_here(self, target: str, words: Sequence[str], **options: Any) -> None:
-        with nullcontext() if self._group is None else self._group.aside():
+        assert self._horovod is not None
+        with nullcontext() if self._group is None else self._group.aside(), self._horovod.aside():
             run_script(target, words, **options)

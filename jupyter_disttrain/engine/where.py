@@ -24,20 +24,26 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from types import FrameType
 
+    from .horovod_calls import HorovodCalls
     from .process_group import Group
 
 DEEPEST = 30  # frames; the cell's own are told beyond that
 MESSAGE_WAIT = "wait() of a send or recv"  # what was begun before, e.g. by isend; Python has no frame of it
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
+_OF_HOROVOD = ("horovod/torch/mpi_ops.py", "horovod/torch/functions.py", "horovod/common/basics.py")
 
 
-def where(group: Group | None, cell: dict[str, Any] | None, about: Collection[Sequence[Any]] = ()) -> dict[str, Any]:
+def where(
+    group: Group | None, horovod: HorovodCalls, cell: dict[str, Any] | None, about: Collection[Sequence[Any]] = ()
+) -> dict[str, Any]:
     """Return what the rank is doing.
 
     Parameters
     ----------
     group
         The process group, None on a rank without torch.
+    horovod
+        What the cell has called of Horovod.
     cell
         What the kernel knows of the cell that runs, None while it is idle.
     about
@@ -57,14 +63,14 @@ def where(group: Group | None, cell: dict[str, Any] | None, about: Collection[Se
         lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno and is_own(own)]
         told["line"] = lines[-1] + cell["lines_before"] if lines else None
         told["file"] = script_name()
-    told["call"] = next((each.f_code.co_name for each in frames if communicates(each)), None)
+    told["call"] = next((call for each in frames if (call := communication(each))), None)
     in_mpi = mpi_call(frame) if frames and told["call"] is None else None
     if in_mpi is not None:
         told["call"] = f"MPI {in_mpi.name}"
         # A loop comes by the same line again and again, with other values.
         told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
-        told["collective"] = pending_collective()
+        told["collective"] = horovod.waiting or pending_collective()
         if told["call"] is None and told["collective"] is None and is_main_thread_waiting():
             told["call"] = MESSAGE_WAIT
     return told
@@ -86,9 +92,14 @@ def _describe(frame: FrameType) -> tuple[str, int, str, str]:
     return filename, line, frame.f_code.co_name, linecache.getline(filename, line).strip()
 
 
-def communicates(frame: FrameType) -> bool:
-    """Whether a frame is a call of ``torch.distributed`` that other ranks take part in."""
-    return frame.f_code.co_filename.endswith(_COMMUNICATION) and not frame.f_code.co_name.startswith("_")
+def communication(frame: FrameType) -> str:
+    """Return the function that a frame is of, if it is one in which ranks meet, of torch or Horovod; else nothing."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    if name.startswith("_"):
+        return ""
+    if file.endswith(_COMMUNICATION):
+        return name
+    return f"hvd.{name}" if file.endswith(_OF_HOROVOD) else ""
 
 
 def pending_collective() -> dict[str, Any] | None:

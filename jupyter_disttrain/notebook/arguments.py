@@ -54,6 +54,7 @@ def _init() -> _Parser:
         help="seconds in one collective until who is missing is said (default: 30)",
     )
     add("--on-rank-death", choices=ON_RANK_DEATH, help="replace it, reset all ranks or stop (default: replace)")
+    add("--tf-config", metavar="ROLES", help="set TF_CONFIG for TensorFlow, e.g. worker=2 or chief=1,worker=2,ps=1")
     add("--keep", action="store_true", help="let the ranks outlive the notebook's kernel")
     add(
         "--idle-timeout",

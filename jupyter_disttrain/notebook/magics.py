@@ -13,6 +13,7 @@ from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_c
 from ..cluster import CellRun, Cluster
 from ..cluster.registry import find
 from ..cluster.variables import check_names
+from ..config import parse_roles
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
 from .arguments import documented, parse, parse_gpus
@@ -72,6 +73,7 @@ class DistributedMagics(ScriptMagics):
             grace_s=self.grace if args.grace is None else args.grace,
             hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
             on_rank_death=args.on_rank_death or self.on_rank_death,
+            tf_roles=parse_roles(args.tf_config),
             keep=args.keep or self.keep,
             sample_s=self.sample,
             idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,

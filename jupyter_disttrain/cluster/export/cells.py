@@ -36,6 +36,7 @@ class Cell:
     future: tuple[str, ...]  # its imports from __future__, which have to stand first in a script
     makes_group: bool  # it calls init_process_group
     ends_group: bool
+    imports: frozenset[str]  # modules, without what is in them: "horovod" for horovod.torch
 
     def text(self, world_size: int) -> str:
         """Return its lines in a script of ``world_size`` ranks."""
@@ -79,11 +80,20 @@ def read_cell(ran: Ran) -> Cell:
         future=tuple(alias.name for node in future for alias in node.names),
         makes_group="init_process_group" in calls,
         ends_group="destroy_process_group" in calls,
+        imports=frozenset(_imported(tree)),
     )
 
 
 def _last_name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def _at_top(tree: ast.AST) -> Iterator[ast.AST]:

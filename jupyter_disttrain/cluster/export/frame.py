@@ -95,8 +95,11 @@ class Frame:
         future = sorted({name for cell in cells for name in cell.future})
         if future:
             head.append(f"from __future__ import {', '.join(future)}")
-        head.append("\n".join(self._imports(launch, values)))
+        wants_hvd = any("hvd" in cell.names for cell in cells) and not any("horovod" in cell.imports for cell in cells)
+        head.append("\n".join(self._imports(launch, values, wants_hvd=wants_hvd)))
         head.append("\n".join(self._identity(launch)))
+        if wants_hvd and launch == "mpi":
+            head.append("hvd.init()")
         if self.backend != "none":
             head.append("\n".join(self._device()))
         if not any(cell.makes_group for cell in cells):
@@ -126,19 +129,25 @@ class Frame:
                 raise UsageError(
                     f"{cell.title} uses comm, MPI's world, which {launch} does not start; export with --mpi"
                 )
+            if launch in ("torchrun", "slurm") and ("horovod" in cell.imports or "hvd" in cell.names - made):
+                raise UsageError(
+                    f"{cell.title} uses Horovod, which finds no other rank under torchrun; export with --mpi or "
+                    "--horovodrun"
+                )
             if makers and "dist" in cell.names and not makers[0] <= at <= makers[-1]:
                 raise UsageError(
                     f"{cell.title} uses the session's process group and {cells[makers[0]].title} makes one of its own; "
                     "a script has one: leave init_process_group out there, run that cell again and export again"
                 )
 
-    def _imports(self, launch: str, values: str) -> list[str]:
+    def _imports(self, launch: str, values: str, *, wants_hvd: bool) -> list[str]:
         lines = ["import os"]
         lines += ["import pickle"] if values else []
         lines += ["import socket"] if launch in ("mpi", "horovodrun") and self.backend != "none" else []
         lines += ["from datetime import timedelta"] if self.backend != "none" else []
         lines += [""]
-        lines += {"mpi": ["from mpi4py import MPI"], "horovodrun": ["import horovod.torch as hvd"]}.get(launch, [])
+        lines += ["from mpi4py import MPI"] if launch == "mpi" else []
+        lines += ["import horovod.torch as hvd"] if launch == "horovodrun" or wants_hvd else []
         lines += ["import torch", "import torch.distributed as dist"] if self.backend != "none" else []
         return lines
 
@@ -208,7 +217,7 @@ def _horovodrun(script: str, frame: Frame) -> str:
         #!/usr/bin/env bash
         # Starts {script}; {MARK}. On one node; on several give -H host1:4,host2:4 as well.
         export OMP_NUM_THREADS={frame.threads}
-        exec horovodrun -np {frame.world_size} python "$(dirname "$0")/{script}" "$@"
+        exec horovodrun --gloo -np {frame.world_size} python "$(dirname "$0")/{script}" "$@"
         """
 
 

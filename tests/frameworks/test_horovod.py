@@ -1,0 +1,209 @@
+"""Horovod on the ranks of a session: it starts, is released and comes back as process groups do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import RankFailure
+
+from ..recovery_tools import HOST, interrupted, is_whole
+from ..test_lifecycle import wait_until
+from ..test_script_faults import Seen
+from ..test_scripts import said, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ADDED = "hvd.allreduce(torch.full((3,), float(rank + 1)), op=hvd.Sum).tolist()"
+TRAIN = """
+import horovod.torch as hvd
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+def step(seed):
+    torch.manual_seed(seed + rank)
+    inputs = torch.randn(8, 4)
+    optimizer.zero_grad()
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+IN_SET = "hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=some).item() if rank != 1 else None"
+WEIGHTS = "[weight.tolist() for weight in model.parameters()]"
+SCRIPT = """
+import os
+import torch, horovod.torch as hvd
+hvd.init()
+print(f"{hvd.rank()}/{hvd.size()}, {hvd.local_rank()}: {hvd.allreduce(torch.ones(1), op=hvd.Sum).item()}")
+"""
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    """Three ranks of MPI that soon lose patience."""
+    with Cluster(n=3, grace_s=0.5, hang_after_s=0.5, name="three") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def agreeing(three: Cluster) -> Cluster:
+    """The ranks, with a model that Horovod trains."""
+    three.run(TRAIN)
+    return three
+
+
+def test_it_starts_when_it_is_used_and_again(three: Cluster) -> None:
+    assert three.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
+    assert three.run("hvd.rank(), hvd.size(), hvd.local_rank()").results == {rank: (rank, 3, rank) for rank in range(3)}
+    for _ in range(2):
+        three.run("hvd.shutdown()\nassert not hvd.is_initialized()\nhvd.init()\nhvd.init()")
+        assert three.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
+    three.run("import horovod.torch as other\nassert other.is_initialized() and other.size() == 3")
+
+
+def test_it_trains_as_a_process_group_does(agreeing: Cluster) -> None:
+    agreeing.run("for seed in range(20): step(seed)")
+    weights = agreeing.run(WEIGHTS).results
+    assert weights[0] == weights[1] == weights[2]
+    agreeing.run("""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for seed in range(20): step(seed)
+    """)
+    beside = agreeing.run(WEIGHTS).results[0]
+    assert [value for row in weights[0] for value in _flat(row)] == pytest.approx(
+        [value for row in beside for value in _flat(row)], abs=1e-6
+    )
+
+
+def _flat(row: list[list[float]] | float) -> list[float]:
+    return [row] if isinstance(row, float) else [value for part in row for value in _flat(part)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "hvd.allreduce(torch.ones(1), name='mine')",
+        "hvd.barrier()",
+        "hvd.broadcast_object({}, 1)",
+        "step(0)",
+        "hvd.join()",
+    ],
+)
+def test_who_waits_for_a_rank_that_failed_is_released(agreeing: Cluster, waits: str, pids: dict[int, int]) -> None:
+    with pytest.raises(RankFailure) as caught:
+        agreeing.run(f"if rank == 1: raise ValueError('the cause')\n{waits}")
+    assert [failure.headline for failure in caught.value.failures] == [
+        f"rank 1 ({HOST}), line 1: ValueError: the cause"
+    ]
+    assert set(caught.value.waited) == {0, 2}
+    _goes_on(agreeing, pids)
+
+
+def test_an_interrupt_ends_an_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
+    error = interrupted(agreeing, "if rank: step(0)\nelse:\n    while True: pass", {1, 2})
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    _goes_on(agreeing, pids)
+
+
+def test_a_hang_names_the_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
+    run = agreeing.run("if rank != 1: hvd.allgather(torch.ones(2, 3), name='mine')", block=False)
+    run.listen(Seen())
+    assert wait_until(lambda: bool(run.hang))
+    assert run.hang[0].startswith("ranks 0,2: waits in hvd.allgather of 'mine' (float32 2x3) at line 1: if rank != 1: ")
+    assert "rank 1: has ended the cell" in run.hang
+    agreeing.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    _goes_on(agreeing, pids)
+
+
+def test_ranks_out_of_step_are_told_and_come_back(agreeing: Cluster, pids: dict[int, int]) -> None:
+    run = agreeing.run("handle = None if rank else hvd.allreduce_async(torch.ones(1))")
+    assert any("out of step: of this cell's collectives rank 0 called 1, ranks 1-2 called 0" in it for it in run.notes)
+    interrupted(agreeing, ADDED, {0, 1, 2})
+    _goes_on(agreeing, pids)
+    assert not agreeing.run("for _ in range(rank): hvd.allreduce(torch.ones(1))\nhvd.join()").notes
+
+
+def test_a_dead_rank_is_replaced(agreeing: Cluster, pids: dict[int, int]) -> None:
+    agreeing.run("os.environ['HOROVOD_DYNAMIC_PROCESS_SETS'] = '1'; hvd.shutdown(); hvd.init()")
+    agreeing.run("some = hvd.add_process_set([0, 2])")
+    run = agreeing.run("while True: step(0)", block=False)
+    assert wait_until(lambda: all(entry.state == "running" for entry in agreeing.table))
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RankFailure, match=r"rank 1 .*RankDied"):
+        run.wait()
+    assert agreeing.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
+    assert agreeing.run("hvd.size(), comm.Get_size()").results == dict.fromkeys(range(3), (3, 3))
+    assert agreeing.run(IN_SET).results == {0: 2.0, 1: None, 2: 2.0}
+    added = "hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=more).item() if rank else None"
+    assert agreeing.run(f"more = hvd.add_process_set([1, 2])\n{added}").results == {0: None, 1: 2.0, 2: 2.0}
+    agreeing.run(TRAIN)
+    agreeing.run("step(0)")
+    weights = agreeing.run(WEIGHTS).results
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_process_sets_live_on(agreeing: Cluster, pids: dict[int, int]) -> None:
+    agreeing.run("hvd.shutdown(); some = hvd.ProcessSet([0, 2]); hvd.init(process_sets=[some])")
+    assert agreeing.run(IN_SET).results == {0: 2.0, 1: None, 2: 2.0}
+    interrupted(agreeing, "if rank: hvd.barrier()\nelse:\n    while True: pass", {1, 2})
+    assert agreeing.run(IN_SET).results == {0: 2.0, 1: None, 2: 2.0}
+    assert is_whole(agreeing, pids)
+
+
+def _goes_on(cluster: Cluster, pids: dict[int, int]) -> None:
+    """Check that the same processes and the same model train on, and that all parameters agree."""
+    assert is_whole(cluster, pids)
+    assert cluster.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
+    cluster.run("for seed in range(3): step(seed)")
+    weights = cluster.run(WEIGHTS).results
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize("how", ["here", "fresh"])
+def test_scripts_run_again_and_again(three: Cluster, folder: Path, how: str) -> None:
+    three.run("hvd.shutdown()")
+    script = write(folder, "train.py", SCRIPT)
+    for _ in range(2):
+        assert said(three.run_script(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
+        assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
+
+
+def test_ranks_of_the_local_launcher_are_told_what_to_do(folder: Path) -> None:
+    with Cluster(n=2, launcher="local", name="local") as local:
+        for code in ("hvd.rank()", "import horovod.torch as hvd; hvd.init()"):
+            with pytest.raises(
+                RankFailure, match=r"Horovod needs ranks that MPI has started: %dist_init --launcher mpi"
+            ):
+                local.run(code)
+        script = write(folder, "train.py", SCRIPT)
+        assert said(local.run_script(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
+
+
+@pytest.mark.parametrize("launch", ["mpi", "horovodrun"])
+def test_what_ran_is_exported(agreeing: Cluster, tmp_path: Path, launch: str) -> None:
+    from ..test_export import launched  # noqa: PLC0415
+
+    agreeing.reset()
+    agreeing.run(TRAIN)
+    agreeing.run("losses = [step(seed) for seed in range(5)]")
+    agreeing.run("print(f'rank {rank} {losses}\\n', end='', flush=True)")
+    expected = sorted(
+        text.strip() for text in agreeing.run("print(f'rank {rank} {losses}')", values=False).stdout.values()
+    )
+    exported = agreeing.export(tmp_path / "train.py", launch)
+    assert sorted(set(launched(exported.command, tmp_path))) == expected

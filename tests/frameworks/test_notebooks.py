@@ -1,0 +1,23 @@
+"""The notebooks of the frameworks, executed as a person would; each checks its own result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from ..test_examples import EXAMPLES, code_cells, run, text_of
+
+FOLDER = EXAMPLES / "frameworks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_comes_to_its_result(name: str, tmp_path: Path) -> None:
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.outputs or cell.execution_count for cell in code_cells(notebook))
+    run(notebook, tmp_path)
+    said = "\n".join(text_of(cell) for cell in code_cells(notebook))
+    assert "is the same on ranks 0-1" in said
