@@ -159,3 +159,18 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_as_that(three: C
     )
     assert set(error.waited) == {0, 2}
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_a_library_that_puts_handlers_back_leaves_a_rank_s_reports() -> None:
+    restore = (
+        "import signal\n"
+        "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
+        "    if signal.getsignal(number) is not None: signal.signal(number, signal.getsignal(number))"
+    )
+    with Cluster(n=1, launcher="local", backend="none", name="restored") as cluster:
+        cluster.run(restore)
+        run = cluster.run("import ctypes\nctypes.PyDLL(None).usleep(int(4e6))", block=False)
+        assert wait_until(lambda: any("lets no other thread run, at line 2" in line for line in cluster.where()))
+        run.wait()
+        with pytest.raises(RankFailure, match=r"line 2: RankDied: .* was killed by SIGSEGV"):
+            cluster.run("import ctypes\nctypes.string_at(0)")

@@ -18,6 +18,7 @@ LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
 WITHOUT_GPUS = {
     "TORCH_FR_BUFFER_SIZE": "32",  # collectives that %dist_where can tell of; it reads them all
     "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess so, and warn
+    "ACCELERATE_USE_CPU": "true",  # else Accelerator() takes each rank for the only one
 }
 
 
@@ -61,8 +62,8 @@ def untold_s(idle_timeout_s: float) -> float:
     return min(idle_timeout_s / 10, LONGEST_UNTOLD_SECONDS)
 
 
-def session_environment(info: RankInfo) -> dict[str, str]:
-    """Return torchrun's and Open MPI's variables for one rank."""
+def session_environment(info: RankInfo, run_id: str) -> dict[str, str]:
+    """Return torchrun's and Open MPI's variables for one rank; ``run_id`` is the same on all."""
     return {
         "RANK": str(info.rank),
         "WORLD_SIZE": str(info.world_size),
@@ -76,6 +77,13 @@ def session_environment(info: RankInfo) -> dict[str, str]:
         "OMPI_COMM_WORLD_LOCAL_RANK": str(info.local_rank),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(info.local_world_size),
         "OMPI_COMM_WORLD_NODE_RANK": str(info.local_rank),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(info.rank),
+        "ROLE_WORLD_SIZE": str(info.world_size),
+        # By the first of these libraries tell that they need not start processes, also in a Slurm job.
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
         # MASTER_ADDR:MASTER_PORT is the store that rank 0 already serves, as under torchrun.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }

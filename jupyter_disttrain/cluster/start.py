@@ -192,7 +192,7 @@ class Launch:
         request = {
             "do": "identify",
             "info": entry.info.as_dict(),
-            "environment": session_environment(entry.info),
+            "environment": session_environment(entry.info, self.folders.cluster_id),
             "log_path": str(self.folders.rank_log(entry.info.rank)),
             "address": self.address,
             "timeout_s": self.config.timeout_s,

@@ -6,7 +6,6 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
 import logging
 import multiprocessing
@@ -40,6 +39,7 @@ from .connection import (
     WITHOUT_TORCH,
     Connection,
 )
+from .crash_reports import begin_reports
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
 from .mpi_world import join_starters
@@ -48,7 +48,6 @@ from .publisher import Publisher
 from .shell import RankProfile
 from .streams import open_streams
 from .wire import IDENTITY, RankEnd, Wire
-from .witness import STACK_SIGNAL
 
 HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
 HELLO_LIMIT_SECONDS = 1.0
@@ -174,8 +173,7 @@ def run_rank(wire: Wire) -> None:
     stdout, stderr = open_streams(wire)
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
-    faulthandler.enable(file=wire.crash_file, all_threads=False)  # a crash in C code names the cell's line
-    faulthandler.register(STACK_SIGNAL, file=wire.stack_file, all_threads=False)
+    begin_reports(wire)
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()

@@ -41,6 +41,7 @@ class HorovodCalls:
     def __init__(self) -> None:
         self._begun: dict[int, Operation] = {}  # and not waited for, by handle
         self._wait: tuple[Operation, float] | None = None  # and since when, by the wall clock
+        self.is_join_cut_off = False  # for good: Horovod 0.28 keeps half of it over a shutdown, and crashes later
         self._count: int | None = None  # of this cell; None if ranks need not have called the same number
 
     def begin_cell(self) -> None:
@@ -120,9 +121,13 @@ class HorovodCalls:
         def meet(*args: Any, **options: Any) -> Any:
             self._wait = Operation(original.__name__, None, None), time.time()
             try:
-                return original(*args, **options)
+                result = original(*args, **options)
+            except BaseException:
+                self.is_join_cut_off = self.is_join_cut_off or is_last
+                raise
             finally:
                 self._wait = None
                 self._count = None if is_last else self._count
+            return result
 
         return meet

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .horovod_calls import HorovodCalls
 from .mpi_world import LIMIT_SECONDS, within
@@ -30,8 +30,18 @@ if TYPE_CHECKING:
 TORCH = "horovod.torch.mpi_ops"
 ADDS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"  # its variable that lets process sets be added after init
 START_SECONDS = 30.0  # for all ranks to start it; a new process has to import it first
+JOIN_CUT_OFF = "hvd.join() was cut off, after which Horovod 0.28 can't start in the same processes; run %dist_reset"
 # What may be asked of Horovod before it runs.
 _BEFORE_INIT = ("init", "shutdown", "is_initialized")
+
+
+class _Told(NamedTuple):
+    """What a rank says of its Horovod before it is started anew."""
+
+    modules: list[str]  # that were started
+    sets: list[tuple[int, ...]]  # the ranks of each process set but the first
+    adds_sets: bool
+    is_join_cut_off: bool
 
 
 class HorovodWorld:
@@ -55,7 +65,13 @@ class HorovodWorld:
 
         def init(basics: Any, comm: Any = None, process_sets: Any = None) -> None:
             """Start Horovod over the session's MPI world, or over the communicator or ranks that are given."""
-            start(basics, self._communicator(comm), process_sets)
+            if self.calls.is_join_cut_off:
+                raise RendezvousError(JOIN_CUT_OFF)
+            communicator = self._communicator(comm)
+            if not basics.is_initialized():
+                # A rank that waits in Horovod's own code for one that never comes can't be released alive.
+                communicator.Barrier()
+            start(basics, communicator, process_sets)
             self._started[_module_of(basics)] = basics
 
         def shutdown(basics: Any) -> None:
@@ -115,26 +131,28 @@ class HorovodWorld:
         if generation == 1 or world is None or self._mpi.failure:
             return []
         try:
-            told = within(
-                LIMIT_SECONDS, lambda: world.allgather((sorted(self._started), _process_sets(), _adds_sets()))
-            )
-            modules = sorted({name for names, _, _ in told for name in names})
-            if modules:
-                sets = max((sets for _, sets, _ in told), key=len)
-                within(START_SECONDS, lambda: self._start_anew(modules, sets, adds_sets=any(adds for *_, adds in told)))
+            own = _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
+            told = within(LIMIT_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
+            if any(each.modules for each in told):
+                within(START_SECONDS, lambda: self._start_anew(told))
         except Exception as error:  # noqa: BLE001  (a session without Horovod is worth more than none)
-            return [f"Horovod ({type(error).__name__}: {error}); hvd.init() starts it"]
+            remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
+            return [f"Horovod ({type(error).__name__}: {error}){remedy}"]
         return []
 
-    def _start_anew(self, modules: Sequence[str], sets: Sequence[tuple[int, ...]], *, adds_sets: bool) -> None:
+    def _start_anew(self, told: Sequence[_Told]) -> None:
         if self._ending is not None:
             self._ending.join()
             self._ending = None
-        if adds_sets:
+        for basics in list(self._started.values()):
+            basics.shutdown()
+        self.calls.is_join_cut_off = any(each.is_join_cut_off for each in told)
+        if any(each.adds_sets for each in told):
             os.environ[ADDS_SETS] = "1"
-        for name in modules:
+        sets = max((each.sets for each in told), key=len)
+        for name in sorted({name for each in told for name in each.modules}):
             module = importlib.import_module(name)
-            module.shutdown()
+            module.shutdown()  # which also has it count from 0
             module.init(self._mpi.comm, [module.ProcessSet(list(ranks)) for ranks in sets])
         _renew_process_sets()
         self.calls.forget()

@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from .horovod_world import HorovodWorld
     from .process_group import Group
 
-# What torchrun tells its processes beyond who they are; ranks of a session are the first attempt.
-_OF_TORCHRUN = {
-    "ROLE_NAME": "default",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_MAX_RESTARTS": "0",
-}
-
 
 class Scripts:
     """What cells call to run a script."""
@@ -50,8 +43,7 @@ class Scripts:
     def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None, horovod: HorovodWorld) -> None:
         """Learn who this rank is."""
         self._info, self._group, self._horovod = info, group, horovod
-        self._identity = identity | _OF_TORCHRUN
-        self._identity |= {"ROLE_RANK": str(info.rank), "ROLE_WORLD_SIZE": str(info.world_size)}
+        self._identity = identity
 
     def know(self, places: Sequence[str], roles: Roles) -> None:
         """Take what other frameworks have to know of the ranks: see ``framework_variables``."""

@@ -99,7 +99,6 @@ def _flat(row: list[list[float]] | float) -> list[float]:
         "hvd.barrier()",
         "hvd.broadcast_object({}, 1)",
         "step(0)",
-        "hvd.join()",
     ],
 )
 def test_who_waits_for_a_rank_that_failed_is_released(agreeing: Cluster, waits: str, pids: dict[int, int]) -> None:
@@ -112,9 +111,34 @@ def test_who_waits_for_a_rank_that_failed_is_released(agreeing: Cluster, waits: 
     _goes_on(agreeing, pids)
 
 
+def test_a_join_that_is_cut_off_costs_horovod_and_nothing_else(agreeing: Cluster, pids: dict[int, int]) -> None:
+    with pytest.raises(RankFailure) as caught:
+        agreeing.run("if rank == 1: raise ValueError('the cause')\nhvd.join()")
+    assert set(caught.value.waited) == {0, 2}
+    assert any("hvd.join() was cut off" in note for note in caught.value.notes)
+    assert is_whole(agreeing, pids)
+    with pytest.raises(RankFailure, match=r"hvd\.join\(\) was cut off, after which Horovod 0\.28 can't"):
+        agreeing.run("hvd.init()")
+    assert is_whole(agreeing, pids)
+    agreeing.reset()
+    assert agreeing.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
+
+
 def test_an_interrupt_ends_an_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
     error = interrupted(agreeing, "if rank: step(0)\nelse:\n    while True: pass", {1, 2})
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    _goes_on(agreeing, pids)
+
+
+def test_a_rank_that_starts_it_alone_is_released(agreeing: Cluster, pids: dict[int, int]) -> None:
+    agreeing.run("hvd.shutdown()")
+    run = agreeing.run("hvd.init()", 0, block=False)
+    run.listen(Seen())
+    assert wait_until(lambda: bool(run.hang))
+    assert run.hang[0] == "rank 0: waits in hvd.init at line 1: hvd.init()"
+    agreeing.interrupt()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
     _goes_on(agreeing, pids)
 
 
@@ -131,9 +155,9 @@ def test_a_hang_names_the_operation(agreeing: Cluster, pids: dict[int, int]) -> 
 
 
 def test_ranks_out_of_step_are_told_and_come_back(agreeing: Cluster, pids: dict[int, int]) -> None:
-    run = agreeing.run("handle = None if rank else hvd.allreduce_async(torch.ones(1))")
+    run = agreeing.run("handle = None if rank else hvd.allreduce_async(torch.ones(3))")
     assert any("out of step: of this cell's collectives rank 0 called 1, ranks 1-2 called 0" in it for it in run.notes)
-    interrupted(agreeing, ADDED, {0, 1, 2})
+    interrupted(agreeing, ADDED, {0})  # the others meet what it called before
     _goes_on(agreeing, pids)
     assert not agreeing.run("for _ in range(rank): hvd.allreduce(torch.ones(1))\nhvd.join()").notes
 
