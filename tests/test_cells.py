@@ -139,6 +139,22 @@ def test_a_figure_that_is_drawn_again_and_again_leaves_one(notebook: Notebook) -
     assert outcome.lines[-1] == "ranks 0-1 │ epoch 3"
 
 
+def test_an_output_widget_clears_itself_alone(notebook: Notebook) -> None:
+    bar = ("print('before', rank)", "for part in track(range(3), description='goes'): pass", "print('after', rank)")
+    outcome = run(notebook, "from rich.progress import track", *bar).check()
+    shown = [line for line in outcome.text.splitlines() if line.strip()]
+    assert [line for line in shown if "Output()" in line] == []
+    assert sum("before" in line for line in shown) == sum("after" in line for line in shown) == 2
+    assert sum("goes" in line and "100%" in line for line in shown) == 2
+    lines = ["from ipywidgets import Output; from IPython.display import HTML", "out = Output()"]
+    lines += ["with out: display(HTML('one')); display(HTML('two'))", "out.clear_output(wait=True)"]
+    outcome = run(notebook, *lines, "with out: display(HTML(f'three {rank}'))", "print('kept')").check()
+    told = [output["data"].get("text/html", "") for output in outcome.outputs]
+    assert not any("one" in html or "two" in html for html in told)
+    assert "three 0" in str(outcome.outputs)
+    assert "kept" in outcome.text
+
+
 def test_bars_of_tqdm_end_as_one_line_each(notebook: Notebook) -> None:
     outcome = run(notebook, "from tqdm import tqdm", "for _ in tqdm(range(50), desc='train'): pass").check()
     assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ train: 100%", "rank 1 ┃ train: 100%"]

@@ -48,9 +48,10 @@ class HorovodCalls:
         """Count from here."""
         self._count = 0
 
-    def forget(self) -> None:
-        """Forget what was begun: handles begin anew."""
+    def begin_anew(self, *, on_all_ranks: bool) -> None:
+        """Count from here: Horovod was started; operations on some ranks alone are not counted."""
         self._begun.clear()
+        self._count = 0 if on_all_ranks else None
 
     @property
     def counted(self) -> dict[str, int]:

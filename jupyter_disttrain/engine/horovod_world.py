@@ -73,11 +73,13 @@ class HorovodWorld:
                 communicator.Barrier()
             start(basics, communicator, process_sets)
             self._started[_module_of(basics)] = basics
+            self.calls.begin_anew(on_all_ranks=communicator.Get_size() == self._mpi.comm.Get_size())
 
         def shutdown(basics: Any) -> None:
             """End Horovod."""
             self._started.pop(_module_of(basics), None)
             end(basics)
+            self.calls.begin_anew(on_all_ranks=True)
 
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
 
@@ -155,7 +157,6 @@ class HorovodWorld:
             module.shutdown()  # which also has it count from 0
             module.init(self._mpi.comm, [module.ProcessSet(list(ranks)) for ranks in sets])
         _renew_process_sets()
-        self.calls.forget()
         renew_optimizers()
 
     @contextmanager

@@ -20,6 +20,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
 from . import cell_errors, own_code
+from .output_widgets import RankDisplayPublisher, watch_outputs
 from .sources import find_classes_in_cells
 from .streams import flush_all
 from .untimely import PACKAGE
@@ -64,6 +65,7 @@ class RankShell(ZMQInteractiveShell):
     """A shell whose end is not its own to decide."""
 
     displayhook_class = Type(RankDisplayHook)
+    display_pub_class = Type(RankDisplayPublisher)
 
     displayhook: RankDisplayHook
     last_error: BaseException | None = None  # that the cell ended with
@@ -79,6 +81,7 @@ class RankShell(ZMQInteractiveShell):
         sys.breakpointhook = _refuse_breakpoint
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         find_classes_in_cells()
+        watch_outputs()
 
     def init_prompts(self) -> None:
         """Set no prompts: by ``sys.ps1`` Lightning and others tell a person's session, where ranks can't be started."""

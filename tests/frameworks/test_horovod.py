@@ -162,6 +162,23 @@ def test_ranks_out_of_step_are_told_and_come_back(agreeing: Cluster, pids: dict[
     assert not agreeing.run("for _ in range(rank): hvd.allreduce(torch.ones(1))\nhvd.join()").notes
 
 
+def test_what_some_ranks_do_alone_is_not_out_of_step(agreeing: Cluster) -> None:
+    run = agreeing.run("""
+    hvd.shutdown()
+    if rank != 1:
+        hvd.init(comm=[0, 2])
+        total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+    hvd.init()
+    hvd.size()
+    """)
+    assert run.results == dict.fromkeys(range(3), 3)
+    assert not run.notes
+    with pytest.raises(RankFailure, match=r"rank 1 is not in comm=\[0, 2\]; call hvd.init\(\) on those alone"):
+        agreeing.run("hvd.shutdown(); hvd.init(comm=[0, 2])")
+    agreeing.run("if rank != 1: hvd.shutdown()\nhvd.init()")
+
+
 def test_a_dead_rank_is_replaced(agreeing: Cluster, pids: dict[int, int]) -> None:
     agreeing.run("os.environ['HOROVOD_DYNAMIC_PROCESS_SETS'] = '1'; hvd.shutdown(); hvd.init()")
     agreeing.run("some = hvd.add_process_set([0, 2])")
