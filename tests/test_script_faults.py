@@ -67,6 +67,13 @@ def test_an_interrupt_ends_the_script_and_what_it_started(
     assert not left
 
 
+def test_a_group_that_an_interrupt_left_half_ended_is_formed_anew(three: Cluster, pids: dict[int, int]) -> None:
+    half = "from torch.distributed import distributed_c10d as c10d\nif rank == 1: c10d._update_default_pg(None)\n"
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        three.run(f"{half}raise KeyboardInterrupt")
+    assert is_whole(three, pids)
+
+
 class Seen:
     """A listener that takes note of nothing."""
 

@@ -1,6 +1,6 @@
 """Process groups that were destroyed, kept for a moment.
 
-Covers: keeping whoever lets go of a destroyed group last from waiting for ever.
+Covers: keeping whoever lets go of a destroyed group last from waiting for ever; groups that are half ended.
 
 A finished collective of Gloo is put away by one of the group's own threads, which needs Python's lock for it. A group
 that nobody holds any more waits for its threads. Let go of by Python it waits without the lock, but where a model in
@@ -39,6 +39,26 @@ def keep_ended_groups() -> Callable[[], None]:
 
     dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
     return original
+
+
+def forget_half_ended_groups() -> None:
+    """Forget what an interrupt has left of a group, in the midst of its making or its end.
+
+    There is no default group then, and still one of that name, so that none could be made. The steps are the last ones
+    of ``destroy_process_group``.
+    """
+    from torch._C._distributed_c10d import _unregister_all_process_groups  # noqa: PLC0415
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+    world = c10d._world  # noqa: SLF001
+    if c10d.is_initialized() or not (world.pg_map or world.pg_names):
+        return
+    _hold(tuple({*world.pg_map, *world.pg_names}))
+    for records in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        records.clear()
+    for by_tag in (world.pg_to_tag, world.tags_to_pg, world.pg_coalesce_state):
+        by_tag.clear()
+    _unregister_all_process_groups()
 
 
 def _hold(groups: tuple[Any, ...]) -> None:

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .counts import Counts
-from .ended_groups import keep_ended_groups
+from .ended_groups import forget_half_ended_groups, keep_ended_groups
 from .gloo_waits import end_forgotten_waits
 from .groups import Groups
 from .holders import rearm_models, remember_models, replace_everywhere, reset_sharded_models
@@ -126,6 +126,7 @@ class Group:
             # A collective that was begun and that nobody joins would keep the group from being destroyed.
             self._end_waits()
             self._destroy()
+        forget_half_ended_groups()
         c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
         if self._port != port:
             self._store = self._connect(address, port)
