@@ -171,3 +171,18 @@ def test_the_end_of_a_step_that_turns_gradients_on_again(three: Cluster, pids: d
     assert three.run("torch.is_grad_enabled()").results == dict.fromkeys(range(3), False)
     three.run("torch.set_grad_enabled(True)")
     assert is_whole(three, pids)
+
+
+def test_what_ipython_calls_before_a_cell(three: Cluster, pids: dict[int, int]) -> None:
+    three.run("""
+    import signal
+    def early(*_): get_ipython().events.unregister("pre_execute", early); signal.raise_signal(signal.SIGINT)
+    get_ipython().events.register("pre_execute", early)
+    """)
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        three.run("ran = True")
+    assert three.run("'ran' in globals()").results == dict.fromkeys(range(3), False)
+    caught = "try: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: pass\nran = True"
+    three.run(caught)
+    assert three.run("ran").results == dict.fromkeys(range(3), True)
+    assert is_whole(three, pids)

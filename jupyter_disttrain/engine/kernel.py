@@ -69,6 +69,7 @@ class RankKernel(IPythonParallelKernel):
         self._ours = False
         self._cell: dict[str, Any] | None = None  # that runs
         self._untimely = Untimely()
+        self._interrupted = False
         self._switches = Switches()
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
@@ -78,6 +79,7 @@ class RankKernel(IPythonParallelKernel):
         self._bootstrap = bootstrap
         self._publisher = publisher
         bootstrap.bind(self.shell)
+        self.shell.is_late = lambda: self._interrupted and not self._untimely.waits
 
     @property
     def cell(self) -> dict[str, Any] | None:

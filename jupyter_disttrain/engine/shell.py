@@ -26,7 +26,7 @@ from .streams import flush_all
 from .untimely import PACKAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from .checkpoints import Checkpoints
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
+
+
+_INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
 
 
 class RankProfile(ProfileDir):
@@ -74,6 +77,8 @@ class RankShell(ZMQInteractiveShell):
     _shown: list[list[str]]
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile
+    _has_begun = False  # the cell's own code
+    is_late: Callable[[], bool]  # tells whether the cell was interrupted before its own code began
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
@@ -92,12 +97,19 @@ class RankShell(ZMQInteractiveShell):
 
     def begin_cell(self, *, is_typed: bool) -> None:
         """Forget what the cell before left."""
-        self._shown = []
+        self._shown, self._has_begun = [], False
         own_code.begin_cell(is_typed=is_typed)
         self.displayhook.last_value = NO_VALUE
         # What cells showed and the texts of their errors: IPython 9 keeps them for %notebook, of no use on a rank.
         for name in ("outputs", "exceptions"):
             getattr(self.history_manager, name, {}).clear()
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        """Run a statement; none if the cell was interrupted before it: what IPython calls there swallows interrupts."""
+        if not self._has_begun and self.is_late():
+            code_obj, async_ = _INTERRUPTED, False
+        self._has_begun = True
+        return await super().run_code(code_obj, result, async_=async_)  # type: ignore[no-any-return,no-untyped-call]
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002

@@ -69,6 +69,11 @@ class Untimely:
         with self._turns:
             self._since, self._is_overdue = None, False
 
+    @property
+    def waits(self) -> bool:
+        """Whether an interrupt waits until the code at hand has been left."""
+        return self._since is not None
+
     def puts_off(self, frame: FrameType | None) -> bool:
         """Return whether to do nothing now; the handler is called again once the code at hand has been left."""
         if os.getpid() != self._pid:
