@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ("v = 5\n!echo {v}", r"line 2: IPython puts a value in the place of \{v\}, and a script does not"),
         ("v = 5\nx = !echo $v", r"line 2: IPython puts a value in the place of \$v"),
         ("v = 5\n%env FOO=$v", r"line 2: IPython puts a value in the place of \$v"),
-        ("%%writefile {rank}.txt\ntext", r"line 1: IPython puts a value in the place of \{rank\}"),
+        ("%%writefile FOLDER/{rank}.txt\ntext", r"line 1: IPython puts a value in the place of \{rank\}"),
         ("%%capture out\nx = 1", r"line 1: %%capture out means nothing in a script"),
         ("%%timeit -n 1 -r 1 x = 1\nx", r"line 1: %%timeit -n 1 -r 1 x = 1 means nothing in a script"),
         ("%prun -l 1 -s cumulative int()", r"line 1: %prun means nothing in a script"),
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 def test_what_a_script_would_do_otherwise_is_refused(cluster: Cluster, tmp_path: Path, code: str, message: str) -> None:
     cluster.reset()
-    cluster.run(code)
+    cluster.run(code.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError, match=message):
         cluster.export(tmp_path / "it.py")
 
@@ -97,6 +97,18 @@ def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> Non
     cluster.run("dist.barrier()")
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
     with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
+        cluster.export(tmp_path / "it.py")
+
+
+def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")
+    cluster.run("x = 1")
+    cluster.export(tmp_path / "it.py")
+    cluster.run("dist.barrier()")
+    with pytest.raises(
+        UsageError, match=r"uses the session's process group, which .* has ended; a script gets no other"
+    ):
         cluster.export(tmp_path / "it.py")
 
 

@@ -210,7 +210,8 @@ class Cells:
         """Hand in an event; a cell whose end has arrived is none that a later notebook has to take up."""
         run.put(event)
         if run.done:
-            self._launch.journal.ended(run.number, run.errors)
+            without_group = not any(entry.group for entry in self._launch.table)
+            self._launch.journal.ended(run.number, run.errors, without_group=without_group)
             self._try_ledger(lambda: self.ledger.remove(run.number))
 
     def abandon(self, reason: str) -> None:

@@ -79,6 +79,7 @@ class Journal:
         self._lock = threading.Lock()  # of the notebook's thread and the link's
         self._entries: list[Entry] = []
         self._endings: dict[int, str] = {}  # of cells by number: the name of the error
+        self._without_group: set[int] = set()  # cells that left the ranks none
         self._kept_bytes = 0
 
     def ran(self, entry: Ran) -> None:
@@ -91,10 +92,12 @@ class Journal:
         with self._lock:
             self._entries.append(Did(magic=magic))
 
-    def ended(self, number: int, errors: Iterable[str]) -> None:
-        """Note how a cell ended: with errors of these names, or none."""
+    def ended(self, number: int, errors: Iterable[str], *, without_group: bool = False) -> None:
+        """Note how a cell ended: with errors of these names, or none; ``without_group``: it left the ranks no group."""
         names = set(errors)
         with self._lock:
+            if without_group:
+                self._without_group.add(number)
             # An interrupted cell is one that the script runs to its end; an error beside it is why it was interrupted.
             self._endings[number] = "KeyboardInterrupt" if names == {"KeyboardInterrupt"} else ", ".join(sorted(names))
 
@@ -123,6 +126,12 @@ class Journal:
         """Return what was done, in order, and how cells ended, by number; empty text for well."""
         with self._lock:
             return list(self._entries), dict(self._endings)
+
+    @property
+    def without_group(self) -> frozenset[int]:
+        """The cells, by number, that left the ranks no process group."""
+        with self._lock:
+            return frozenset(self._without_group)
 
 
 def last_of_each(entries: Iterable[Entry]) -> list[Entry]:

@@ -115,7 +115,8 @@ class ScriptRunner(Part):
         remarks = remarks_on(done, entries, endings)
         if journal.began_late:
             remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
-        return export(Path(path), entries, frame_of(self._launch), launch, remarks)
+        frame = frame_of(self._launch)
+        return export(Path(path), entries, frame, launch, remarks, self._launch.journal.without_group)
 
     def _first_of_each_node(self, ranks: str | int | Iterable[int]) -> list[int]:
         table = self._launch.table

@@ -20,7 +20,7 @@ from .cells import Cell, read_cell
 from .frame import LAUNCHES, MARK, Frame, launch_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
     from pathlib import Path
 
     from ..journal import Entry
@@ -40,7 +40,14 @@ class Exported:
     command: str  # that runs it
 
 
-def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, notes: Iterable[str] = ()) -> Exported:
+def export(
+    path: Path,
+    entries: Sequence[Entry],
+    frame: Frame,
+    launch: str,
+    notes: Iterable[str] = (),
+    without_group: Container[int] = (),
+) -> Exported:
     """Write a script that does what was done, and a file that launches it.
 
     Parameters
@@ -55,6 +62,8 @@ def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, note
         One of :data:`LAUNCHES`.
     notes
         What is known of it already.
+    without_group
+        The cells, by number, that left the ranks no process group.
 
     Raises
     ------
@@ -66,7 +75,11 @@ def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, note
     name, content = launch_file(path.name, frame, launch)
     beside = path.with_name(name)
     _check(path, beside, entries)
-    cells = {entry.number: read_cell(entry) for entry in entries if isinstance(entry, Ran)}
+    cells = {
+        entry.number: read_cell(entry, ends_group=entry.number in without_group)
+        for entry in entries
+        if isinstance(entry, Ran)
+    }
     notes = [
         *notes,
         *(f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)),

@@ -35,7 +35,7 @@ class Cell:
     sets: frozenset[str]  # that later cells find
     future: tuple[str, ...]  # its imports from __future__, which have to stand first in a script
     makes_group: bool  # it calls init_process_group
-    ends_group: bool
+    ends_group: bool  # it left the ranks none
     imports: frozenset[str]  # modules, without what is in them: "horovod" for horovod.torch
 
     def text(self, world_size: int) -> str:
@@ -46,8 +46,8 @@ class Cell:
         return f"# {self.title}, on {label_ranks(self.ranks)}\nif {which}:\n{indented(self.source)}"
 
 
-def read_cell(ran: Ran) -> Cell:
-    """Read a cell that ran.
+def read_cell(ran: Ran, *, ends_group: bool) -> Cell:
+    """Read a cell that ran; ``ends_group``: it left the ranks no process group.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def read_cell(ran: Ran) -> Cell:
         sets=sets,
         future=tuple(alias.name for node in future for alias in node.names),
         makes_group="init_process_group" in calls,
-        ends_group="destroy_process_group" in calls,
+        ends_group=ends_group,
         imports=frozenset(_imported(tree)),
     )
 

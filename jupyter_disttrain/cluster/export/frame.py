@@ -134,6 +134,12 @@ class Frame:
                     f"{cell.title} uses Horovod, which finds no other rank under torchrun; export with --mpi or "
                     "--horovodrun"
                 )
+            before = next((each for each in reversed(cells[:at]) if each.ends_group or each.makes_group), None)
+            if before is not None and before.ends_group and "dist" in cell.names and not cell.makes_group:
+                raise UsageError(
+                    f"{cell.title} uses the session's process group, which {before.title} has ended; a script gets no "
+                    "other: end it in the last cell, or nowhere, run the cells again and export again"
+                )
             if makers and "dist" in cell.names and not makers[0] <= at <= makers[-1]:
                 raise UsageError(
                     f"{cell.title} uses the session's process group and {cells[makers[0]].title} makes one of its own; "
