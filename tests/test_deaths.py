@@ -57,16 +57,17 @@ def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(
 
 def rank_processes() -> dict[int, psutil.Process]:
     """Return the processes that are ranks, or will be, by pid: the child of each nanny."""
-    ours = [each for each in psutil.Process().children(recursive=True) if "jupyter_disttrain.engine" in _words(each)]
-    nannies = {each.pid for each in ours}
-    return {each.pid: each for each in ours if each.ppid() in nannies}
+    parents = {each: _parent_in_cluster(each) for each in psutil.Process().children(recursive=True)}
+    nannies = {each.pid for each, parent in parents.items() if parent}
+    return {each.pid: each for each, parent in parents.items() if parent in nannies}
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _parent_in_cluster(process: psutil.Process) -> int | None:
+    """Return the parent of a rank or nanny; None for other processes, and for one that has just ended."""
     try:
-        return process.cmdline()
+        return process.ppid() if "jupyter_disttrain.engine" in process.cmdline() else None
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+        return None
 
 
 def test_a_new_process_that_dies_while_it_starts_counts_once(three: Cluster) -> None:

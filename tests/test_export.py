@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,8 @@ def launched(command: str, folder: Path) -> list[str]:
         if not any(crash in done.stderr for crash in CRASHES_OF_TORCH):
             break
     assert done.returncode == 0, done.stderr
-    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    lines = (re.sub(r"^\[\d+\]<stdout>:", "", line) for line in done.stdout.splitlines())  # horovodrun's mark
+    return sorted(line for line in lines if line.startswith("rank "))
 
 
 @pytest.mark.parametrize("launch", ["torchrun", "mpi"])

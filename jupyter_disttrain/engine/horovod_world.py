@@ -134,7 +134,7 @@ class HorovodWorld:
             return []
         try:
             own = _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
-            told = within(LIMIT_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
+            told = within(START_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in told):
                 within(START_SECONDS, lambda: self._start_anew(told))
         except Exception as error:  # noqa: BLE001  (a session without Horovod is worth more than none)
