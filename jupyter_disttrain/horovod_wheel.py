@@ -6,7 +6,7 @@ Does not cover: running it (``engine.horovod_world``).
 Horovod comes as source alone, its last release is of 2023, and a plain ``pip install`` of it fails with torch of today
 for three reasons, none of which is in its code: it asks for C++14 where torch's headers want more, pip builds it in an
 environment without torch, and it finds MPI by the first mpicxx in PATH. So the build runs in this environment, with a
-compiler that puts the last word on the standard.
+compiler that puts the last word on the standard. What is mended in its code is in ``horovod_mends``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import DisttrainError
+from .horovod_mends import EDITION, HorovodBuildError, mend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,10 +32,6 @@ VERSION = "0.28.1"
 BUILD_NEEDS = ("setuptools", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", "cffi")
 RUN_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging")
 PROVE = "import mpi4py.MPI, horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
-
-
-class HorovodBuildError(DisttrainError):
-    """Horovod can't be built or installed here."""
 
 
 def install() -> Path:
@@ -51,7 +48,8 @@ def install() -> Path:
         If something that the build needs is missing, or a step of it fails; with what to do, and where its log is.
     """
     torch, mpi = _torch_version(), _mpi_version()
-    kept = _cache() / f"{VERSION}-cp{sys.version_info[0]}{sys.version_info[1]}-{platform.machine()}-torch{torch}-{mpi}"
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    kept = _cache() / f"{VERSION}-{EDITION}-{python}-{platform.machine()}-torch{torch}-{mpi}"
     wheels = sorted(kept.glob("horovod-*.whl"))
     if not wheels:
         _say(f"Building Horovod {VERSION} for torch {torch} and {mpi}; this takes some minutes")
@@ -83,11 +81,23 @@ def _build(kept: Path) -> Path:
         wrapper.write_text(f'#!/bin/sh\nexec {compiler} "$@" -std=c++20 -g0\n')
         wrapper.chmod(0o755)
         environment = _environment(wrapper, Path(mpicxx))
-        made = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod", "-w", folder]
-        _pip([*made, f"horovod=={VERSION}"], environment, kept.with_suffix(".log"))
+        source = _source(Path(folder), environment)
+        mend(source)
+        made = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "-w", folder, str(source)]
+        _pip(made, environment, Path(f"{kept}.log"))
         (wheel,) = Path(folder).glob("horovod-*.whl")
         # In one step, so that who builds beside this finds a whole wheel or none.
         return wheel.replace(kept / wheel.name)
+
+
+def _source(folder: Path, environment: Mapping[str, str]) -> Path:
+    """Return the folder of Horovod's unpacked source."""
+    wanted = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", "-d", str(folder), f"horovod=={VERSION}"]
+    _pip(["download", "-q", "--no-cache-dir", *wanted], environment)
+    (archive,) = folder.glob("horovod-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / f"horovod-{VERSION}"
 
 
 def _environment(compiler: Path, mpicxx: Path) -> dict[str, str]:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from jupyter_disttrain.errors import UnserializableValueError, UsageError
+from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
+
+from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
@@ -238,3 +240,24 @@ def test_an_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -
     cluster.copy(["net", "best", "slower"], 1, 0)
     of_one_piece = "best.param_groups[0]['params'][0] is net.weight and slower.optimizer is best"
     assert cluster.run(f"({of_one_piece}, best.param_groups[0]['lr'])").results == {0: (True, 2.0), 1: (True, 2.0)}
+
+
+def test_what_came_is_there_though_nobody_has_waited(cluster: Cluster) -> None:
+    run = cluster.run("print('said'); import sys; print('so', file=sys.stderr); rank", block=False)
+    assert wait_until(lambda: run.done)
+    assert run.stdout == {0: "said\n", 1: "said\n"}
+    assert run.stderr == {0: "so\n", 1: "so\n"}
+    assert run.results == {0: 0, 1: 1}
+    assert set(run.durations_s) == {0, 1}
+    failed = cluster.run("1 / 0", block=False)
+    assert wait_until(lambda: failed.done)
+    assert [failure.ename for failure in failed.failures] == ["ZeroDivisionError"]
+
+
+def test_values_of_a_cell_that_goes_on_are_not_taken_for_all(cluster: Cluster) -> None:
+    run = cluster.run("import time\nwhile rank and not globals().get('go'): time.sleep(0.01)\nrank", block=False)
+    assert run.results in ({}, {0: 0})
+    cluster.interrupt([1])
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert run.results == {0: 0, 1: None}

@@ -93,6 +93,8 @@ class CellRun:
 
     def put(self, event: Event) -> None:
         """Hand in an event, from any one thread at a time."""
+        if self.ended_s is None:  # else it belongs to the next cell
+            self._note(event)
         self._arrived.apply(event)
         self._events.put(event)
 
@@ -139,7 +141,12 @@ class CellRun:
     @property
     def failures(self) -> tuple[CellFailure, ...]:
         """Each distinct failure once, the root cause first."""
-        return self.state.distinct_failures()
+        return self._known.distinct_failures()
+
+    @property
+    def _known(self) -> CellState:
+        """What may be told: all, once it has ended, whether anybody waits for it or not."""
+        return self._arrived if self.done else self.state
 
     @property
     def stdout(self) -> dict[int, str]:
@@ -157,7 +164,7 @@ class CellRun:
     @property
     def durations_s(self) -> dict[int, float]:
         """How long the cell ran on each rank that replied, in seconds."""
-        replies = self.state.replies.items()
+        replies = self._known.replies.items()
         return {rank: reply.content["duration_s"] for rank, reply in replies if "duration_s" in reply.content}
 
     @property
@@ -169,14 +176,18 @@ class CellRun:
         UnserializableValueError
             If a rank's value can't be sent; the message names the ranks and the reason.
         """
-        if self._values is None:
-            self._values = self._load_values()
-        return self._values
+        if self._values is not None:
+            return self._values
+        is_whole = self.done
+        values = self._load_values()
+        if is_whole:
+            self._values = values
+        return values
 
     def _load_values(self) -> dict[int, Any]:
         values: dict[int, Any] = {}
         refused: dict[str, list[int]] = {}
-        for rank, reply in sorted(self.state.replies.items()):
+        for rank, reply in sorted(self._known.replies.items()):
             told = reply.content.get("value", {"kind": "none"})
             if told["kind"] == "pickle":
                 values[rank] = load_from(rank, reply.buffers)
@@ -246,7 +257,6 @@ class CellRun:
         abandoned = self._abandoned  # what ranks said before it has been put by now
         events = self._take_events()
         for event in events:
-            self._note(event)
             self.state.apply(event)
         if self._listener is not None:
             self._listener.on_events(events, self)

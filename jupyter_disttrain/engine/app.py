@@ -6,6 +6,7 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import multiprocessing
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ipykernel.compiler
@@ -43,6 +45,7 @@ from .crash_reports import begin_reports
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
 from .mpi_world import join_starters
+from .on_import import on_import
 from .process_group import RendezvousError
 from .publisher import Publisher
 from .shell import RankProfile
@@ -157,15 +160,22 @@ def _free_children_of_end() -> None:
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
 
 
-def _place_multiprocessing() -> None:
-    """Have multiprocessing make its sockets in the cluster's folder.
+def _place_temporary_files() -> None:
+    """Have multiprocessing make its sockets in the cluster's folder, and TensorFlow the code that it generates.
 
-    A rank, its DataLoaders' workers and its pools may be ended by a signal, and then nobody would remove the folder of
-    their own that they made; this one goes with the cluster.
+    A rank, its DataLoaders' workers and its pools may be ended by a signal, and then nobody would remove what they made
+    in a folder of their own; this one goes with the cluster.
     """
     folder = os.environ.get(LOCAL_DIR)
-    if folder and Path(folder).is_dir():
-        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
+    if not folder or not Path(folder).is_dir():
+        return
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def place_code(module: Any) -> None:
+        named = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
+        module.tempfile = SimpleNamespace(NamedTemporaryFile=named)  # all that it takes of tempfile
+
+    on_import("tensorflow.python.autograph.pyct.loader", place_code)
 
 
 def run_rank(wire: Wire) -> None:
@@ -177,7 +187,7 @@ def run_rank(wire: Wire) -> None:
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
-    _place_multiprocessing()
+    _place_temporary_files()
     # IPython's advice after sys.exit(), which would be wrong here.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]

@@ -23,14 +23,15 @@ def test_a_part_is_built_by_one_rank_and_after_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where a compiler that is killed leaves its files
     with Cluster(n=2) as cluster:
         run = cluster.run(START, block=False)
         assert wait_until(
             lambda: any("is compiled now, once for this host" in text for text in run.stderr.values()), 60
         )
         (builder,) = (rank for rank, text in run.stderr.items() if "is compiled now" in text)
-        os.kill(cluster.table[builder].pid, signal.SIGKILL)
-        assert wait_until(lambda: bool(run.state.failures))
+        os.kill(cluster.table[builder].info.pid, signal.SIGKILL)
+        assert wait_until(lambda: bool(run.errors))
         cluster.interrupt()
         with pytest.raises(RankFailure):
             run.wait()

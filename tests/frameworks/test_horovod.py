@@ -139,6 +139,7 @@ def test_a_rank_that_starts_it_alone_is_released(agreeing: Cluster, pids: dict[i
     agreeing.interrupt()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         run.wait()
+    agreeing.run("hvd.init()")
     _goes_on(agreeing, pids)
 
 
@@ -190,7 +191,8 @@ def test_a_dead_rank_is_replaced(agreeing: Cluster, pids: dict[int, int]) -> Non
     assert agreeing.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
     assert agreeing.run("hvd.size(), comm.Get_size()").results == dict.fromkeys(range(3), (3, 3))
     assert agreeing.run(IN_SET).results == {0: 2.0, 1: None, 2: 2.0}
-    added = "hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=more).item() if rank else None"
+    # By name: rank 1 has called fewer without one.
+    added = "hvd.allreduce(torch.ones(1), op=hvd.Sum, name='more', process_set=more).item() if rank else None"
     assert agreeing.run(f"more = hvd.add_process_set([1, 2])\n{added}").results == {0: None, 1: 2.0, 2: 2.0}
     agreeing.run(TRAIN)
     agreeing.run("step(0)")
