@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,7 @@ class HorovodWorld:
         self._started: dict[str, Any] = {}  # what Horovod calls its basics, by the name of the module that has them
         self._generation = 0  # of the process group that was formed last
         self._ending: threading.Thread | None = None
+        self._ends: defaultdict[Any, threading.Lock] = defaultdict(threading.Lock)  # two ends at once abort the process
         self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which forms
 
     def enter(self) -> None:
@@ -78,7 +80,8 @@ class HorovodWorld:
         def shutdown(basics: Any) -> None:
             """End Horovod."""
             self._started.pop(_module_of(basics), None)
-            end(basics)
+            with self._ends[basics]:
+                end(basics)
             self.calls.begin_anew(on_all_ranks=True)
 
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
@@ -113,12 +116,21 @@ class HorovodWorld:
         One that comes late, when a next ``generation`` was formed, does nothing.
         """
         with self._turns:
-            if generation < self._generation or not self._started:
+            is_ending = self._ending is not None and self._ending.is_alive()
+            if generation < self._generation or not self._started or is_ending:
                 return
             # It ends together with the others'; they are told as well, but one may be stopped.
             basics = list(self._started.values())
-            self._ending = threading.Thread(target=_shut_down, args=(basics,), name="end horovod", daemon=True)
+            self._ending = threading.Thread(target=self._shut_down, args=(basics,), name="end horovod", daemon=True)
             self._ending.start()
+
+    def _shut_down(self, basics: Sequence[Any]) -> None:
+        for each in basics:
+            if self._ends[each].acquire(blocking=False):  # else the cell itself has begun to
+                try:
+                    each.MPI_LIB_CTYPES.horovod_shutdown()
+                finally:
+                    self._ends[each].release()
 
     # When no cell runs
 
@@ -174,11 +186,6 @@ def _module_of(basics: Any) -> str:
     """Return the name of the module that has a binding's basics."""
     names = [name for name in sys.modules if name.startswith("horovod.") and name.endswith(".mpi_ops")]
     return next((name for name in names if getattr(sys.modules[name], "_basics", None) is basics), TORCH)
-
-
-def _shut_down(basics: Sequence[Any]) -> None:
-    for each in basics:
-        each.MPI_LIB_CTYPES.horovod_shutdown()
 
 
 def _adds_sets() -> bool:

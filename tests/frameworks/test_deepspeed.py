@@ -30,12 +30,12 @@ def test_a_part_is_built_by_one_rank_and_after_one_that_was_killed(
             lambda: any("is compiled now, once for this host" in text for text in run.stderr.values()), 60
         )
         (builder,) = (rank for rank, text in run.stderr.items() if "is compiled now" in text)
+        (lock,) = tmp_path.glob("*/lock")
         os.kill(cluster.table[builder].info.pid, signal.SIGKILL)
         assert wait_until(lambda: bool(run.errors))
         cluster.interrupt()
         with pytest.raises(RankFailure):
             run.wait()
-        (lock,) = tmp_path.glob("*/lock")
         assert cluster.run(START).results == {0: 2, 1: 2}
         assert not lock.exists()
         built = (lock.parent / ".ninja_log").read_text().splitlines()[1:]
