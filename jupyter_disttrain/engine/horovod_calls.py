@@ -123,7 +123,7 @@ class HorovodCalls:
             self._wait = Operation(original.__name__, None, None), time.time()
             try:
                 result = original(*args, **options)
-            except BaseException:
+            except BaseException:  # an interrupt too cuts it off; it goes on to the caller
                 self.is_join_cut_off = self.is_join_cut_off or is_last
                 raise
             finally:

@@ -99,7 +99,7 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
             exec(found.code, main.__dict__)  # noqa: S102  (it is what this is for)
         except SystemExit as end:
             code = end.code
-        except BaseException:
+        except BaseException:  # whatever ends the script; only in a process that it forked it goes no further
             if os.getpid() != process:
                 traceback.print_exc()
                 code = 1
