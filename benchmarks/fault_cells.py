@@ -82,8 +82,15 @@ held = globals().get("tensor", torch.zeros(1)).unique().tolist()
 (os.getpid(), probe.unique().tolist(), in_mpi, globals().get("kept"), held)
 """
 
+# The descriptors by kind: socket, pipe, anon_inode, or the file.
 COUNT = """
-import os, psutil
+import collections, os, pathlib, psutil
 me = psutil.Process()
-(os.getpid(), me.num_fds(), me.num_threads(), len(me.children(recursive=True)))
+kinds = collections.Counter()
+for descriptor in pathlib.Path("/proc/self/fd").iterdir():
+    try:
+        kinds[os.readlink(descriptor).split(":")[0]] += 1
+    except FileNotFoundError:
+        pass  # the one of this look itself
+(os.getpid(), kinds, me.num_threads(), len(me.children(recursive=True)))
 """

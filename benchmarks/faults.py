@@ -76,7 +76,7 @@ class Campaign:
 
     def _break_session(self, cluster: Cluster, launcher: str, rounds: int) -> int:
         """Run rounds until one is lost; returns how many were run."""
-        first: dict[int, tuple[int, ...]] = {}
+        first: dict[int, tuple[Counter[str], int, int]] = {}
         for number in range(rounds):
             result = self._round(cluster)
             self.rounds.append(result)
@@ -89,14 +89,19 @@ class Campaign:
                 self._compare(cluster, first)
         return rounds
 
-    def _compare(self, cluster: Cluster, first: dict[int, tuple[int, ...]]) -> None:
+    def _compare(self, cluster: Cluster, first: dict[int, tuple[Counter[str], int, int]]) -> None:
         """Compare what each process of a rank holds with what it held when it was seen first."""
         counts = cluster.run(COUNT, timeout_s=PATIENCE_S).results
-        for rank, (pid, *now) in counts.items():
-            then = first.setdefault(pid, tuple(now))
-            for what, a, b in zip(("descriptors", "threads", "child processes"), then, now, strict=True):
-                if b > a + (0 if what == "child processes" else ALLOWED_GROWTH):
-                    self.grown.append(f"rank {rank}: {a} {what} at first, {b} at last")
+        for rank, (pid, descriptors, threads, children) in counts.items():
+            before, *then = first.setdefault(pid, (descriptors, threads, children))
+            added = "".join(f" +{count} {kind}" for kind, count in (descriptors - before).items())
+            for what, a, b, allowed in (
+                ("descriptors", before.total(), descriptors.total(), ALLOWED_GROWTH),
+                ("threads", then[0], threads, ALLOWED_GROWTH),
+                ("child processes", then[1], children, 0),
+            ):
+                if b > a + allowed:
+                    self.grown.append(f"rank {rank}: {a} {what} at first, {b} at last{added}")
 
     def _round(self, cluster: Cluster) -> Round:
         choose = self.random

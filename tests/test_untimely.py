@@ -186,3 +186,55 @@ def test_what_ipython_calls_before_a_cell(three: Cluster, pids: dict[int, int]) 
     three.run(caught)
     assert three.run("ran").results == dict.fromkeys(range(3), True)
     assert is_whole(three, pids)
+
+
+AT_ANY_LINE = """
+import signal, sys
+kernel = get_ipython().kernel
+own = {name: getattr(type(kernel), name).__code__ for name in ("execute_request", "_serve_cell", "_execute",
+       "_stop_hearing", "_interrupt", "_cancel_on_sigint", "do_execute", "_end_cell", "post_handler_hook")}
+own["run_cell_async"] = type(get_ipython()).run_cell_async.__code__
+own["run_code"] = type(get_ipython()).__mro__[2].run_code.__code__
+own = set(own.values())
+left = -1
+
+def strike_at(number):
+    "Have this process interrupt itself at a line of the kernel's own, counted from the next request's first."
+    global left, begun
+    left, begun = number, None
+    def on_line(frame, event, _argument):
+        global left
+        if begun and event in ("line", "return"):
+            left -= 1
+            if left == -1:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return on_line
+    def on_call(frame, _event, _argument):
+        global begun
+        if frame.f_code.co_name == "execute_request" and frame is not begun:
+            if begun:  # this is the request after that one
+                sys.settrace(None)
+            begun = frame
+        return on_line if frame.f_code in own else None
+    sys.settrace(on_call)
+"""
+
+
+@pytest.mark.parametrize(
+    "cell", ["ended = 1", "await asyncio.sleep(0); ended = 1", "signal.raise_signal(signal.SIGINT)"]
+)
+def test_any_line_of_the_kernel_around_a_cell(three: Cluster, pids: dict[int, int], cell: str) -> None:
+    """Each comes once; with the last cell it is the second interrupt, while the first is being told."""
+    three.run("import asyncio" + AT_ANY_LINE)
+    number, left = 0, {-1}
+    while left == {-1}:
+        number += 1
+        left = set(three.run(f"before = left; strike_at({number}); before", timeout_s=20).results.values())
+        try:
+            three.run(cell, timeout_s=20)
+        except RankFailure as error:
+            assert set(error.by_rank) == {0, 1, 2}  # noqa: PT017
+            assert "KeyboardInterrupt" in str(error) or "CancelledError" in str(error)  # noqa: PT017
+    assert number > 50
+    assert is_whole(three, pids)

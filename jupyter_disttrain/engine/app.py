@@ -135,11 +135,15 @@ class RankEngine(IPEngine):
 
 def _end(number: int, _frame: Any) -> None:
     # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck.
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush()
     # The signal's own effect: a rank that somebody else ends is told of as what it is.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
 
 
 def _free_children_of_end() -> None:
@@ -206,7 +210,9 @@ def run_rank(wire: Wire) -> None:
     engine.id = hello.launch_rank
     engine.attach(wire, hello, connection)
     engine.start()
-    os._exit(0)
+    sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
+    _flush()
+    os._exit(os.EX_SOFTWARE)
 
 
 def _number(connection: Connection) -> int:

@@ -29,13 +29,15 @@ from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, hooks
 from .connection import KEEP
+from .own_code import is_cell
 from .shell import NO_VALUE, RankShell
 from .streams import flush_all, restore_streams
 from .switches import Switches
-from .untimely import Untimely
+from .untimely import Untimely, outwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from .bootstrap import Bootstrap
     from .publisher import Publisher
@@ -43,6 +45,15 @@ if TYPE_CHECKING:
 
 def ignore_signal(_number: int, _frame: Any) -> None:
     """Do nothing; unlike SIG_IGN this is not inherited by the programs that a rank starts."""
+
+
+_DO_EXECUTE = IPythonParallelKernel.do_execute.__code__
+
+
+def _is_cell(frame: FrameType) -> bool:
+    """Whether it is the whole cell, or a statement of it, that IPython has called."""
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_name == "run_code" and is_cell(frame.f_code.co_filename)
 
 
 class _NoShellChannelThread:
@@ -110,8 +121,10 @@ class RankKernel(IPythonParallelKernel):
         try:
             with self._publisher.in_use():
                 await self._serve_cell(stream, ident, parent, options)
-        except Exception as error:  # noqa: BLE001
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
             # A fault of this package's own: without a reply the notebook would wait for ever.
+            self._stop_hearing()
+            self._cell = None
             reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
             reply["traceback"] = traceback.format_exc().splitlines()
             metadata = {OPTIONS: {"quiet": True}}
@@ -139,6 +152,7 @@ class RankKernel(IPythonParallelKernel):
         content = parent["content"]
         start = time.time()
         reply = await self._execute(content["code"])
+        self._stop_hearing()
         reply["duration_s"] = time.time() - start
         restore_streams()
         for words in self._switches.put_back() if self._interrupted else ():
@@ -164,9 +178,9 @@ class RankKernel(IPythonParallelKernel):
         )
 
     async def _execute(self, code: str) -> dict[str, Any]:
-        """Run the code; SIGINT means something here and nowhere else, so it can't cost the reply."""
+        """Run the code; SIGINT is raised in what this calls and nowhere else, so it can't cost the reply."""
+        signal.signal(signal.SIGINT, self._interrupt)
         try:
-            signal.signal(signal.SIGINT, self._interrupt)
             if self._interrupted:
                 raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
@@ -177,11 +191,9 @@ class RankKernel(IPythonParallelKernel):
                 self.shell.last_error = error
             name = type(self.shell.last_error).__name__
             return {"status": "error", "ename": name, "evalue": "", "traceback": told or []}
-        finally:
-            self._stop_hearing()
 
     def _stop_hearing(self) -> None:
-        """Have SIGINT mean nothing from here on; one that comes at this very moment is noted."""
+        """Have SIGINT mean nothing from here on; one whose handler is the cell's own may come at this very moment."""
         while True:
             try:
                 signal.signal(signal.SIGINT, ignore_signal)
@@ -199,8 +211,8 @@ class RankKernel(IPythonParallelKernel):
             self._interrupted = True
             if self.shell.puts_off() or self._untimely.puts_off(frame):
                 return
-            if asyncio.current_task(loop) is future:
-                raise KeyboardInterrupt  # the cell's own code is running, and IPython catches this
+            if any(_is_cell(each) for each in outwards(frame)):
+                raise KeyboardInterrupt  # IPython catches it; what else a task raises would end the loop
             loop.call_soon_threadsafe(future.cancel)
 
         before = signal.signal(signal.SIGINT, interrupt)
@@ -211,6 +223,8 @@ class RankKernel(IPythonParallelKernel):
 
     def _interrupt(self, number: int, frame: Any) -> None:
         self._interrupted = True
+        if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
+            return  # the cell has not begun, and won't, or it has ended
         if not self.shell.puts_off() and not self._untimely.puts_off(frame):
             signal.default_int_handler(number, frame)
 

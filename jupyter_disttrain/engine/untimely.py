@@ -142,7 +142,7 @@ class Place:
 
 def _place(frame: FrameType | None) -> Place | None:
     """Return what the cell's code is in the midst of, if that should not be cut off."""
-    frames = list(_outwards(frame))
+    frames = list(outwards(frame))
     for at, each in enumerate(frames[:-1]):
         name, file = each.f_code.co_name, each.f_code.co_filename
         if name == "<module>" and _imports_library(each):
@@ -160,7 +160,8 @@ def _place(frame: FrameType | None) -> Place | None:
     return None
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Return a frame and those that called it, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
