@@ -119,9 +119,23 @@ class MpiWorld:
             comm = call.owner
         if comm is None:
             return  # this process is in no world yet
-        for each in (comm, *_hidden(self._mpi, comm)):
+        comms = (comm, *_hidden(self._mpi, comm))
+        if all(each.Is_revoked() for each in comms):
+            self._wake_who_waits()
+        for each in comms:
             each.Revoke()
         self._is_revoked = self._is_revoked or comm == self.comm
+
+    def _wake_who_waits(self) -> None:
+        """Have Open MPI look once more at what its calls wait for.
+
+        A call that finds its communicator whole and only then gets in line to wait misses a Revoke that comes in
+        between, and the next Revoke does nothing (``ompi_comm_revoke_local``). That of any other communicator wakes all
+        who wait in this process.
+        """
+        alone = self._mpi.COMM_SELF.Dup()  # type: ignore[union-attr]
+        alone.Revoke()
+        alone.Free()
 
     def respawn(self, command: Sequence[str]) -> None:
         """Have all living ranks start a process together that takes the place of a dead one; returns at once."""
