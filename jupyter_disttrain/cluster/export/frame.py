@@ -38,7 +38,8 @@ rank, world_size = hvd.rank(), hvd.size()
 local_rank, local_world_size = hvd.local_rank(), hvd.local_size()
 node_rank = hvd.cross_rank()"""
 
-# Rank 0 opens a store on a port that is free, and says where.
+# Rank 0 opens a store on a port that is free, and says where. Horovod names a broadcast by the type of what is sent, which
+# is None on the others, and would wait for ever.
 _MEETING = """\
 store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
@@ -172,7 +173,7 @@ class Frame:
         options += ["device_id=device"] if self.on_gpus and self.backend == "nccl" else []
         if launch in ("torchrun", "slurm"):
             return f"dist.init_process_group({', '.join(options)})"
-        broadcast = f"comm.bcast({_PLACE})" if launch == "mpi" else f"hvd.broadcast_object({_PLACE})"
+        broadcast = f"comm.bcast({_PLACE})" if launch == "mpi" else f'hvd.broadcast_object({_PLACE}, name="place")'
         options += ["store=store", "rank=rank", "world_size=world_size"]
         return f"{_MEETING.format(broadcast=broadcast)}\ndist.init_process_group({', '.join(options)})"
 
