@@ -38,8 +38,8 @@ rank, world_size = hvd.rank(), hvd.size()
 local_rank, local_world_size = hvd.local_rank(), hvd.local_size()
 node_rank = hvd.cross_rank()"""
 
-# Rank 0 opens a store on a port that is free, and says where. Horovod names a broadcast by the type of what is sent, which
-# is None on the others, and would wait for ever.
+# Rank 0 opens a store on a port that is free, and says where. Horovod names a broadcast by the type of what is sent,
+# which the others don't have, and would wait for ever.
 _MEETING = """\
 store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
