@@ -1,10 +1,11 @@
 """C++ parts that a framework compiles when it first needs them, as DeepSpeed does.
 
-Covers: a build that its process did not live to end; saying that one goes on.
+Covers: a build that its process did not live to end, or that was cut off; saying that one goes on.
 Does not cover: the build, which torch leaves to one process of a host while the others wait.
 
 They wait for a file to go away, and a process that was killed takes none away: without this, nobody on this host could
-build that part any more, nor be told why.
+build that part any more, nor be told why. And who has begun to build a part, or to wait for it, is taken by torch for one
+that has it: after an interrupt the next attempt would load what was never built.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def watch_builds() -> None:
-    """From now on sign the file that others wait for, and remove one whose process has ended."""
+    """From now on sign the file that others wait for, remove one whose process has ended, build what is not there."""
     on_import("torch.utils.file_baton", _watch)
+    on_import("torch.utils._cpp_extension_versioner", _watch_versions)
 
 
 def _watch(module: Any) -> None:
@@ -48,6 +50,34 @@ def _watch(module: Any) -> None:
         return builds
 
     module.FileBaton.try_acquire = try_acquire
+
+
+def _watch_versions(module: Any) -> None:
+    versioner = module.ExtensionVersioner
+    get, bump = versioner.get_version, versioner.bump_version_if_changed
+    folders: dict[str, Path] = {}  # by the part's name
+
+    @functools.wraps(get)
+    def get_version(self: Any, name: str) -> int | None:
+        folder = folders.get(name)
+        version: int | None = get(self, name)
+        return version if folder is None or _is_built(folder, name) else None
+
+    @functools.wraps(bump)
+    def bump_version_if_changed(self: Any, name: str, *args: Any, build_directory: str, **kwargs: Any) -> int:
+        folders[name] = Path(build_directory)
+        return bump(self, name, *args, build_directory=build_directory, **kwargs)  # type: ignore[no-any-return]
+
+    versioner.get_version, versioner.bump_version_if_changed = get_version, bump_version_if_changed
+
+
+def _is_built(folder: Path, name: str) -> bool:
+    """Whether there is a library of that name which ninja has written to its end."""
+    try:
+        log = (folder / ".ninja_log").read_text()
+    except FileNotFoundError:
+        return False
+    return any(f"\t{library.name}\t" in log for library in folder.glob(f"{name}*.so"))
 
 
 @contextmanager
