@@ -88,7 +88,7 @@ def test_a_second_interrupt_ends_calls_that_can_t_be_seen(world: Cluster) -> Non
 
 def test_who_is_about_to_wait_when_the_communicator_is_revoked_is_woken(world: Cluster) -> None:
     """Open MPI has a gap there, which about one in twelve of these fell into."""
-    for _ in range(30):
+    for _ in range(20):
         run = world.run("while True: comm.allreduce(1)", block=False)
         assert wait_until(lambda: all(entry.state == "running" for entry in world.table))
         world.interrupt()

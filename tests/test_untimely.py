@@ -221,6 +221,7 @@ def strike_at(number):
 """
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize(
     "cell", ["ended = 1", "await asyncio.sleep(0); ended = 1", "signal.raise_signal(signal.SIGINT)"]
 )

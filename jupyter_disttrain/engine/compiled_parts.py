@@ -4,7 +4,7 @@ Covers: a build that its process did not live to end, or that was cut off; sayin
 Does not cover: the build, which torch leaves to one process of a host while the others wait.
 
 They wait for a file to go away, and a process that was killed takes none away: without this, nobody on this host could
-build that part any more, nor be told why. And torch takes who has begun to build a part, or to wait for it, for one that
+build that part any more, nor be told why. And torch takes who has begun to build a part, or to wait for it, for one who
 has it: after an interrupt the next attempt would load what was never built.
 """
 
