@@ -162,6 +162,11 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_as_that(three: C
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
+# C code that gives Python's lock to nobody for four seconds; a signal, unlike a sleep, it does not end.
+HELD = """import ctypes, time; libc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(lock); libc.pthread_mutex_timedlock(lock, (ctypes.c_long * 2)(int(time.time()) + 4, 0))"""
+
+
 def test_a_library_that_puts_handlers_back_leaves_a_rank_s_reports() -> None:
     restore = (
         "import signal\n"
@@ -170,7 +175,7 @@ def test_a_library_that_puts_handlers_back_leaves_a_rank_s_reports() -> None:
     )
     with Cluster(n=1, launcher="local", backend="none", name="restored") as cluster:
         cluster.run(restore)
-        run = cluster.run("import ctypes\nctypes.PyDLL(None).usleep(int(4e6))", block=False)
+        run = cluster.run(HELD, block=False)
         assert wait_until(lambda: any("lets no other thread run, at line 2" in line for line in cluster.where()))
         run.wait()
         with pytest.raises(RankFailure, match=r"line 2: RankDied: .* was killed by SIGSEGV"):
