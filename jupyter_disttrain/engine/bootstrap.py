@@ -18,7 +18,6 @@ from .checkpoints import Checkpoints
 from .compiled_parts import watch_builds
 from .connection import SAMPLE
 from .frameworks import check_tensorflow
-from .holders import replace_everywhere
 from .horovod_world import Horovod, HorovodWorld
 from .meeting_place import MeetingPlace
 from .metrics import MetricsLog
@@ -26,6 +25,7 @@ from .mpi_world import MpiWorld
 from .pasted import refuse_spawn
 from .process_group import Group
 from .progress import Progress
+from .replacing import replace_everywhere
 from .sampler import Sampler
 from .script_modules import note_modules
 from .scripts import Scripts
@@ -129,8 +129,9 @@ class Bootstrap:
         os.environ["MASTER_PORT"] = str(request["port"])
         self.scripts.know(request["places"], request["tf_roles"])
         mpi_lost = self.mpi.settle(request["generation"], request["mpi_lost"], revoked=request["mpi_revoked"])
-        self._show(self.mpi.take_new())
-        lost = [] if self.group is None else self.group.form(request["address"], request["port"], request["generation"])
+        lost = self._show(self.mpi.take_new())
+        if self.group is not None:
+            lost += self.group.form(request["address"], request["port"], request["generation"])
         lost += self.horovod.settle(request["generation"])
         return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost}, []
 
@@ -141,16 +142,15 @@ class Bootstrap:
             told |= {"port": self.scripts.open_port(served=request["served"]), "horovod": self.scripts.open_horovod()}
         return told, []
 
-    def _show(self, change: tuple[Any, Any] | None) -> None:
-        """Put MPI's new world where the old one was held."""
+    def _show(self, change: tuple[Any, Any] | None) -> list[str]:
+        """Put MPI's new world where the old one was held; returns what would not be changed."""
         if change is None:
-            return
+            return []
         before, new = change
         if before is None:
             self._push({"comm": new})
-        else:
-            assert self._shell is not None
-            replace_everywhere([change], self._shell.user_ns)
+            return []
+        return replace_everywhere([change])
 
     def _start_sampler(self) -> None:
         if self._sampler is None:

@@ -15,6 +15,8 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .replacing import Aside
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -62,7 +64,7 @@ def forget_half_ended_groups() -> None:
 
 
 def _hold(groups: tuple[Any, ...]) -> None:
-    kept = [groups]  # in a tuple, where no group is replaced by the next one (``holders``)
+    kept = [Aside(each) for each in groups]
     timer = threading.Timer(KEPT_SECONDS, kept.clear)
     timer.name, timer.daemon = "ended process groups", True
     timer.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .cell_errors import is_of_group
-from .holders import is_step_cut_off
+from .models import is_step_cut_off
 
 if TYPE_CHECKING:
     from .horovod_calls import HorovodCalls

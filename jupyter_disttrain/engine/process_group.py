@@ -2,7 +2,7 @@
 
 Covers: the store, ``init_process_group``, the first collective that proves it, scripts that make a group of their own,
 releasing who is stuck, making the group and its subgroups anew.
-Does not cover: when to release (``cluster.recovery``), sockets (``sockets``), who held the old groups (``holders``).
+Does not cover: when to release (``cluster.recovery``), sockets (``sockets``), who held the old groups (``replacing``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .counts import Counts
 from .ended_groups import forget_half_ended_groups, keep_ended_groups
 from .gloo_waits import end_forgotten_waits
 from .groups import Groups
-from .holders import rearm_models, remember_models, replace_everywhere, reset_sharded_models
+from .models import rearm_models, remember_models, reset_sharded_models
+from .replacing import replace_everywhere
 from .sockets import shut_down_clients_of
 
 if TYPE_CHECKING:
@@ -145,11 +146,9 @@ class Group:
         self._prove()
         self._old = {}
         if old:
-            if pairs:
-                replace_everywhere(list(pairs.items()))
+            lost += replace_everywhere([pairs.popitem() for _ in range(len(pairs))])
             reset_sharded_models()
             lost += rearm_models()
-            pairs.clear()
             gc.collect()  # errors hold themselves, and what held the old groups; with them go their threads and sockets
         return lost
 

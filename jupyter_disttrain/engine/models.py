@@ -1,8 +1,8 @@
-"""Hand what held an aborted process group the group that took its place, and make models fit to go on.
+"""Make models fit to go on in the process group that took the place of an aborted one.
 
-Covers: variables, attributes, dicts, lists and closures; DistributedDataParallel, whose reducer is bound to its group;
-FSDP2, whose parameters are left unsharded by a step that was cut off.
-Does not cover: making the group (``process_group``); tuples, sets and slots that hold it.
+Covers: DistributedDataParallel, whose reducer is bound to its group; FSDP2, whose parameters are left unsharded by a
+step that was cut off.
+Does not cover: making the group (``process_group``), handing it to what held the old one (``replacing``).
 """
 
 from __future__ import annotations
@@ -10,42 +10,12 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-import types
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-
-def replace_everywhere(pairs: Sequence[tuple[Any, Any]], namespace: Mapping[str, Any] | None = None) -> None:
-    """Put each new object where the old one is held: pairs of old and new, compared by identity.
-
-    ``namespace`` holds further dicts to look in: Python's collector does not know those with plain values alone.
-    """
-    by_id = {id(old): new for old, new in pairs}
-    olds = [old for old, _ in pairs]
-    ours = {id(pairs), id(by_id), id(olds)}
-    further = [value for value in (namespace or {}).values() if type(value) is dict and not gc.is_tracked(value)]
-    for holder in [*gc.get_referrers(*olds), *further]:
-        if id(holder) in ours:
-            continue
-        if isinstance(holder, dict):
-            _replace_in_dict(holder, by_id)
-        elif isinstance(holder, list):
-            holder[:] = [by_id.get(id(value), value) for value in holder]
-        elif isinstance(holder, types.CellType):
-            holder.cell_contents = by_id.get(id(holder.cell_contents), holder.cell_contents)
-        elif isinstance(getattr(holder, "__dict__", None), dict):
-            # Since Python 3.11 an object may hold its attributes itself.
-            _replace_in_dict(vars(holder), by_id)
-
-
-def _replace_in_dict(holder: dict[Any, Any], by_id: Mapping[int, Any]) -> None:
-    for key, value in list(holder.items()):
-        if id(value) in by_id:
-            holder[key] = by_id[id(value)]
+    from collections.abc import Iterator
 
 
 def is_step_cut_off() -> bool:

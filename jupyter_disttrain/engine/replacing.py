@@ -1,0 +1,192 @@
+"""Put a new object where an old one is held.
+
+Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials.
+Does not cover: what C++ holds, frames that still run, bound methods; what has to be done besides (``models``).
+
+``torch.distributed.nn`` shows why variables are not enough: its functions take the default group of the moment in which
+they are imported, which any optimizer does, for a default argument. That group would be kept for ever, with its store,
+its threads and its sockets, and used.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DEEPEST = 5  # tuples in tuples
+
+
+class Aside:
+    """Holds something that must stay what it is: nothing is replaced in here."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str]:
+    """Put each new object where the old one is held: pairs of old and new, compared by identity.
+
+    Empties ``pairs``, for whoever goes on holding an old one is taken for a place still to be found: Python's collector
+    shows most of them, and those which it does not know are searched for only while there are any. Returns in words
+    which objects would not be changed.
+    """
+    replacing = _Replacing(pairs)
+    for search in (replacing.referrers, replacing.functions, replacing.untracked):
+        for holder in search():
+            replacing.put(holder)
+        rebuilt, replacing.rebuilt = replacing.rebuilt, []
+        if rebuilt and depth < _DEEPEST:
+            replacing.failed += replace_everywhere(rebuilt, depth + 1)
+        if not replacing.hidden:
+            break
+    return replacing.failed
+
+
+class _Replacing:
+    """What takes the place of what, and how that is done in each kind of holder."""
+
+    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+        self._olds = [old for old, _ in pairs]
+        self._new_of = {id(old): new for old, new in pairs}
+        pairs.clear()
+        self.rebuilt: list[tuple[Any, Any]] = []  # what can't be changed, and its copy with the new ones
+        self.failed: list[str] = []
+
+    def referrers(self) -> list[Any]:
+        """Return the holders that Python's collector knows."""
+        return [holder for holder in gc.get_referrers(*self._olds) if not self._is_own(holder)]
+
+    def functions(self) -> list[Any]:
+        """Return the functions that have an old one for a default argument, in a tuple that the collector forgot."""
+        return [thing for thing in gc.get_objects() if type(thing) is types.FunctionType and self._in_defaults(thing)]
+
+    def untracked(self) -> list[Any]:
+        """Return the dicts and tuples that the collector has forgotten, since all in them is plain."""
+        found: dict[int, Any] = {}
+        for holder in gc.get_objects():
+            if self._is_own(holder):
+                continue
+            for each in _forgotten_in(holder):
+                if not self._new_of.keys().isdisjoint(map(id, gc.get_referents(each))):
+                    found[id(each)] = each
+        return list(found.values())
+
+    @property
+    def hidden(self) -> bool:
+        """Whether something holds an old one that the collector does not show."""
+        return any(
+            sys.getrefcount(self._olds[at]) - 1 > len(gc.get_referrers(self._olds[at])) for at in range(len(self._olds))
+        )
+
+    def _is_own(self, holder: Any) -> bool:
+        return holder is self._olds or holder is self._new_of or type(holder) is Aside
+
+    def _in_defaults(self, function: types.FunctionType) -> bool:
+        values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        return any(id(value) in self._new_of for value in values)
+
+    def _new(self, value: Any) -> Any:
+        return self._new_of.get(id(value), value)
+
+    def _new_tuple(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self._new, self._new(values)))
+
+    def put(self, holder: Any) -> None:
+        """Put the new ones into ``holder``."""
+        try:
+            # By type: asking a proxy for its class may make it do what it stands for.
+            self._put(type(holder), holder)
+        except Exception as error:  # noqa: BLE001  (objects are free to refuse, and the session is worth more than one)
+            self.failed.append(f"what an object of {type(holder).__name__} holds ({type(error).__name__}: {error})")
+
+    def _put(self, kind: type, holder: Any) -> None:
+        for kinds, put in (
+            ((dict,), self._put_in_dict),
+            ((list, deque), self._put_in_list),
+            ((set,), self._put_in_set),
+            ((tuple, frozenset), self._rebuild),
+            ((types.CellType,), self._put_in_cell),
+            ((types.FunctionType,), self._put_in_function),
+            ((functools.partial,), self._put_in_partial),
+        ):
+            if issubclass(kind, kinds):
+                put(holder)
+                return
+        self._put_in_attributes(holder)
+
+    def _put_in_list(self, holder: Any) -> None:
+        for at, value in enumerate(holder):
+            if id(value) in self._new_of:
+                holder[at] = self._new(value)
+
+    def _put_in_set(self, holder: set[Any]) -> None:
+        for value in [value for value in holder if id(value) in self._new_of]:
+            holder.remove(value)
+            holder.add(self._new(value))
+
+    def _rebuild(self, holder: Any) -> None:
+        base: Any = tuple if isinstance(holder, tuple) else frozenset
+        self.rebuilt.append((holder, base.__new__(type(holder), map(self._new, holder))))
+
+    def _put_in_cell(self, holder: types.CellType) -> None:
+        holder.cell_contents = self._new(holder.cell_contents)
+
+    def _put_in_function(self, holder: types.FunctionType) -> None:
+        if holder.__defaults__ is not None:
+            holder.__defaults__ = self._new_tuple(holder.__defaults__)
+        self._put_in_dict(holder.__kwdefaults__ or {})
+        self._put_in_dict(holder.__dict__)
+
+    def _put_in_partial(self, holder: functools.partial[Any]) -> None:
+        keywords = {name: self._new(value) for name, value in holder.keywords.items()}
+        state = (self._new(holder.func), self._new_tuple(holder.args), keywords, vars(holder))
+        holder.__setstate__(state)  # type: ignore[attr-defined]
+
+    def _put_in_dict(self, holder: dict[Any, Any]) -> None:
+        held = [key for key, value in holder.items() if id(value) in self._new_of]
+        owner = _class_of(holder) if held and "__module__" in holder and "__doc__" in holder else None
+        for key in held:
+            if owner is None:
+                holder[key] = self._new(holder[key])
+            else:
+                setattr(owner, key, self._new(holder[key]))
+
+    def _put_in_attributes(self, holder: Any) -> None:
+        """Since Python 3.11 an object may hold its attributes itself; slots it always does."""
+        attributes: Any = getattr(holder, "__dict__", None)
+        if issubclass(type(attributes), dict):
+            self._put_in_dict(attributes)
+        for name in _slots(type(holder)):
+            value = getattr(holder, name, None)
+            if id(value) in self._new_of:
+                object.__setattr__(holder, name, self._new(value))
+
+
+def _forgotten_in(holder: Any) -> Iterator[Any]:
+    """Yield the dicts and tuples in ``holder``, and those in them, that the collector does not know."""
+    for each in gc.get_referents(holder):
+        if (type(each) is dict or issubclass(type(each), tuple)) and not gc.is_tracked(each):
+            yield each
+            yield from _forgotten_in(each)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        yield from (name for name, value in vars(each).items() if type(value) is types.MemberDescriptorType)
+
+
+def _class_of(holder: dict[Any, Any]) -> type | None:
+    """Return the class whose attributes these are: set behind its back, it would go on giving the old ones."""
+    for owner in gc.get_referrers(holder):
+        if issubclass(type(owner), type) and any(each is holder for each in gc.get_referents(owner)):
+            return owner  # type: ignore[no-any-return]
+    return None
