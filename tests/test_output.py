@@ -158,6 +158,25 @@ def test_a_rank_keeps_no_copy_of_what_it_printed(notebook: Notebook) -> None:
     assert outcome.lines == ["ranks 0-1 │ a word", "ranks 0-1 ┃ a word", "ranks 0-1 │ None"]
 
 
+def test_who_looks_at_unfinished_lines_keeps_no_variables(notebook: Notebook) -> None:
+    outcome = run(
+        notebook,
+        "import gc, weakref",
+        "class Big: pass",
+        "def speak():",
+        "    big = Big()",
+        "    print('unfinished', end='')",
+        "    while sys.stdout._waker.is_set(): time.sleep(0.01)",
+        "    return weakref.ref(big)",
+        "gc.disable()",
+        "gone = speak(); until = time.monotonic() + 10",
+        "while gone() and time.monotonic() < until: time.sleep(0.01)  # the sampler may be looking at the frame",
+        "print('', gone())",
+        "gc.enable()",
+    ).check()
+    assert outcome.lines == ["ranks 0-1 │ unfinished None"]
+
+
 def test_a_print_that_takes_long_is_not_torn_by_another_thread(notebook: Notebook) -> None:
     outcome = run(
         notebook,

@@ -206,6 +206,7 @@ class RankStream(io.TextIOBase):
         nothing isn't enough: inside a ``print`` its frame stays at the same instruction.
         """
         frames = sys._current_frames()  # noqa: SLF001
+        del frames[threading.get_ident()]  # this frame would hold itself, and with it what all threads hold, for long
         return [
             thread
             for thread, parts in self._open.items()
