@@ -110,7 +110,7 @@ def leave_out_libraries(error: BaseException) -> None:
     is in and colours its whole scope, seconds for an interrupt in the midst of torch's imports.
     """
     if isinstance(error, KeyboardInterrupt):
-        _cut_below_last(error, _is_of_person)
+        _cut_below_last(error, is_of_person)
     elif "torch.distributed" in sys.modules and is_of_group(error):
         _cut_below_last(error, lambda filename: not _IN_LIBRARY.search(filename))
 
@@ -128,7 +128,7 @@ def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
             error.__cause__, error.__suppress_context__ = None, True  # what a library was just dealing with
 
 
-def _is_of_person(filename: str) -> bool:
+def is_of_person(filename: str) -> bool:
     """Whether a file is the person's: a cell, the script that it runs, or a module of theirs."""
     if is_own(filename):
         return True
