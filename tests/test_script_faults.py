@@ -120,6 +120,54 @@ def test_a_rank_that_dies_in_a_script_is_replaced(three: Cluster, folder: Path) 
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
+EXITS = {
+    "in the except block": "try: wait()\nexcept KeyboardInterrupt: sys.exit(130)",
+    "in a handler of its own": "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\nwait()",
+    "later": "try: wait()\nexcept KeyboardInterrupt: pass\nsys.exit('130 or so')",
+}
+WAITS = """import os, signal, sys, time
+def wait():
+    open(f"begun{os.environ['RANK']}", "w").close()
+    while True: time.sleep(0.01)
+"""
+
+
+def _in(folder: Path, code: str) -> str:
+    return code.replace("begun", f"{folder}/begun")
+
+
+@pytest.mark.parametrize("as_script", [True, False])
+@pytest.mark.parametrize("kind", EXITS)
+def test_an_exit_after_an_interrupt_is_told_as_one(
+    three: Cluster, folder: Path, kind: str, pids: dict[int, int], *, as_script: bool
+) -> None:
+    code = WAITS + EXITS[kind]
+    script = write(folder, "train.py", code)
+    run = three.run_script(script, block=False) if as_script else three.run(_in(folder, code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
+    three.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
+    assert "130" not in "\n".join(failure.headline for failure in caught.value.failures)
+    if as_script and kind == "in the except block":
+        assert caught.value.failures[0].headline == f"ranks 0-2 ({HOST}), train.py:4: KeyboardInterrupt"
+        assert "train.py:4" in "\n".join(caught.value.failures[0].traceback)
+    assert is_whole(three, pids)
+    with pytest.raises(RankFailure, match="SystemExit: 3"):
+        three.run("raise SystemExit(3)")  # the next cell's is its own
+    with pytest.raises(RankFailure, match=r"ScriptExit: exits\.py exited with code 3"):
+        three.run_script(write(folder, "exits.py", "raise SystemExit(3)"))
+
+
+def test_a_script_that_ends_well_after_an_interrupt_has_ended_well(three: Cluster, folder: Path) -> None:
+    code = WAITS + "try: wait()\nexcept KeyboardInterrupt: sys.exit(0)"
+    run = three.run_script(write(folder, "train.py", code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
+    three.interrupt()
+    run.wait()
+
+
 def test_what_the_script_raises_is_its_own(cluster: Cluster, folder: Path) -> None:
     write(folder, "pack/__init__.py", "import nothing_there")
     write(folder, "pack/tool.py", "print('never')")

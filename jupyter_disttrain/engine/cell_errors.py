@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .frameworks import hint
 from .own_code import is_own, script_name
+from .script_errors import ScriptExit
 from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
 
 if TYPE_CHECKING:
@@ -80,19 +81,28 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that led to an error, e.g. to an exit in what deals with interrupts; None if none did."""
+    return next((link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None)
+
+
 def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, interrupted: bool) -> None:
     """Add the line, the time and a plain traceback to an error reply.
 
-    A collective that was released because the person interrupted the cell ends it like any other interrupt.
+    A collective that was released because the person interrupted the cell ends it like any other interrupt, and so does
+    an exit that follows the interrupt.
     """
     error, shell.last_error = shell.last_error, None
     reply["time_s"] = time.time()
     reply["line"] = None
     if error is None:
         return
+    is_exit = isinstance(error, (SystemExit, ScriptExit))
+    if is_exit and interrupted:
+        error = interrupt_behind(error) or error
     reply["line"] = cell_line(error, lines_before)
     reply["file"] = script_name() if reply["line"] else ""
-    if reply.get("group_error") and interrupted:
+    if interrupted and (is_exit or reply.get("group_error")):
         reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _cut_to_cell(error, shell)}
         return
     reply["evalue"] = _shorten(_text_of(error))

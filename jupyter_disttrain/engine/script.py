@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import own_code
+from .cell_errors import interrupt_behind
 from .script_end import program_end
 from .script_errors import ScriptError, ScriptExit
 from .script_state import put_back
@@ -91,6 +92,9 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
             exec(found.code, main.__dict__)  # noqa: S102  (it is what this is for)
         except SystemExit as end:
             code = end.code
+            interrupt = interrupt_behind(end)
+            if interrupt is not None and code not in (None, 0):
+                raise interrupt from None
         except BaseException:  # whatever ends the script; only in a process that it forked it goes no further
             if os.getpid() != process:
                 traceback.print_exc()
