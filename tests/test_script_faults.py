@@ -258,3 +258,23 @@ def test_a_notebook_s_folder_that_is_not_there_is_told(
         cluster.run_script(script)
     monkeypatch.chdir(folder)
     assert cluster.run_script(script).stdout == {0: "ran\n", 1: "ran\n"}
+
+
+def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder: Path) -> None:
+    code = """
+    import sys, torch
+    torch.set_num_interop_threads(torch.get_num_interop_threads() + int(sys.argv[1]))
+    torch.set_num_interop_threads(torch.get_num_interop_threads())
+    print("went on")
+    """
+    script = write(folder, "threads.py", code)
+    for _ in range(2):
+        run = cluster.run_script(script, ["0"])
+        assert (run.stdout, run.stderr) == ({0: "went on\n", 1: "went on\n"}, {0: "", 1: ""})
+    (found,) = set(cluster.run("torch.get_num_interop_threads()").results.values())
+    told = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
+    for text in cluster.run_script(script, ["1"]).stderr.values():
+        assert text.startswith(told)
+        assert text.count("\n") == 1
+    with pytest.raises(RankFailure, match=r"RuntimeError: .*interop threads"):
+        cluster.run(f"torch.set_num_interop_threads({found})")  # a cell's is torch's own
