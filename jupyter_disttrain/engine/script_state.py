@@ -3,7 +3,8 @@
 Covers: working directory, environment, arguments, built-ins, streams, signals and timers, logging, warnings, the way
 ``multiprocessing`` starts processes, random numbers of Python and numpy: as they are in a new process while it runs, as
 they were after it.
-Does not cover: modules (``script_modules``), torch's switches (``torch_state``), how a program ends (``script_end``).
+Does not cover: modules (``script_modules``), torch's switches (``torch_state``), what training libraries keep
+(``library_states``), how a program ends (``script_end``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from multiprocessing import context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .library_states import libraries_as_imported
 from .script_modules import Modules
 from .streams import flush_all
 from .torch_state import as_in_a_new_process
@@ -48,6 +50,7 @@ def put_back() -> Iterator[Modules]:
         stack.enter_context(warnings.catch_warnings())
         modules = Modules()  # last, for what it hides would be lost if a keeper could not begin
         stack.callback(modules.put_back)
+        stack.enter_context(libraries_as_imported())  # of the script's modules, so before the session's are back
         yield modules
 
 
