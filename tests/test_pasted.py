@@ -116,6 +116,13 @@ def test_a_framework_that_is_missing_is_told_with_how_to_get_it(cluster: Cluster
         cluster.run("import no_such_thing")
 
 
+def test_a_framework_that_is_there_is_not_called_missing(cluster: Cluster) -> None:
+    pytest.importorskip("accelerate")
+    for code in ("import accelerate.no_such_part", "import accelerate\nimport accelerate.no_such_part"):
+        with pytest.raises(RankFailure, match=r"ModuleNotFoundError: No module named 'accelerate\.no_such_part'$"):
+            cluster.run(code)
+
+
 def test_a_framework_that_is_too_old_is_told(cluster: Cluster, tmp_path: Path) -> None:
     old = tmp_path / "deepspeed"
     old.mkdir()
@@ -125,4 +132,6 @@ def test_a_framework_that_is_too_old_is_told(cluster: Cluster, tmp_path: Path) -
         RankFailure, match=r"AttributeError: config; deepspeed 0\.9\.2 is older than what is known to work; pip install"
     ):
         cluster.run("deepspeed.initialize()")
+    with pytest.raises(RankFailure, match=r"No module named 'deepspeed\.later'; deepspeed 0\.9\.2 is older than"):
+        cluster.run("import deepspeed.later")
     cluster.run("sys.path.pop(0); del sys.modules['deepspeed'], deepspeed")

@@ -76,7 +76,7 @@ class ScriptRunner(Part):
             "target": os.fspath(target),
             "arguments": [str(argument) for argument in arguments],
             "is_module": is_module,
-            "folder": os.getcwd(),  # noqa: PTH109  (as the person sees it, links and all)
+            "folder": _folder(),
             "how": how,
             "run_id": uuid.uuid4().hex[:8],
             "nodes": nodes,
@@ -136,3 +136,10 @@ class ScriptRunner(Part):
         told = [replies[rank]["content"] for rank in asked]
         meeting = {"port": told[0]["port"], "horovod": told[0]["horovod"]}
         return meeting | {"places": [each["place"] for each in told] if everybody else []}
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109  (as the person sees it, links and all)
+    except FileNotFoundError:
+        raise UsageError("the notebook's folder is gone; os.chdir() to one that is there") from None

@@ -19,6 +19,7 @@ from .compiled_parts import watch_builds
 from .connection import SAMPLE
 from .frameworks import check_tensorflow
 from .horovod_world import Horovod, HorovodWorld
+from .library_states import note_imports
 from .meeting_place import MeetingPlace
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
@@ -113,6 +114,7 @@ class Bootstrap:
         self.scripts.enter(info, environment, self.group, self.horovod)
         note_modules()
         note_switches()
+        note_imports()
         return {"status": "ok", "sees_shelf": sees_shelf, "place": self._place.name}, []
 
     def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .frameworks import hint
 from .own_code import is_own, script_name
+from .script_errors import ScriptExit
 from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
 
 if TYPE_CHECKING:
@@ -80,19 +81,28 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that led to an error, e.g. to an exit in what deals with interrupts; None if none did."""
+    return next((link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None)
+
+
 def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, interrupted: bool) -> None:
     """Add the line, the time and a plain traceback to an error reply.
 
-    A collective that was released because the person interrupted the cell ends it like any other interrupt.
+    A collective that was released because the person interrupted the cell ends it like any other interrupt, and so does
+    an exit that follows the interrupt.
     """
     error, shell.last_error = shell.last_error, None
     reply["time_s"] = time.time()
     reply["line"] = None
     if error is None:
         return
+    is_exit = isinstance(error, (SystemExit, ScriptExit))
+    if is_exit and interrupted:
+        error = interrupt_behind(error) or error
     reply["line"] = cell_line(error, lines_before)
     reply["file"] = script_name() if reply["line"] else ""
-    if reply.get("group_error") and interrupted:
+    if interrupted and (is_exit or reply.get("group_error")):
         reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _cut_to_cell(error, shell)}
         return
     reply["evalue"] = _shorten(_text_of(error))
@@ -110,7 +120,7 @@ def leave_out_libraries(error: BaseException) -> None:
     is in and colours its whole scope, seconds for an interrupt in the midst of torch's imports.
     """
     if isinstance(error, KeyboardInterrupt):
-        _cut_below_last(error, _is_of_person)
+        _cut_below_last(error, is_of_person)
     elif "torch.distributed" in sys.modules and is_of_group(error):
         _cut_below_last(error, lambda filename: not _IN_LIBRARY.search(filename))
 
@@ -128,7 +138,7 @@ def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
             error.__cause__, error.__suppress_context__ = None, True  # what a library was just dealing with
 
 
-def _is_of_person(filename: str) -> bool:
+def is_of_person(filename: str) -> bool:
     """Whether a file is the person's: a cell, the script that it runs, or a module of theirs."""
     if is_own(filename):
         return True

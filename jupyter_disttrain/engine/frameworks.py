@@ -65,14 +65,35 @@ def hint(error: BaseException) -> str:
         if said in str(error):
             return f"{why}: go on with what is there, take %dist_run --fresh for a script, or begin with %dist_reset"
     if isinstance(error, ModuleNotFoundError):
-        framework = FRAMEWORKS.get((error.name or "").partition(".")[0])
-        return f"on this rank's host: {framework.remedy}" if framework is not None else ""
+        name = (error.name or "").partition(".")[0]
+        if name in FRAMEWORKS and not _is_installed(name):
+            return f"on this rank's host: {FRAMEWORKS[name].remedy}"
+        said = _say_old(name)  # it has no such part
+        if said:
+            return said
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        for name, framework in FRAMEWORKS.items():
-            if f"/{name}/" in frame.filename and _is_old(sys.modules.get(name), framework):
-                found = sys.modules[name].__version__
-                return f"{framework.distribution} {found} is older than what is known to work; {framework.remedy}"
+        for name in FRAMEWORKS:
+            said = _say_old(name) if f"/{name}/" in frame.filename else ""
+            if said:
+                return said
     return ""
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec, which somebody has put there
+        return True
+    return spec is not None and spec.origin is not None  # else it is a folder that happens to have this name
+
+
+def _say_old(name: str) -> str:
+    """Say so if a framework that was imported is older than what is known to work; empty if not."""
+    framework, module = FRAMEWORKS.get(name), sys.modules.get(name)
+    if framework is None or not _is_old(module, framework):
+        return ""
+    found = getattr(module, "__version__", "")
+    return f"{framework.distribution} {found} is older than what is known to work; {framework.remedy}"
 
 
 def check_tensorflow() -> None:

@@ -163,7 +163,8 @@ class RankKernel(IPythonParallelKernel):
         group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if reply["status"] == "error":
-            cell_errors.complete(reply, shell, options["lines_before"], interrupted=self._interrupted)
+            interrupted = self._interrupted or self._publisher.was_interrupted
+            cell_errors.complete(reply, shell, options["lines_before"], interrupted=interrupted)
         if error is not None:
             cell_errors.let_go(error)
         shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001

@@ -251,7 +251,9 @@ class Nanny:
         self._out.begin_cell()
         self._witness.begin_cell()
         self._voice.begin_cell(header)
-        if header["msg_id"] == self._interrupt_at:
+        is_early = header["msg_id"] == self._interrupt_at
+        self._wire.set_interrupted(is_early)
+        if is_early:
             signal_main_thread(self._pid, signal.SIGINT)
 
     def _on_identity(self, told: dict[str, Any]) -> None:
@@ -325,6 +327,7 @@ class Nanny:
     def _interrupt(self, cell: str) -> None:
         """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
         if self._voice.cell.get("msg_id") == cell:
+            self._wire.set_interrupted(True)
             interrupt(self._pid)
         else:
             self._interrupt_at = cell

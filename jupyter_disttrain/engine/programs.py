@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from .cell_errors import ReleasedError
-from .script import ScriptError, ScriptExit
+from .script_errors import ScriptError, ScriptExit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

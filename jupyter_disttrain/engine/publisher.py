@@ -35,8 +35,14 @@ class Publisher:
     def begin_cell(self, packed_header: bytes) -> tuple[int, int]:
         """Attribute what follows to a request; returns the mark for :meth:`is_silent_since`."""
         mark = self._rank_end.mark
+        self._rank_end.begin_cell()
         self._rank_end.send(CELL_BEGIN, [packed_header])
         return mark
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the cell was interrupted, though a handler of its own may have taken it."""
+        return self._rank_end.was_interrupted
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -18,7 +18,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import own_code
+from .cell_errors import interrupt_behind
 from .script_end import program_end
+from .script_errors import ScriptError, ScriptExit
 from .script_state import put_back
 from .streams import flush_all
 
@@ -26,18 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import CodeType
-
-
-class ScriptError(Exception):
-    """A script can't be run, or has ended with an exit code of its own."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Return one line: no code of the person's is at fault."""
-        return [f"{type(self).__name__}: {self}"]
-
-
-class ScriptExit(ScriptError):  # noqa: N818  (SystemExit is not called an error either)
-    """A script has ended with an exit code other than 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +61,18 @@ def run_script(
     ScriptError
         If there is no such script or folder, or the script exits with another code than 0.
     """
+    with put_back() as state:
+        _enter(folder)
+        os.environ.update(environment)
+        found = _find_module(target) if is_module else _find_script(target)
+        state.say_hidden(found.folder)
+        _run(found, arguments)
+
+
+def _enter(folder: str) -> None:
     try:
-        with put_back(folder) as state:
-            os.environ.update(environment)
-            found = _find_module(target) if is_module else _find_script(target)
-            state.say_hidden(found.folder)
-            _run(found, arguments)
+        os.chdir(folder)
     except OSError as error:
-        if error.filename != folder:
-            raise
         raise ScriptError(f"the notebook's folder {folder} can't be entered on this host: {error.strerror}") from None
 
 
@@ -99,6 +92,9 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
             exec(found.code, main.__dict__)  # noqa: S102  (it is what this is for)
         except SystemExit as end:
             code = end.code
+            interrupt = interrupt_behind(end)
+            if interrupt is not None and code not in (None, 0):
+                raise interrupt from None
         except BaseException:  # whatever ends the script; only in a process that it forked it goes no further
             if os.getpid() != process:
                 traceback.print_exc()
@@ -130,17 +126,18 @@ def _check_exit(code: Any, name: str) -> None:
 
 def _find_script(target: str) -> _Found:
     path = Path(target).absolute()
-    if not path.exists():
-        raise ScriptError(f"there is no {target} in {Path.cwd()}")
-    if path.is_dir() or path.suffix in {".zip", ".pyz"}:
+    try:
+        if not path.exists():
+            raise ScriptError(f"there is no {target} in {Path.cwd()}")
+        is_archive = path.is_dir() or path.suffix in {".zip", ".pyz"}
+        source = b"" if is_archive else path.read_bytes()
+    except OSError as error:
+        raise ScriptError(f"{target} can't be read: {error.strerror}") from None
+    if is_archive:
         spec = PathFinder.find_spec("__main__", [str(path)])
         if spec is None:
             raise ScriptError(f"{target} has no __main__.py")
         return _Found(_code_of(spec), target, str(path), spec)
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise ScriptError(f"{target} can't be read: {error.strerror}") from None
     return _Found(compile(source, str(path), "exec", dont_inherit=True), target, str(path.resolve().parent), None)
 
 
@@ -153,6 +150,8 @@ def _find_module(target: str) -> _Found:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{target}.__main__")
     except ModuleNotFoundError as error:
+        if not f"{target}.".startswith(f"{error.name}."):
+            raise  # what a package that the module is in imports itself
         raise ScriptError(f"no module is named {error.name!r} on this host; {target} is in it") from None
     if spec is None:
         raise ScriptError(f"no module that can be run is named {target!r} on this host")

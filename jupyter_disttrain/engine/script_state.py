@@ -3,7 +3,8 @@
 Covers: working directory, environment, arguments, built-ins, streams, signals and timers, logging, warnings, the way
 ``multiprocessing`` starts processes, random numbers of Python and numpy: as they are in a new process while it runs, as
 they were after it.
-Does not cover: modules (``script_modules``), torch's switches (``torch_state``), how a program ends (``script_end``).
+Does not cover: modules (``script_modules``), torch's switches (``torch_state``), what training libraries keep
+(``library_states``), how a program ends (``script_end``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from multiprocessing import context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .library_states import libraries_as_imported
 from .script_modules import Modules
 from .streams import flush_all
 from .torch_state import as_in_a_new_process
@@ -36,9 +38,8 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @contextmanager
-def put_back(folder: str) -> Iterator[Modules]:
-    """Enter ``folder`` and let a program change what it likes; afterwards all is as it was."""
-    modules = Modules()
+def put_back() -> Iterator[Modules]:
+    """Let a program change what it likes; afterwards all is as it was."""
     keepers = (
         *(_directory, _environment, _interpreter, _collector, _streams, _signals, _logging),
         *(_multiprocessing, _random_numbers, _printing, as_in_a_new_process),
@@ -47,20 +48,42 @@ def put_back(folder: str) -> Iterator[Modules]:
         for keep in keepers:
             stack.enter_context(keep())
         stack.enter_context(warnings.catch_warnings())
+        modules = Modules()  # last, for what it hides would be lost if a keeper could not begin
         stack.callback(modules.put_back)
-        os.chdir(folder)
+        stack.enter_context(libraries_as_imported())  # of the script's modules, so before the session's are back
         yield modules
 
 
 @contextmanager
 def _directory() -> Iterator[None]:
-    before, mask = Path.cwd(), os.umask(0)
+    before, mask = _working_directory(), os.umask(0)
     os.umask(mask)
     try:
         yield
     finally:
-        os.chdir(before)
         os.umask(mask)
+        _go_back(before)
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed; Linux still knows its name
+        return Path(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
+
+
+def _go_back(before: Path) -> None:
+    """Enter the directory that cells were in, or where it is gone the nearest one above it that is there."""
+    why = ""
+    for place in (before, *before.parents):
+        try:
+            os.chdir(place)
+        except OSError as error:
+            why = why or error.strerror or str(error)
+            continue
+        if why:
+            sys.stderr.write(f"the working directory {before} can't be entered any more ({why}): it is {place} now\n")
+        return
 
 
 @contextmanager
@@ -169,11 +192,13 @@ def _logging() -> Iterator[None]:
         yield
     finally:
         root.manager.disable = disabled
+        left: list[logging.Handler] = []
         for name, logger in _loggers().items():
             if name in before:
-                _set_state(logger, before[name])
+                left += _set_state(logger, before[name])
             elif not _is_of_library(name):
-                _set_state(logger, ([], logging.NOTSET, True, False))
+                left += _set_state(logger, ([], logging.NOTSET, True, False))
+        flush_all(*left)
 
 
 def _loggers() -> dict[str, logging.Logger]:
@@ -190,12 +215,12 @@ def _state(logger: logging.Logger) -> tuple[list[logging.Handler], int, bool, bo
     return list(logger.handlers), logger.level, logger.propagate, logger.disabled
 
 
-def _set_state(logger: logging.Logger, state: tuple[list[logging.Handler], int, bool, bool]) -> None:
-    for handler in logger.handlers:
-        if handler not in state[0]:
-            handler.flush()
+def _set_state(logger: logging.Logger, state: tuple[list[logging.Handler], int, bool, bool]) -> list[logging.Handler]:
+    """Set it, and return the handlers that it had beside these."""
+    left = [handler for handler in logger.handlers if handler not in state[0]]
     logger.handlers[:], _, logger.propagate, logger.disabled = state
     logger.setLevel(state[1])
+    return left
 
 
 @contextmanager

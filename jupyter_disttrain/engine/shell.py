@@ -174,10 +174,9 @@ RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     if trace is not None and not own_code.is_typed():
         # Nobody has written what a magic has the ranks run, nor what lies between it and a script.
-        first = trace.tb_next
-        while first is not None and not own_code.is_own(first.tb_frame.f_code.co_filename):
-            first = first.tb_next
-        trace.tb_next = first
+        own = _first_frame(trace.tb_next, own_code.is_own)
+        # Before the script itself a package that it is in may have failed.
+        trace.tb_next = own or _first_frame(trace.tb_next, _is_of_package)
     frame = trace
     while frame is not None:
         following = frame.tb_next
@@ -185,6 +184,17 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
             following = following.tb_next
         frame.tb_next = following  # the first frame is IPython's own
         frame = following
+    return trace
+
+
+def _is_of_package(filename: str) -> bool:
+    """Whether a file is one that a person has written, and no cell."""
+    return cell_errors.is_of_person(filename) and not own_code.is_cell(filename)
+
+
+def _first_frame(trace: TracebackType | None, is_wanted: Callable[[str], bool]) -> TracebackType | None:
+    while trace is not None and not is_wanted(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
     return trace
 
 

@@ -6,6 +6,7 @@ Does not cover: what an interrupt leaves (``switches``), the process group (``pr
 
 from __future__ import annotations
 
+import functools
 import sys
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -42,10 +43,40 @@ def as_in_a_new_process() -> Iterator[None]:
             stack.callback(_set, read, write, before)
             if name in _usual:
                 _set(read, write, _usual[name])
+        stack.enter_context(_interop_threads_bear_it(torch))
         if devices:
             stack.callback(torch.cuda.empty_cache)
             stack.callback(torch.cuda.set_device, devices[0])
         yield
+
+
+@contextmanager
+def _interop_threads_bear_it(torch: Any) -> Iterator[None]:
+    """Let a script set the number of threads between operations, which torch takes once in a process.
+
+    What the first one sets stays, for nothing can put it back.
+    """
+    original = torch.set_num_interop_threads
+
+    @functools.wraps(original)
+    def set_num_interop_threads(number: int) -> None:
+        try:
+            original(number)
+        except RuntimeError:
+            found = torch.get_num_interop_threads()
+            if number < 1:
+                raise  # it would fail in a new process too
+            if number != found:
+                sys.stderr.write(
+                    f"torch.set_num_interop_threads({number}) changes nothing: this process has {found} for good; "
+                    "run the script with --fresh to have it\n"
+                )
+
+    torch.set_num_interop_threads = set_num_interop_threads
+    try:
+        yield
+    finally:
+        torch.set_num_interop_threads = original
 
 
 def _set(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> None:

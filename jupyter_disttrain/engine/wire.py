@@ -35,6 +35,7 @@ LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
 BUSY = 8  # on the shared page: 1 while the nanny handles output
 IN_USE = 9  # on the shared page: 1 while the rank serves a request
+INTERRUPTED = 10  # on the shared page: 1 once the nanny has interrupted the cell
 USES = struct.Struct("=Q")  # on the shared page, at 16: requests that the rank has served
 USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux puts so much on a socket at once: all or, when a signal comes, nothing
@@ -200,6 +201,15 @@ class RankEnd:
         self._wire.page[IN_USE] = 0
         USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
 
+    def begin_cell(self) -> None:
+        """Forget that a cell was interrupted."""
+        self._wire.page[INTERRUPTED] = 0
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the nanny has interrupted the cell, whatever the cell has made of it."""
+        return bool(self._wire.page[INTERRUPTED])
+
     def beat(self, beat: pulse.Pulse) -> None:
         """Show the nanny what the rank does; one thread of the rank calls this."""
         pulse.write(self._wire.page, beat)
@@ -294,6 +304,10 @@ class NannyEnd:
     def set_busy(self, busy: bool) -> None:
         """Say that output is being handled."""
         self._page[BUSY] = int(busy)
+
+    def set_interrupted(self, interrupted: bool) -> None:
+        """Say whether the cell was interrupted."""
+        self._page[INTERRUPTED] = int(interrupted)
 
     def count(self, size: int) -> None:
         """Count what was read."""

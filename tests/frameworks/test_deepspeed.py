@@ -12,11 +12,25 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
 from ..test_lifecycle import wait_until
+from ..test_scripts import said, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from jupyter_disttrain import CellRun
+
 BUILD = "from deepspeed.accelerator import get_accelerator as a; a().create_op_builder('ShareMemCommBuilder').load()"
+SCRIPT = """
+import deepspeed, torch
+from deepspeed.utils import groups
+print(deepspeed.comm.comm.cdb, groups.mpu, groups._WORLD_GROUP, deepspeed.comm.comm.comms_logger.enabled)
+deepspeed.init_distributed("gloo")
+deepspeed.comm.configure(enabled=True)
+groups.mpu = "the script's"
+total = torch.ones(1)
+deepspeed.comm.all_reduce(total)
+print(total.item(), groups._clone_world_group() is groups._WORLD_GROUP)
+"""
 START = "import deepspeed; deepspeed.init_distributed(); deepspeed.comm.get_world_size()"
 
 
@@ -43,3 +57,20 @@ def test_a_part_is_built_by_one_rank_and_after_one_that_was_killed(
         built = (lock.parent / ".ninja_log").read_text().splitlines()[1:]
         outputs = [line.split("\t")[3] for line in built]
         assert len(outputs) == len(set(outputs)) > 0
+
+
+def test_a_script_finds_it_as_just_imported_and_the_session_keeps_its_own(folder: Path) -> None:
+    def ends(run: CellRun) -> dict[int, list[str]]:
+        return {rank: [lines[0], lines[-1]] for rank, lines in said(run).items()}  # between them it tells what it built
+
+    script = write(folder, "train.py", SCRIPT)
+    expected = {rank: ["None None None False", "2.0 True"] for rank in range(2)}
+    with Cluster(n=2, name="script") as cluster:
+        for _ in range(2):
+            assert ends(cluster.run_script(script)) == expected
+            assert cluster.run("import deepspeed; deepspeed.comm.is_initialized()").results == {0: False, 1: False}
+        cluster.run("deepspeed.init_distributed('gloo'); ours = deepspeed.comm.comm.cdb; total = torch.ones(1)")
+        assert ends(cluster.run_script(script)) == expected
+        assert cluster.run("ours is deepspeed.comm.comm.cdb").results == {0: True, 1: True}
+        assert cluster.run("deepspeed.comm.all_reduce(total); total.item()").results == {0: 2.0, 1: 2.0}
+        assert cluster.run("deepspeed.utils.groups.mpu is None").results == {0: True, 1: True}
