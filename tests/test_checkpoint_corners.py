@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,3 +120,17 @@ def test_random_numbers_stay_where_only_some_is_loaded(cluster: Cluster, tmp_pat
     with Cluster(n=1, launcher="local", name="later") as later:
         later.load(tmp_path)
         assert later.run("value, torch.initial_seed()").results == {0: (1, 0)}
+
+
+def test_a_model_that_a_cell_returned_has_the_name_it_was_given(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run(MAKE + "net")  # IPython's names come before a person's in the namespace
+    cluster.run("train(1); net")
+    assert cluster.run("_ is net").results == {0: True, 1: True}
+    cluster.save(tmp_path, ["optimizer"])
+    about = json.loads((tmp_path / "000001" / "disttrain.json").read_text())
+    assert about["names"] == {"optimizer": ["optimizer", "net"]}
+    with Cluster(n=2, launcher="local", name="anew") as anew:
+        anew.run(MAKE)
+        anew.load(tmp_path)
+        assert anew.run("len(optimizer.state)").results == {0: 2, 1: 2}

@@ -8,6 +8,7 @@ Does not cover: other values (``checkpoint_values``), versions (``checkpoint_fol
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MODEL, OPTIMIZER, STATE, VALUE = "model", "optimizer", "state", "value"  # what a variable is
+KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+|_i{1,3}|_i\d+")  # what cells returned, which another session has not
 MARK = ".saved"  # no variable's name
 
 
@@ -179,7 +181,7 @@ class Checkpoints:
         there = self._namespace()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         stepped = set(map(id, parameters))
-        for candidate in (*names, *there):
+        for candidate in (*names, *(each for each in there if not KEPT_BY_IPYTHON.fullmatch(each))):
             model = there.get(candidate)
             if isinstance(model, torch.nn.Module) and stepped <= {id(each) for each in model.parameters()}:
                 return candidate
