@@ -155,7 +155,7 @@ def test_an_old_version_that_is_half_removed_is_none(cluster: Cluster, tmp_path:
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         cluster.save(tmp_path, ["value"], keep=1)
     cluster.run("shutil.rmtree = whole", 0)
-    assert sorted(path.name for path in tmp_path.iterdir())[1:] == ["000002"]
+    assert [path.name for path in tmp_path.glob("0*")] == ["000002"]
     cluster.save(tmp_path, ["value"], keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003"]
 
