@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,3 +121,54 @@ def test_random_numbers_stay_where_only_some_is_loaded(cluster: Cluster, tmp_pat
     with Cluster(n=1, launcher="local", name="later") as later:
         later.load(tmp_path)
         assert later.run("value, torch.initial_seed()").results == {0: (1, 0)}
+
+
+def test_what_a_person_keeps_beside_the_versions_stays(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "000002").mkdir()
+    (tmp_path / "000003").write_text("a note of mine")
+    (tmp_path / "20240101").mkdir()
+    (tmp_path / "20240101" / "samples.csv").write_text("1,2")
+    (tmp_path / "\u00b2").mkdir()
+    old = tmp_path / ".saving-plans"
+    old.mkdir()
+    os.utime(old, (0, 0))
+    own = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(RankFailure, match="there is no checkpoint in"):
+        cluster.load(tmp_path)
+    for value in range(4):
+        cluster.run(f"value = {value}")
+        cluster.save(tmp_path, ["value"], keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == own | {"000005", "000006"}
+    assert (tmp_path / "000003").read_text() == "a note of mine"
+    cluster.run("value = -1")
+    cluster.load(tmp_path)
+    assert cluster.run("value").results == {0: 3, 1: 3}
+
+
+def test_an_old_version_that_is_half_removed_is_none(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("value = 1")
+    cluster.save(tmp_path, ["value"])
+    cluster.run(
+        "import shutil; whole = shutil.rmtree\ndef cut(path, **options): raise KeyboardInterrupt\nshutil.rmtree = cut",
+        0,
+    )
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        cluster.save(tmp_path, ["value"], keep=1)
+    cluster.run("shutil.rmtree = whole", 0)
+    assert [path.name for path in tmp_path.glob("0*")] == ["000002"]
+    cluster.save(tmp_path, ["value"], keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003"]
+
+
+def test_a_model_that_a_cell_returned_has_the_name_it_was_given(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run(MAKE + "net")  # IPython's names come before a person's in the namespace
+    cluster.run("train(1); net")
+    assert cluster.run("_ is net").results == {0: True, 1: True}
+    cluster.save(tmp_path, ["optimizer"])
+    about = json.loads((tmp_path / "000001" / "disttrain.json").read_text())
+    assert about["names"] == {"optimizer": ["optimizer", "net"]}
+    with Cluster(n=2, launcher="local", name="anew") as anew:
+        anew.run(MAKE)
+        anew.load(tmp_path)
+        assert anew.run("len(optimizer.state)").results == {0: 2, 1: 2}

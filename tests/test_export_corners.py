@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import shlex
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.journal import Origin
 from jupyter_disttrain.errors import UsageError
 
@@ -14,8 +18,6 @@ from .test_export import launched
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from jupyter_disttrain import Cluster
 
 
 @pytest.mark.parametrize(
@@ -137,3 +139,74 @@ def test_no_file_of_a_person_is_written_over(cluster: Cluster, tmp_path: Path) -
     cluster.run("global x; x = 2")
     with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
         cluster.export(tmp_path / "it.py")
+
+
+def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.push({"table": np.arange(4.0)})
+    cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
+    values = tmp_path / "it's_values.pkl"
+    values.write_bytes(pickle.dumps("mine"))
+    with pytest.raises(UsageError, match=r"it's_values\.pkl is there already, and %dist_export has not written it"):
+        cluster.export(tmp_path / "it's.py")
+    assert list(tmp_path.iterdir()) == [values]
+    values.unlink()
+    for _ in range(2):
+        exported = cluster.export(tmp_path / "it's.py")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert launched(shlex.quote(str(exported.launch)), elsewhere) == ["rank 0 6.0", "rank 1 6.0"]
+    (tmp_path / "folder.sh").mkdir()
+    with pytest.raises(UsageError, match=r"folder\.sh is there already"):
+        cluster.export(tmp_path / "folder.py")
+
+
+def test_the_script_s_own_names_are_none_of_the_cells(tmp_path: Path) -> None:
+    with Cluster(n=2, launcher="local", name="named") as cluster:
+        cluster.push({"table": np.arange(4.0)})
+        cluster.run("_pushed, _copy, _rank, _dist, pushed, copied = 'abcdef'")
+        cluster.run("me, rank, dist = rank, rank + 10, 'far'")
+        cluster.push({"late": np.ones(2)}, 1)
+        cluster.run("offset = me * 2", 1)
+        cluster.copy(["late", "offset", "me"], 1, [0])
+        show = (
+            "f'rank {rank} {_pushed}{_copy}{_rank}{_dist}{pushed}{copied} {dist} {table.sum()} {late.sum()} {offset}'"
+        )
+        expected = list(cluster.run(show).results.values())
+        cluster.run(f"print({show} + '\\n', end='', flush=True)")
+        exported = cluster.export(tmp_path / "it.py")
+    assert expected == ["rank 10 abcdef far 6.0 2.0 2", "rank 11 abcdef far 6.0 2.0 2"]
+    assert launched(exported.command, tmp_path) == expected
+
+
+def test_a_copy_checks_in_the_script_what_it_checks_in_the_session(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("import os\nif any(name.startswith('DISTTRAIN_') for name in os.environ):\n    x = rank\nunused = 1")
+    cluster.copy(["x", "unused"], 1, [0])
+    cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
+    exported = cluster.export(tmp_path / "it.py")
+    assert "unused'" not in exported.script.read_text()
+    with pytest.raises(AssertionError, match="NameError: rank 1 has no 'x'"):
+        launched(exported.command, tmp_path)
+    with pytest.raises(AssertionError, match="ValueError: there is no rank 1 to copy x; start 2 ranks"):
+        launched("torchrun --nproc-per-node=1 it.py", tmp_path)
+
+
+def test_a_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.reset()
+    cluster.run("x = 1")
+    cluster.copy(["x"], 1, [0])
+    cluster.run("x\ndist.init_process_group('gloo'); dist.barrier()")
+    with pytest.raises(UsageError, match=r"%dist_copy --from 1 --to 0 x uses the session's process group"):
+        cluster.export(tmp_path / "it.py")
+
+
+def test_a_copy_without_torch_goes_by_mpi(tmp_path: Path) -> None:
+    with Cluster(n=2, backend="none", name="plain") as cluster:
+        cluster.run("x = rank")
+        cluster.copy(["x"], 1, [0])
+        cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
+        with pytest.raises(UsageError, match="can copy from rank to rank by MPI only; export with --mpi"):
+            cluster.export(tmp_path / "it.py")
+        exported = cluster.export(tmp_path / "it.py", "mpi")
+    assert launched(exported.command, tmp_path) == ["rank 0 1", "rank 1 1"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..ranks import label_ranks
 from .journal import Origin
 from .part import Part
 from .variables import check_names
@@ -66,20 +67,42 @@ class CheckpointKeeper(Part):
             raise UsageError(f"at least one version has to stay, not {keep}")
         session = self._launch.folders.run.name
         words = f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={session!r}"
-        self._writes_beside = self._writes_beside or beside
+        self._writes_beside = self._writes_beside or (beside and self._launch.config.backend != "none")
         return self._run_checkpoints(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
 
-    def finish_saves(self) -> None:
+    def finish_saves(self, **options: Any) -> str:
         """Wait until what is written beside the cells is on the disk, before ranks are ended.
+
+        Parameters
+        ----------
+        **options
+            As of :meth:`Cluster.run`.
+
+        Returns
+        -------
+        str
+            What a person should know: that a version may be cut off, as ranks still run a cell or are gone. Mostly
+            empty.
 
         Raises
         ------
         RankFailure
             If it could not be written.
         """
-        if self._writes_beside and all(entry.state == "idle" for entry in self._launch.table):
-            self._writes_beside = False
-            self._run_checkpoints("wait()", {})
+        # What an earlier kernel has begun is not known here.
+        came_late = self._launch.journal.began_late and self._launch.config.backend != "none"
+        if not (self._writes_beside or came_late) or self._launch.link is None:
+            return ""
+        others = [entry.info.rank for entry in self._launch.table if entry.state != "idle"]
+        if others:
+            are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
+            return (
+                f"{are} not idle, so that a checkpoint that is being written beside the cells is cut off; the version "
+                "before stays the latest"
+            )
+        self._writes_beside = False
+        self._run_checkpoints("wait()", options)
+        return ""
 
     def load(self, path: str | os.PathLike[str], names: Sequence[str] = (), **options: Any) -> CellRun:
         """Load variables on all ranks, from the latest version in a checkpoint folder or from one that is named.

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 import weakref
 from concurrent.futures import wait
 from dataclasses import replace
@@ -155,9 +156,14 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         """Return itself; the end of the block shuts it down."""
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        """Shut down."""
-        self.shutdown()
+    def __exit__(self, kind: object, *_exc: object) -> None:
+        """Shut down; a checkpoint that is being written is waited for, unless an error ends the block."""
+        try:
+            told = self.finish_saves() if kind is None else ""
+        finally:
+            self.shutdown()
+        if told:
+            warnings.warn(told, stacklevel=2)
 
     # Cells
 

@@ -9,8 +9,10 @@ A version is written under another name, and gets its own once all of it is on t
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 ABOUT = "disttrain.json"  # says what is in a version
 SAVING = ".saving-"
+_LEFT = re.compile(r"\.saving-.+\.[0-9a-f]{8}(\.\d+)?")  # being written, or an old version being removed
+_NUMBER = re.compile(r"[0-9]{6,}")
 LEFT_SECONDS = 24 * 3600.0  # without a change: another session's version that nobody writes any more
 
 
@@ -39,13 +43,14 @@ def begin(root: Path, session: str, tag: str) -> Path:
     session
         Names this session among those that write there.
     tag
-        Names this version among the session's.
+        Names this version among the session's: eight hexadecimal digits.
     """
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"{SAVING}*"):
-        is_ours = left.name.startswith(f"{SAVING}{session}.")
-        if is_ours or time.time() - left.stat().st_mtime > LEFT_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)  # what is still there is in nobody's way
+        with suppress(FileNotFoundError):  # another session's was finished at this moment
+            is_own = left.name.startswith(f"{SAVING}{session}.")
+            if _LEFT.fullmatch(left.name) and (is_own or time.time() - left.stat().st_mtime > LEFT_SECONDS):
+                shutil.rmtree(left, ignore_errors=True)  # what is still there is in nobody's way
     folder = root / f"{SAVING}{session}.{tag}"
     folder.mkdir()
     return folder
@@ -62,21 +67,33 @@ def finish(folder: Path, keep: int | None) -> Path:
     root = folder.parent
     for inner in (folder, *(each for each in folder.iterdir() if each.is_dir())):
         sync(inner)
+    versions = versions_in(root)
+    number = int(versions[-1].name) if versions else 0
     while True:
-        versions = versions_in(root)
-        version = root / f"{int(versions[-1].name) + 1 if versions else 1:06}"
+        number += 1
+        version = root / f"{number:06}"
+        if os.path.lexists(version):
+            continue  # a person's own, or another session's that was finished meanwhile
         try:
             folder.rename(version)
         except OSError:
             if not version.exists():
                 raise
-            continue  # another session's was finished at this moment
-        break
+        else:
+            break
     sync(root)
     if keep is not None:
-        for old in [*versions, version][:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        for old in versions_in(root)[:-keep]:
+            _remove(old, folder)
     return version
+
+
+def _remove(version: Path, folder: Path) -> None:
+    """Remove an old version under another name: cut off meanwhile, no half of it must pass for a version."""
+    gone = folder.with_name(f"{folder.name}.{version.name}")
+    with suppress(OSError):  # one that can't be removed stays
+        version.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -105,9 +122,9 @@ def latest(path: Path) -> Path:
 
 
 def versions_in(root: Path) -> list[Path]:
-    """Return the whole versions in a folder, the newest last."""
-    found = [each for each in root.iterdir() if each.name.isdigit()] if root.is_dir() else []
-    return sorted(found, key=lambda each: int(each.name))
+    """Return the whole versions in a folder, the newest last; a person may keep something else of such a name there."""
+    found = [each for each in root.iterdir() if _NUMBER.fullmatch(each.name)] if root.is_dir() else []
+    return sorted((each for each in found if (each / ABOUT).is_file()), key=lambda each: int(each.name))
 
 
 def size_of(version: Path) -> int:

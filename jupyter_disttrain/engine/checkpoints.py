@@ -1,20 +1,21 @@
 """Checkpoints of what cells have made: ``%dist_save`` and ``%dist_load`` on this rank.
 
-Covers: models and optimizers through ``torch.distributed.checkpoint``, on another number of ranks too; saving beside
-the cells; that all ranks load the same version.
-Does not cover: other values (``checkpoint_values``), versions (``checkpoint_folder``).
+Covers: models and optimizers through ``torch.distributed.checkpoint``, on another number of ranks too; that all ranks
+load the same version.
+Does not cover: other values (``checkpoint_values``), versions (``checkpoint_folder``), writing beside the cells
+(``checkpoint_beside``).
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import re
 import time
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint_beside import Beside, words_of
 from .checkpoint_folder import ABOUT, CheckpointError, begin, finish, latest, size_of, sync
 from .checkpoint_values import read_value, set_random_states, tells_its_state, write_values
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MODEL, OPTIMIZER, STATE, VALUE = "model", "optimizer", "state", "value"  # what a variable is
+KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+|_i{1,3}|_i\d+")  # what cells returned, which another session has not
 MARK = ".saved"  # no variable's name
 
 
@@ -36,8 +38,7 @@ class Checkpoints:
 
     def __init__(self, namespace: Callable[[], dict[str, Any]]) -> None:
         self._namespace = namespace
-        self._group: Any = None  # for what goes on beside the cells
-        self._pending: Future[str] | None = None  # the last that was begun: why it was not saved, or nothing
+        self._beside = Beside()
 
     def save(self, path: str, names: Sequence[str], *, beside: bool, keep: int | None, session: str, tag: str) -> None:
         """Save variables as the next version; called on all ranks.
@@ -61,7 +62,8 @@ class Checkpoints:
             If a variable is missing or can't be saved, or the save before this one has failed.
         """
         import torch.distributed as dist  # noqa: PLC0415
-        from torch.distributed.checkpoint.state_dict_saver import async_save, save  # noqa: PLC0415
+        from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
         self.wait()
         began = time.monotonic()
@@ -82,18 +84,18 @@ class Checkpoints:
             sync(about)
         state = self._states(kinds)
         dist.barrier()
-        if not beside:
-            if state:
-                save(state, checkpoint_id=folder)
-            dist.barrier()
-            _from_rank_0(lambda: _finish(folder, keep, began))
+        if beside:
+            self._beside.write(
+                state | {MARK: True}, folder, lambda: _finish(folder, keep, began) if rank == 0 else None
+            )
             return
-        if self._group is None or self._group not in dist.distributed_c10d._world.pg_map:  # noqa: SLF001
-            self._group = dist.new_group(backend="gloo")
-        outcome: Future[str] = Future()
-        self._pending = outcome
-        writing: Any = async_save(state | {MARK: True}, checkpoint_id=folder, process_group=self._group)
-        writing.add_done_callback(lambda done: outcome.set_result(_on_saved(done, folder, keep, began, rank)))
+        if state:
+            try:
+                save(state, checkpoint_id=folder)
+            except CheckpointException as error:
+                raise CheckpointError(f"the checkpoint can't be saved: {words_of(error)}") from None
+        dist.barrier()
+        _from_rank_0(lambda: _finish(folder, keep, began))
 
     def wait(self) -> None:
         """Wait until the last version is written that was begun beside the cells; called on all ranks.
@@ -103,14 +105,7 @@ class Checkpoints:
         CheckpointError
             If it could not be, on whichever rank.
         """
-        import torch.distributed as dist  # noqa: PLC0415
-
-        pending, self._pending = self._pending, None
-        outcomes: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(outcomes, "" if pending is None else pending.result())
-        for rank, failure in enumerate(outcomes):
-            if failure:
-                raise CheckpointError(f"the checkpoint before was not saved: rank {rank}: {failure}")
+        self._beside.wait()
 
     def load(self, path: str, names: Sequence[str]) -> None:
         """Load variables from a version, or the latest in a folder; called on all ranks.
@@ -179,7 +174,7 @@ class Checkpoints:
         there = self._namespace()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         stepped = set(map(id, parameters))
-        for candidate in (*names, *there):
+        for candidate in (*names, *(each for each in there if not KEPT_BY_IPYTHON.fullmatch(each))):
             model = there.get(candidate)
             if isinstance(model, torch.nn.Module) and stepped <= {id(each) for each in model.parameters()}:
                 return candidate
@@ -273,21 +268,6 @@ def _finish(folder: Path, keep: int | None, began: float) -> str:
     seconds = time.monotonic() - began
     print(f"saved {version} ({size_of(version) / 2**20:.1f} MiB) in {seconds:.1f} s")  # noqa: T201
     return str(version)
-
-
-def _on_saved(done: Any, folder: Path, keep: int | None, began: float, rank: int) -> str:
-    """Finish a version that was written beside the cells; return why it could not be, or nothing."""
-    failure = done.exception()
-    if rank == 0 and failure is None:
-        try:
-            _finish(folder, keep, began)
-        except OSError as error:
-            failure = error
-    if failure is None:
-        return ""
-    text = f"{type(failure).__name__}: {failure}"
-    sys.stderr.write(f"the checkpoint was not saved: {text}\n")
-    return text
 
 
 def _flat() -> Any:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
+BESIDE = "disttrain beside"  # describes the group of threads that write a checkpoint beside the cells
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """A process group that this rank is in."""
@@ -35,6 +38,11 @@ class GroupRecord:
     made_at: str  # the cell's line that made it; empty for the session's own
     held: weakref.ref[Any]  # the group: one that a person has destroyed must not live on here
     loops: tuple[EventLoop, ...]
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it is of threads that write a checkpoint, and no cell knows of it."""
+        return self.description == BESIDE
 
 
 class Groups:
@@ -88,6 +96,11 @@ class Groups:
             if name not in self._records:
                 self._records[name] = _record_of(pg, name)
         return dict(self._records)
+
+    @property
+    def of_cells(self) -> dict[str, GroupRecord]:
+        """Those of them that cells know, and that are made anew after a release."""
+        return {name: record for name, record in self.live.items() if not record.is_beside}
 
     def keep_line(self, name: str, made_at: str) -> None:
         """Take over the line that made a group from the group in whose place it stands."""

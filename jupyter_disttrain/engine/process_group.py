@@ -120,7 +120,7 @@ class Group:
 
         self._enter(generation)
         # An attempt that failed has destroyed them already, but they are still to be made anew.
-        live = self.groups.live
+        live = self.groups.of_cells
         old = self._old = live | self._old
         count = c10d._world.group_count  # noqa: SLF001
         if dist.is_initialized():
@@ -286,7 +286,7 @@ class Group:
     @property
     def collectives(self) -> dict[str, int]:
         """How many collectives this cell has called on this rank, by the name of the group."""
-        return {} if self.broken else self._counts.since_begin(self.groups.live)
+        return {} if self.broken else self._counts.since_begin(self.groups.of_cells)
 
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.
@@ -344,7 +344,7 @@ class Group:
         ours, self._ours = self._ours, None
         world = dist.group.WORLD
         if world is not None and world is ours:
-            self._old = self.groups.live | self._old
+            self._old = self.groups.of_cells | self._old
         if world is not None and (world is ours or self._own_cell != self._cell):
             dist.destroy_process_group()
 

@@ -119,7 +119,7 @@ class DistributedMagics(ScriptMagics):
             print("\n".join(cluster.replace(ranks)))  # noqa: T201
             return
         try:
-            cluster.finish_saves()
+            self._finish_saves(cluster)
             cluster.reset()
         finally:
             if cluster.closed:
@@ -134,9 +134,7 @@ class DistributedMagics(ScriptMagics):
         """End the cluster and everything it started."""
         args = parse("dist_shutdown", line)
         for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
-            self._forget(cluster)
-            cluster.finish_saves()
-            cluster.shutdown()
+            self._end(cluster)
             print(f"{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
@@ -155,6 +153,12 @@ class DistributedMagics(ScriptMagics):
     def shutdown_all(self) -> None:
         """End every cluster of this notebook."""
         for cluster in list(self._clusters.values()):
+            self._end(cluster)
+
+    def _end(self, cluster: Cluster) -> None:
+        try:
+            self._finish_saves(cluster)
+        finally:  # an interrupt ends the wait, not the wish
             self._forget(cluster)
             cluster.shutdown()
 

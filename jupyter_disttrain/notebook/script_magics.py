@@ -6,12 +6,14 @@ Does not cover: the other magics (``magics``).
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from IPython.core.magic import line_magic, no_var_expand
 
 from ..cluster.journal import Origin
+from ..errors import DisttrainError
 from ..ranks import parse_ranks
 from .arguments import documented, parse
 from .settings import Settings
@@ -86,6 +88,17 @@ class ScriptMagics(Settings):
         cluster = self._require(args)
         options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
         cluster.load(args.path, args.names, origin=origin_of(self.shell), **options)
+
+    def _finish_saves(self, cluster: Cluster) -> None:
+        """Wait for what is written beside the cells; what goes wrong is told, and the ranks can be ended."""
+        try:
+            told = cluster.finish_saves(listener=self._screen(cluster, tuple(range(cluster.world_size))))
+        except DisttrainError as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            told = str(error)
+        if told:
+            sys.stderr.write(f"{told}\n")
 
     @documented
     @line_magic

@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...ranks import label_ranks
+from ...ranks import format_ranks, label_ranks
 from ...values import load_value
 from ..journal import Copied, Did, Pushed, Ran, is_whole
 from .cells import Cell, read_cell
-from .frame import LAUNCHES, MARK, Frame, launch_file
+from .frame import LAUNCHES, MARK, Frame, Helpers, launch_file
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..journal import Entry
     from ..start import Launch
 
 LITERAL = 200  # characters of a value that is written into the script
+MARKED_BYTES = 1000  # of a file, within which it says who has written it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,30 +85,65 @@ def export(
         *notes,
         *(f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)),
     ]
-    used = set().union(*(cell.names for cell in cells.values()))
+    body = _Body(entries, cells, frame)
     values = path.with_name(f"{path.stem}_values.pkl")
-    saved: dict[int, dict[str, Any]] = {}
-    parts: list[str] = []
-    for at, entry in enumerate(entries):
-        if isinstance(entry, Ran):
-            parts.append(cells[entry.number].text(frame.world_size))
-        elif isinstance(entry, Pushed):
-            parts += _pushed(entry, used, saved.setdefault(at, {}), at, frame.world_size)
-        elif isinstance(entry, Copied) and used & set(entry.names):
-            parts.append(_copied(entry))
-        elif isinstance(entry, Did):
-            parts.append(f"# {entry.magic} stood here")
-    saved = {at: named for at, named in saved.items() if named}
-    text = frame.script(parts, [cells[number] for number in cells], launch, values.name if saved else "")
+    if body.saved:
+        _check_own(values)
+    named = values.name if body.saved else ""
+    text = frame.script(body.parts, body.cells, launch, named, body.helpers, copies=body.copies)
     _check_python(text, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if saved:
-        values.write_bytes(pickle.dumps(saved))
+    if body.saved:
+        values.write_bytes(pickle.dumps({"about": f"What {path.name} reads; {MARK}.", "values": body.saved}))
     path.write_text(text)
     beside.write_text(content)
     beside.chmod(0o755)
     command = f"sbatch {name}" if launch == "slurm" else f"./{name}"
-    return Exported(script=path, launch=beside, values=values if saved else None, notes=tuple(notes), command=command)
+    return Exported(
+        script=path, launch=beside, values=values if body.saved else None, notes=tuple(notes), command=command
+    )
+
+
+class _Body:
+    """What was done, as parts of a script."""
+
+    def __init__(self, entries: Sequence[Entry], cells: Mapping[int, Cell], frame: Frame) -> None:
+        self._frame = frame
+        self._used = set[str]().union(*(cell.names for cell in cells.values()))
+        changed = set[str]().union(*(cell.sets for cell in cells.values()))
+        changed.update(name for entry in entries if isinstance(entry, (Pushed, Copied)) for name in entry.names)
+        self.helpers = Helpers.beside(self._used | changed, changed)
+        self.copies = False
+        self.parts: list[str] = []
+        self.cells: list[Cell] = []  # with copies from rank to rank, which use the process group as well
+        self.saved: dict[int, dict[str, Any]] = {}  # pushed values that are no literals, by place
+        for at, entry in enumerate(entries):
+            if isinstance(entry, Ran):
+                self._add(cells[entry.number])
+            elif isinstance(entry, Pushed):
+                self._push(entry, at)
+            elif isinstance(entry, Copied) and self._used & set(entry.names):
+                self.copies = True
+                self._add(_copied(entry, self._used, self.helpers.copy, frame.world_size))
+            elif isinstance(entry, Did):
+                self.parts.append(f"# {entry.magic} stood here")
+
+    def _add(self, cell: Cell) -> None:
+        self.cells.append(cell)
+        self.parts.append(cell.text(self._frame.world_size, self.helpers.rank))
+
+    def _push(self, entry: Pushed, at: int) -> None:
+        saved: dict[str, Any] = {}
+        lines = _pushed(entry, self._used, saved, f"{self.helpers.pushed}[{at}]")
+        if saved:
+            self.saved[at] = saved
+        if not lines:
+            return
+        head = "# Pushed by the notebook"
+        if len(entry.ranks) < self._frame.world_size:
+            head += f" to {label_ranks(entry.ranks)}\nif {self.helpers.rank} in {set(entry.ranks)}:"
+            lines = [f"    {line}" for line in lines]
+        self.parts.append("\n".join([head, *lines]))
 
 
 def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
@@ -115,10 +151,14 @@ def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
     if beside == path:
         raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
     for file in (path, beside):
-        if file.exists() and MARK not in file.read_text(errors="replace")[:400]:
-            raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
+        _check_own(file)
     if not any(isinstance(entry, Ran) for entry in entries):
         raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
+
+
+def _check_own(file: Path) -> None:
+    if os.path.lexists(file) and not (file.is_file() and MARK.encode() in file.read_bytes()[:MARKED_BYTES]):
+        raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
 
 
 def _check_python(text: str, path: Path) -> None:
@@ -165,8 +205,8 @@ def _prompts(cells: Iterable[Ran]) -> str:
     return "cells " + " ".join(f"[{cell.execution_count}]" for cell in cells)
 
 
-def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], at: int, world_size: int) -> list[str]:
-    """Return the lines that set pushed variables, and put what is no literal into ``saved``."""
+def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], place: str) -> list[str]:
+    """Return the lines that set pushed variables, and put into ``saved`` what is no literal; it is ``place`` there."""
     needed = [name for name in entry.names if name in used]
     if not needed:
         return []
@@ -182,13 +222,9 @@ def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], at: int, world
         if literal is None:
             _check_portable(name, values[name])
             saved[name] = values[name]
-            literal = f"pushed[{at}][{name!r}]"
+            literal = f"{place}[{name!r}]"
         lines.append(f"{name} = {literal}")
-    head = "# Pushed by the notebook"
-    if len(entry.ranks) == world_size:
-        return ["\n".join([head, *lines])]
-    body = "\n".join(f"    {line}" for line in lines)
-    return [f"{head} to {label_ranks(entry.ranks)}\nif rank in {set(entry.ranks)}:\n{body}"]
+    return lines
 
 
 def _check_portable(name: str, value: Any) -> None:
@@ -217,16 +253,21 @@ def _literal(value: Any) -> str | None:
     return text if type(same) is type(value) and same == value else None
 
 
-def _copied(entry: Copied) -> str:
-    names = ", ".join(entry.names)
-    some = f"if rank in {set(entry.ranks) | {entry.source}}:\n    " if entry.ranks else ""
-    return "\n".join(
-        [
-            f"# Copied from rank {entry.source} to {label_ranks(entry.ranks)}",
-            f"copied = [{names}] if rank == {entry.source} else [None] * {len(entry.names)}",
-            f"dist.broadcast_object_list(copied, src={entry.source})",
-            f"{some}{names}{',' if len(entry.names) == 1 else ''} = copied",
-        ]
+def _copied(entry: Copied, used: set[str], copy: str, world_size: int) -> Cell:
+    """Return a copy from rank to rank as a cell that all ranks run; what no cell uses was not pushed, either."""
+    names = [name for name in entry.names if name in used]
+    source = f"{copy}({entry.source}, {list(entry.ranks)}, {', '.join(map(repr, names))})"
+    title = f"%dist_copy --from {entry.source} --to {format_ranks(entry.ranks)} {' '.join(names)}"
+    return Cell(
+        title=title,
+        source=source,
+        ranks=tuple(range(world_size)),
+        names=frozenset({"dist", *names}),
+        sets=frozenset(names),
+        future=(),
+        makes_group=False,
+        ends_group=False,
+        imports=frozenset(),
     )
 
 

@@ -38,11 +38,11 @@ class Cell:
     ends_group: bool  # it left the ranks none
     imports: frozenset[str]  # modules, without what is in them: "horovod" for horovod.torch
 
-    def text(self, world_size: int) -> str:
-        """Return its lines in a script of ``world_size`` ranks."""
+    def text(self, world_size: int, rank: str) -> str:
+        """Return its lines in a script of ``world_size`` ranks, where ``rank`` is which one it is."""
         if len(self.ranks) == world_size:
             return f"# {self.title}\n{self.source}"
-        which = f"rank == {self.ranks[0]}" if len(self.ranks) == 1 else f"rank in {set(self.ranks)}"
+        which = f"{rank} == {self.ranks[0]}" if len(self.ranks) == 1 else f"{rank} in {set(self.ranks)}"
         return f"# {self.title}, on {label_ranks(self.ranks)}\nif {which}:\n{indented(self.source)}"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from .cells import Cell
 
@@ -55,6 +55,46 @@ def log_metrics(step=None, **values):
 '''
 
 
+_COPY = """\
+def {copy}(source, targets, *names, rank=rank, world_size=world_size, {by}={by}):
+    outside = sorted(each for each in (source, *targets) if each >= world_size)
+    if outside:
+        raise ValueError(f"there is no rank {{outside[0]}} to copy {{names[0]}}; start {{outside[-1] + 1}} ranks")
+    told = [{{name: globals()[name] for name in names if name in globals()}} if rank == source else None]
+    {exchange}
+    missing = [name for name in names if name not in told[0]]
+    if missing:
+        raise NameError(f"rank {{source}} has no {{', '.join(map(repr, missing))}}")
+    if rank in targets:
+        globals().update(told[0])"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """Names of the script's own that no cell uses."""
+
+    pushed: str
+    copy: str
+    rank: str
+    dist: str
+
+    @classmethod
+    def beside(cls, names: Container[str], changed: Container[str]) -> Helpers:
+        """Choose them beside the names of the cells, some of which are ``changed`` by cells."""
+
+        def free(name: str) -> str:
+            while name in names:
+                name += "_"
+            return name
+
+        return cls(
+            pushed=free("_pushed"),
+            copy=free("_copy"),
+            rank=free("_rank") if "rank" in changed else "rank",
+            dist=free("_dist") if "dist" in changed else "dist",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """What the ranks were."""
@@ -71,7 +111,9 @@ class Frame:
         """The number of ranks on each node, rounded up."""
         return -(-self.world_size // self.nodes)
 
-    def script(self, parts: Sequence[str], cells: Sequence[Cell], launch: str, values: str) -> str:
+    def script(
+        self, parts: Sequence[str], cells: Sequence[Cell], launch: str, values: str, helpers: Helpers, *, copies: bool
+    ) -> str:
         """Return the whole script.
 
         Parameters
@@ -84,6 +126,10 @@ class Frame:
             How it is started.
         values
             The name of the file with pushed variables; empty if there is none.
+        helpers
+            The names that the parts use.
+        copies
+            Whether a part copies variables from rank to rank.
 
         Raises
         ------
@@ -105,16 +151,19 @@ class Frame:
             head.append("\n".join(self._device()))
         if not any(cell.makes_group for cell in cells):
             head += [line for line in [self._group(launch)] if line]
+        head += [f"{own} = {name}" for name, own in (("rank", helpers.rank), ("dist", helpers.dist)) if own != name]
         if values:
-            head.append(
-                f'with open(os.path.join(os.path.dirname(__file__), "{values}"), "rb") as file:\n'
-                "    pushed = pickle.load(file)"
-            )
+            beside = f"os.path.join(os.path.dirname(os.path.abspath(__file__)), {values!r})"
+            head.append(f'with open({beside}, "rb") as {helpers.pushed}:')
+            head[-1] += f'\n    {helpers.pushed} = pickle.load({helpers.pushed})["values"]'
+        if copies:
+            head.append(self._copy(launch, helpers.copy))
         if "log_metrics" in used:
             head.append(_LOG_METRICS.strip("\n"))
         if "display" in used:
             head.append("display = print")
-        tail = ["if dist.is_initialized():\n    dist.destroy_process_group()"] if self.backend != "none" else []
+        end = f"if {helpers.dist}.is_initialized():\n    {helpers.dist}.destroy_process_group()"
+        tail = [end] if self.backend != "none" else []
         return "\n\n".join([*head, *(part.rstrip() for part in parts), *tail]) + "\n"
 
     def _title(self, launch: str) -> str:
@@ -165,6 +214,14 @@ class Frame:
         if not self.on_gpus:
             return ['device = torch.device("cpu")', "gpu_id = None"]
         return ['device = torch.device("cuda", local_rank)', "torch.cuda.set_device(device)", "gpu_id = local_rank"]
+
+    def _copy(self, launch: str, name: str) -> str:
+        """Return the function that does what ``%dist_copy`` does, and refuses what that refuses."""
+        if self.backend != "none":
+            return _COPY.format(copy=name, by="dist", exchange="dist.broadcast_object_list(told, src=source)")
+        if launch != "mpi":
+            raise UsageError("without torch a script can copy from rank to rank by MPI only; export with --mpi")
+        return _COPY.format(copy=name, by="comm", exchange="told = comm.bcast(told, root=source)")
 
     def _group(self, launch: str) -> str:
         if self.backend == "none":

@@ -1,0 +1,149 @@
+"""Versions that are written beside the cells.
+
+Covers: the process group in which the writing threads meet, waiting for them, what came of a version.
+Does not cover: what is in a version (``checkpoints``), its folder (``checkpoint_folder``).
+
+What ends the session's process group, a death or an interrupt that releases ranks, ends that of the writers as well. It
+is not made anew with the others: a thread that has not noticed yet would go on in the new group, where nobody follows.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from .cell_errors import is_of_group
+from .checkpoint_folder import CheckpointError
+from .groups import BESIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+CUT_OFF = "the checkpoint that was being written beside the cells was cut off; the version before stays the latest"
+
+
+class Beside:
+    """Write one version at a time in a thread."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._writing: _Writing | None = None  # the last that was begun
+
+    def write(self, state: Mapping[str, Any], folder: Path, finish: Callable[[], object]) -> None:
+        """Copy a state and begin to write it; called on all ranks, after :meth:`wait`.
+
+        Parameters
+        ----------
+        state
+            What ``torch.distributed.checkpoint`` saves.
+        folder
+            Of the version.
+        finish
+            Called once all ranks have written.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+        from torch.distributed.checkpoint.state_dict_saver import async_save  # noqa: PLC0415
+
+        # Ranks may differ in this: one is new, or an interrupt came while they made it.
+        if not all(_of_all(self._has_group)):
+            self._group = dist.new_group(backend="gloo", group_desc=BESIDE)
+        writing = self._writing = _Writing(finish)
+        try:
+            done: Any = async_save(dict(state), checkpoint_id=folder, process_group=self._group)
+        except BaseException:  # an interrupt too: no thread of this rank can be waited for
+            self._writing = self._group = None
+            raise
+        done.add_done_callback(writing.end)
+
+    def wait(self) -> None:
+        """Wait until the last version is written that was begun; called on all ranks.
+
+        Raises
+        ------
+        CheckpointError
+            If it could not be, on whichever rank; not for one that was cut off, which is told when it happens.
+        """
+        writing = self._writing
+        if not all(_of_all(writing is not None and self._has_group)) and writing is not None:
+            writing.give_up()  # its thread may wait for ever, for one that takes no part or has left the group
+            self._group = None
+        outcomes = _of_all("" if writing is None else writing.outcome.result())
+        self._writing = None
+        for rank, failure in enumerate(outcomes):
+            if failure:
+                raise CheckpointError(f"the checkpoint before was not saved: rank {rank}: {failure}")
+
+    @property
+    def _has_group(self) -> bool:
+        """Whether there is a group, and nobody has destroyed it."""
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        return self._group in c10d._world.pg_map  # noqa: SLF001
+
+
+class _Writing:
+    """One version that a thread writes."""
+
+    def __init__(self, finish: Callable[[], object]) -> None:
+        self._finish = finish
+        self._turns = threading.Lock()  # of the thread that writes, and of who gives up
+        self.outcome: Future[str] = Future()  # why it was not saved; nothing if it was, or was cut off, which is told
+
+    def end(self, done: Future[Any]) -> None:
+        """Take what the thread has come to."""
+        with self._turns:
+            if not self.outcome.done():
+                self.outcome.set_result(self._come_to(done))
+
+    def give_up(self) -> None:
+        """Wait no longer for a thread that other ranks have left alone."""
+        with self._turns:
+            if not self.outcome.done():
+                self.outcome.set_result(_cut_off())
+
+    def _come_to(self, done: Future[Any]) -> str:
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or (error is not None and _is_left_alone(error)):
+            return _cut_off()
+        if error is None:
+            try:
+                self._finish()
+            except OSError as failed:
+                error = failed
+        if error is None:
+            return ""
+        text = words_of(error)
+        sys.stderr.write(f"the checkpoint was not saved: {text}\n")
+        return text
+
+
+def words_of(error: BaseException) -> str:
+    """Say why a version could not be written; torch puts the tracebacks of all ranks into its error."""
+    failures = getattr(error, "failures", None)
+    if not isinstance(failures, dict):
+        return f"{type(error).__name__}: {error}"
+    by_rank = {rank: failure for rank, (failure, _) in sorted(failures.items())}
+    return "; ".join(f"rank {rank}: {type(failure).__name__}: {failure}" for rank, failure in by_rank.items())
+
+
+def _is_left_alone(error: BaseException) -> bool:
+    """Whether other ranks can't be reached any more: who died is told elsewhere, and so is an interrupt."""
+    # torch raises ValueError for a group that has been destroyed; what goes wrong with a file comes in its own type.
+    return is_of_group(error) or isinstance(error, ValueError)
+
+
+def _cut_off() -> str:
+    sys.stderr.write(f"{CUT_OFF}\n")  # alike on all ranks, so that it is shown once
+    return ""
+
+
+def _of_all(own: Any) -> list[Any]:
+    """Return what every rank has, by rank."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
