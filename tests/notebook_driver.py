@@ -134,9 +134,9 @@ class Notebook:
             clear_next = _take(outcome, displays, message, clear_next)
             if on_message is not None:
                 on_message(message, outcome)
-        reply = self.client.get_shell_msg(timeout=30)
+        reply = self.client.get_shell_msg(timeout=60)
         while reply["parent_header"].get("msg_id") != msg_id:
-            reply = self.client.get_shell_msg(timeout=30)  # a cell that an earlier test gave up
+            reply = self.client.get_shell_msg(timeout=60)  # a cell that an earlier test gave up
         outcome.reply = reply["content"]
         outcome.seconds = time.monotonic() - start
         return outcome

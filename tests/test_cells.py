@@ -59,7 +59,7 @@ def test_an_await_can_be_interrupted(notebook: Notebook) -> None:
             notebook.interrupt()
 
     cell = "%%distributed\nimport asyncio\nprint('waiting', flush=True)\nawait asyncio.sleep(60)"
-    outcome = notebook.run(cell, timeout=30, on_message=stop_when_it_waits)
+    outcome = notebook.run(cell, timeout=60, on_message=stop_when_it_waits)
     assert outcome.status == "error"
     assert run(notebook, "'back'").check().lines == ["ranks 0-1 │ 'back'"]
 

@@ -191,7 +191,7 @@ def test_twenty_interrupts_cost_no_variable_and_no_cell(notebook: Notebook) -> N
     notebook.run("%%distributed\ncount = 0").check()
     for turn in range(20):
         code = "%%distributed\ncount += 1\nprint('round', count)\nwhile True: pass"
-        outcome = notebook.run(code, on_message=interrupt_when(f"ranks 0-1 │ round {turn + 1}", notebook), timeout=30)
+        outcome = notebook.run(code, on_message=interrupt_when(f"ranks 0-1 │ round {turn + 1}", notebook), timeout=60)
         assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 4: KeyboardInterrupt"
         after = notebook.run("%%distributed\nprint(count)").check()
         assert after.lines == [f"ranks 0-1 │ {turn + 1}"]
@@ -204,7 +204,7 @@ def test_an_interrupt_ends_a_sleep_and_a_child_process(notebook: Notebook) -> No
         "__import__('os').system('sleep 1000'); __import__('time').sleep(1000)",
     ):
         source = f"%%distributed\nprint('go', flush=True)\n{code}"
-        outcome = notebook.run(source, on_message=interrupt_when("ranks 0-1 │ go", notebook), timeout=30)
+        outcome = notebook.run(source, on_message=interrupt_when("ranks 0-1 │ go", notebook), timeout=60)
         assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: KeyboardInterrupt"
     notebook.run("%sync").check()
 

@@ -34,7 +34,7 @@ HOST = socket.gethostname()
 FAST = "--backend none"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Wait for what no event tells: the end of processes that are not our children."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -37,7 +37,7 @@ def ask(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
     """Send a request on the shell channel and return its reply."""
     msg_id = getattr(notebook.client, request)(*args)
     while True:
-        message = notebook.client.get_shell_msg(timeout=30)
+        message = notebook.client.get_shell_msg(timeout=60)
         if message["parent_header"].get("msg_id") == msg_id:
             return dict(message["content"])
 
@@ -56,7 +56,7 @@ def test_help_shows_every_option(notebook: Notebook, magic: str) -> None:
 
 def test_the_question_mark_shows_the_same(notebook: Notebook) -> None:
     notebook.client.execute("%dist_init?", allow_stdin=False)
-    payload = notebook.client.get_shell_msg(timeout=30)["content"]["payload"]
+    payload = notebook.client.get_shell_msg(timeout=60)["content"]["payload"]
     assert "--share-gpus" in payload[0]["data"]["text/plain"]
     try:
         while True:

@@ -59,7 +59,7 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
     assert wait_until(lambda: world.table[0].state == "running")
     pid = world.table[1].info.pid
     psutil.Process(pid).kill()
-    assert wait_until(lambda: world.table[1].info.pid != pid and world.table[1].state == "idle", 30)
+    assert wait_until(lambda: world.table[1].info.pid != pid and world.table[1].state == "idle", 60)
     for call in ("comm.allreduce(1)", "from mpi4py import MPI; MPI.COMM_WORLD.allreduce(1)"):
         with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
             world.run(call, 1)
@@ -67,7 +67,7 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
     world._guardian.release(forced=True)
     other = world.table[2].info.pid
     psutil.Process(other).kill()
-    assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 30)
+    assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 60)
     world.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait()

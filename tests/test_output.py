@@ -267,7 +267,7 @@ def test_an_error_is_seen_while_others_still_run(notebook: Notebook, tmp_path: P
         wait,
         "print('rank 0 ended')",
         on_message=look,
-        timeout=30,
+        timeout=60,
     )
     assert "ValueError: too hot" in outcome.error
     assert outcome.text.count("ValueError: too hot") == 1

@@ -88,9 +88,9 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     output(page, 0, "ranks 0-1 ready")
     run_cell(page, 1)
     # In the panel: the ranks run, the plots of both metrics are there, with both ranks, and move.
-    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=20_000)
+    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=60_000)
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
-    loss.and_(page.locator("[aria-label*='rank 0: '][aria-label*='rank 1: ']")).wait_for(timeout=20_000)
+    loss.and_(page.locator("[aria-label*='rank 0: '][aria-label*='rank 1: ']")).wait_for(timeout=60_000)
     seen = loss.get_attribute("aria-label")
     page.wait_for_function(
         "([panel, seen]) => document.querySelector(`${panel} .jdt-plot[aria-label^=loss]`).ariaLabel !== seen",
@@ -103,10 +103,10 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
         "([panel, line]) => document.querySelector(`${panel} .jdt-rank`).innerText !== line", arg=[PANEL, line]
     )
     assert page.locator(f"{PANEL} canvas#marked").count() == 1
-    page.locator(f"{PANEL} .jdt-plot[aria-label^='steps/s']").wait_for(timeout=20_000)
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='steps/s']").wait_for(timeout=60_000)
     # In the widget, while the kernel is busy.
     widget = ".jp-Notebook .jdt-view"
-    page.locator(f"{widget} .jdt-plot[aria-label^='accuracy']").wait_for(timeout=20_000)
+    page.locator(f"{widget} .jdt-plot[aria-label^='accuracy']").wait_for(timeout=60_000)
     assert not page.locator(".jp-Notebook .jdt-still").first.is_visible()
     take_picture(page, "training_light")
     set_theme(page, "JupyterLab Dark")
@@ -126,8 +126,8 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
     page.evaluate("() => window.jupyterapp.restored")
     show_panel(page)
-    page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']").wait_for(timeout=20_000)
-    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=20_000)
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']").wait_for(timeout=60_000)
+    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=60_000)
     # The interrupt of the panel ends the cell although the kernel is busy.
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
     page.wait_for_function(
@@ -141,7 +141,7 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     assert page.locator(f"{PANEL} .jdt-rank").count() == 2
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
     page.locator(".jp-Dialog button", has_text="Stop").click()
-    page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible", timeout=20_000)
+    page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible", timeout=60_000)
 
 
 @pytest.mark.browser

@@ -83,7 +83,7 @@ def test_what_a_chosen_rank_says_next_is_seen(open_notebook: Callable[..., Page]
     output(page, 1, "1:2")
     area = area_of(page, 1)
     area.get_by_role("tab", name="1").first.click()
-    area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=20_000)
+    area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=60_000)
     assert not [line for line in said(area) if line.startswith(("0:", "2:"))]
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
     wait_for_end(page, 1)
@@ -107,7 +107,7 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
     assert "own 2" in said(area)
     assert "own 0" not in said(area)
     widget = area_of(page, 2).locator(".jdt-view")
-    widget.locator(".jdt-plot[aria-label^='loss']").wait_for(timeout=20_000)
+    widget.locator(".jdt-plot[aria-label^='loss']").wait_for(timeout=60_000)
     take_picture(page, "notebook7")
     run_cell(page, 3)
     wait_for_end(page, 3)
