@@ -24,6 +24,13 @@ POOLS = {
         pool = ThreadPoolExecutor(2)
         pool.submit(lambda: (time.sleep(0.2), print("worked", flush=True)))
         """,
+    "cancelled": """
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(1)
+        pool.submit(lambda: (time.sleep(0.2), print("worked", flush=True)))
+        pool.submit(print, "cancelled")
+        pool.shutdown(wait=False, cancel_futures=True)
+        """,
     "processes": """
         from concurrent.futures import ProcessPoolExecutor
         pool = ProcessPoolExecutor(1)

@@ -33,7 +33,7 @@ ADDS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"  # its variable that lets process set
 START_SECONDS = 30.0  # for all ranks to start it; a new process has to import it first
 JOIN_CUT_OFF = "hvd.join() was cut off, after which Horovod 0.28 can't start in the same processes; run %dist_reset"
 # What may be asked of Horovod before it runs.
-_BEFORE_INIT = ("init", "shutdown", "is_initialized")
+_BEFORE_INIT = ("init", "shutdown", "is_initialized", "ProcessSet")
 
 
 class _Told(NamedTuple):
@@ -52,6 +52,8 @@ class HorovodWorld:
         self._mpi = mpi
         self.calls = HorovodCalls()
         self._started: dict[str, Any] = {}  # what Horovod calls its basics, by the name of the module that has them
+        self._given_way: list[_Told] = []  # the session's, once a program has started or ended Horovod in its place
+        self._in_program = False
         self._generation = 0  # of the process group that was formed last
         self._ending: threading.Thread | None = None
         self._ends: defaultdict[Any, threading.Lock] = defaultdict(threading.Lock)  # two ends at once abort the process
@@ -70,6 +72,7 @@ class HorovodWorld:
             if self.calls.is_join_cut_off:
                 raise RendezvousError(JOIN_CUT_OFF)
             communicator = self._communicator(comm)
+            self._give_way()
             if not basics.is_initialized():
                 # A rank that waits in Horovod's own code for one that never comes can't be released alive.
                 communicator.Barrier()
@@ -79,12 +82,22 @@ class HorovodWorld:
 
         def shutdown(basics: Any) -> None:
             """End Horovod."""
+            self._give_way()
             self._started.pop(_module_of(basics), None)
             with self._ends[basics]:
                 end(basics)
             self.calls.begin_anew(on_all_ranks=True)
 
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
+
+    def _give_way(self) -> None:
+        """End the session's Horovod before a program starts one of its own, or ends what it has not started."""
+        if not self._in_program:
+            self._given_way.clear()
+        elif not self._given_way:
+            self._given_way = [self._told()]
+            for name in self._given_way[0].modules:
+                sys.modules[name].shutdown()
 
     def _communicator(self, asked: Any) -> Any:
         """Return the communicator that Horovod is to use; MPI's own may hold a rank that has died since.
@@ -145,7 +158,7 @@ class HorovodWorld:
         if generation == 1 or world is None or self._mpi.failure:
             return []
         try:
-            own = _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
+            own = self._given_way.pop() if self._given_way else self._told()
             told = within(START_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in told):
                 within(START_SECONDS, lambda: self._start_anew(told))
@@ -153,6 +166,9 @@ class HorovodWorld:
             remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
             return [f"Horovod ({type(error).__name__}: {error}){remedy}"]
         return []
+
+    def _told(self) -> _Told:
+        return _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
 
     def _start_anew(self, told: Sequence[_Told]) -> None:
         if self._ending is not None:
@@ -173,13 +189,26 @@ class HorovodWorld:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """End with a program what the program has started, as its process would have done."""
+        """End with a program what the program has started, as its process would have done.
+
+        The session's gives way to it, and is started again when the session's process group is formed anew:
+        ``gave_way`` says that this has to be.
+        """
         before = set(self._started)
+        self._in_program = True
         try:
             yield
         finally:
-            for name in self._started.keys() - before:
+            for name in self._started.keys() - before if not self._given_way else list(self._started):
                 within(LIMIT_SECONDS, sys.modules[name].shutdown)
+            self._in_program = False
+            if self._given_way and not self._given_way[0].modules:
+                self._given_way.clear()
+
+    @property
+    def gave_way(self) -> bool:
+        """Whether a program has ended the session's Horovod."""
+        return bool(self._given_way)
 
 
 def _module_of(basics: Any) -> str:

@@ -17,7 +17,7 @@ import weakref
 from concurrent import futures
 from concurrent.futures import process as process_pools
 from concurrent.futures import thread as thread_pools
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ def program_end(names: dict[str, Any]) -> Iterator[None]:
         try:
             yield
         finally:
-            futures.wait(list(submitted))
+            for future in list(submitted):
+                _wait_for(future)
             for thread in set(threading.enumerate()) - threads:
                 if not thread.daemon and not _is_of_pool(thread):
                     thread.join()
@@ -75,6 +76,12 @@ def _submitted() -> Iterator[weakref.WeakSet[Any]]:
         yield handed
     finally:
         futures.ThreadPoolExecutor.submit = original  # type: ignore[method-assign]
+
+
+def _wait_for(future: Any) -> None:
+    """Wait for work that was handed to a pool; ``futures.wait`` would wait for ever for what was cancelled."""
+    with suppress(futures.CancelledError):
+        future.exception()
 
 
 def _is_of_pool(thread: threading.Thread) -> bool:

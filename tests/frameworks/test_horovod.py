@@ -227,6 +227,36 @@ def test_scripts_run_again_and_again(three: Cluster, folder: Path, how: str) -> 
         assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
 
 
+OWN = """
+import torch, horovod.torch as hvd
+some = hvd.ProcessSet([0, 2])
+hvd.init(process_sets=[some])
+print(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=some).item() if hvd.rank() != 1 else "outside")
+hvd.shutdown()
+"""
+
+
+def test_the_sessions_own_gives_way_to_a_script_and_comes_back(
+    agreeing: Cluster, folder: Path, pids: dict[int, int]
+) -> None:
+    agreeing.run("hvd.shutdown(); mine = hvd.ProcessSet([0, 1]); hvd.init(process_sets=[mine])")
+    script = write(folder, "own.py", OWN)
+    for _ in range(2):
+        assert said(agreeing.run_script(script)) == {0: ["2.0"], 1: ["outside"], 2: ["2.0"]}
+        assert agreeing.run("hvd.is_initialized()").results == dict.fromkeys(range(3), True)
+        in_set = "hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=mine).item() if rank < 2 else None"
+        assert agreeing.run(in_set).results == {0: 2.0, 1: 2.0, 2: None}
+        _goes_on(agreeing, pids)
+
+
+def test_a_process_set_starts_nothing(three: Cluster) -> None:
+    three.reset()
+    assert three.run("some = hvd.ProcessSet([0, 1]); hvd.is_initialized()").results == dict.fromkeys(range(3), False)
+    three.run("hvd.init(process_sets=[some])")
+    in_set = "hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=some).item() if rank < 2 else None"
+    assert three.run(in_set).results == {0: 2.0, 1: 2.0, 2: None}
+
+
 def test_ranks_of_the_local_launcher_are_told_what_to_do(folder: Path) -> None:
     with Cluster(n=2, launcher="local", name="local") as local:
         for code in ("hvd.rank()", "import horovod.torch as hvd; hvd.init()"):
