@@ -118,6 +118,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def torchless() -> Iterator[Cluster]:
+    """Two ranks without torch, which a reset brings back in no time, for what hangs on no launcher."""
+    with Cluster(n=2, launcher="local", backend="none", name="torchless") as cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="session")
 def shared_notebook() -> Iterator[Notebook]:
     """A kernel with the extension loaded and two ranks; tests use ``notebook``."""

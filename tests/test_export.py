@@ -145,11 +145,11 @@ def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path)
         ("%%html\n<b>", r"In \[\d+\], line 1: %%html means nothing in a script"),
     ],
 )
-def test_what_needs_ipython_is_refused_by_name(cluster: Cluster, tmp_path: Path, code: str, message: str) -> None:
-    cluster.reset()
-    cluster.run(code)
+def test_what_needs_ipython_is_refused_by_name(torchless: Cluster, tmp_path: Path, code: str, message: str) -> None:
+    torchless.reset()
+    torchless.run(code)
     with pytest.raises(UsageError, match=message):
-        cluster.export(tmp_path / "it.py")
+        torchless.export(tmp_path / "it.py")
 
 
 def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
@@ -169,14 +169,14 @@ def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
     ]
 
 
-def test_large_values_are_refused_by_name(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
-    cluster.push({"table": np.zeros(3 << 20)})
-    cluster.run("x = 1")
-    cluster.export(tmp_path / "it.py")
-    cluster.run("y = table.sum()")
+def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
+    torchless.reset()
+    torchless.push({"table": np.zeros(3 << 20)})
+    torchless.run("x = 1")
+    torchless.export(tmp_path / "it.py")
+    torchless.run("y = table.sum()")
     with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too much to be kept"):
-        cluster.export(tmp_path / "it.py")
+        torchless.export(tmp_path / "it.py")
 
 
 def test_comm_needs_mpi(tmp_path: Path) -> None:

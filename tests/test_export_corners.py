@@ -33,11 +33,13 @@ if TYPE_CHECKING:
         ("%%bash -s x\necho $1", r"line 1: %%bash -s x means nothing in a script"),
     ],
 )
-def test_what_a_script_would_do_otherwise_is_refused(cluster: Cluster, tmp_path: Path, code: str, message: str) -> None:
-    cluster.reset()
-    cluster.run(code.replace("FOLDER", str(tmp_path)))
+def test_what_a_script_would_do_otherwise_is_refused(
+    torchless: Cluster, tmp_path: Path, code: str, message: str
+) -> None:
+    torchless.reset()
+    torchless.run(code.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError, match=message):
-        cluster.export(tmp_path / "it.py")
+        torchless.export(tmp_path / "it.py")
 
 
 def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> None:
@@ -114,31 +116,31 @@ def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Pat
         cluster.export(tmp_path / "it.py")
 
 
-def test_values_that_a_script_can_t_read_are_refused_by_name(cluster: Cluster, tmp_path: Path) -> None:
+def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
     for value, message in ((lambda: 1, "fn was pushed and can't be saved"), (threading.Event, "")):
-        cluster.reset()
-        cluster.push({"fn": value})
-        cluster.run("fn")
+        torchless.reset()
+        torchless.push({"fn": value})
+        torchless.run("fn")
         if message:
             with pytest.raises(UsageError, match=message):
-                cluster.export(tmp_path / "it.py")
+                torchless.export(tmp_path / "it.py")
         else:
-            cluster.export(tmp_path / "it.py")
+            torchless.export(tmp_path / "it.py")
 
 
-def test_no_file_of_a_person_is_written_over(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
-    cluster.run("x = 1")
+def test_no_file_of_a_person_is_written_over(torchless: Cluster, tmp_path: Path) -> None:
+    torchless.reset()
+    torchless.run("x = 1")
     for _ in range(2):
-        cluster.export(tmp_path / "it.py")
+        torchless.export(tmp_path / "it.py")
     (tmp_path / "mine.sh").write_text("echo mine")
     with pytest.raises(UsageError, match=r"mine\.sh is there already, and %dist_export has not written it"):
-        cluster.export(tmp_path / "mine.py")
+        torchless.export(tmp_path / "mine.py")
     with pytest.raises(UsageError, match=r"is what the file is called that launches the script; write e\.g\. same\.py"):
-        cluster.export(tmp_path / "same.sh")
-    cluster.run("global x; x = 2")
+        torchless.export(tmp_path / "same.sh")
+    torchless.run("global x; x = 2")
     with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
-        cluster.export(tmp_path / "it.py")
+        torchless.export(tmp_path / "it.py")
 
 
 def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster, tmp_path: Path) -> None:
