@@ -15,6 +15,8 @@ from jupyter_disttrain.errors import RankFailure
 from .recovery_tools import interrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .notebook_driver import Notebook
 
 CUT_OFF = "the checkpoint that was being written beside the cells was cut off; the version before stays the latest\n"
@@ -30,6 +32,13 @@ FileSystemWriter.write_data = slow
 """
 FAST = "go_on.set(); FileSystemWriter.write_data = fast"
 SHORT_S = 60.0  # in place of half an hour, for who would wait for ever
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two ranks by one launcher: how they were started changes nothing here, and many tests begin with new ones."""
+    with Cluster(n=2, launcher="mpi", name="cut-off") as cluster:
+        yield cluster
 
 
 def begin(cluster: Cluster, folder: Path, slow: int) -> None:

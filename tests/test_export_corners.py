@@ -17,7 +17,15 @@ from jupyter_disttrain.errors import UsageError
 from .test_export import launched
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two ranks by one launcher: how they were started changes nothing here, and many tests begin with new ones."""
+    with Cluster(n=2, launcher="local", name="exported") as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize(
