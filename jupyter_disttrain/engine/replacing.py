@@ -39,6 +39,8 @@ def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str
     shows most of them, and those which it does not know are searched for only while there are any. Returns in words
     which objects would not be changed.
     """
+    if not pairs:
+        return []
     replacing = _Replacing(pairs)
     for search in (replacing.referrers, replacing.functions, replacing.untracked):
         for holder in search():
@@ -67,7 +69,8 @@ class _Replacing:
 
     def functions(self) -> list[Any]:
         """Return the functions that have an old one for a default argument, in a tuple that the collector forgot."""
-        return [thing for thing in gc.get_objects() if type(thing) is types.FunctionType and self._in_defaults(thing)]
+        functions = (thing for thing in gc.get_objects() if type(thing) is types.FunctionType)
+        return [each for each in functions if (each.__defaults__ or each.__kwdefaults__) and self._in_defaults(each)]
 
     def untracked(self) -> list[Any]:
         """Return the dicts and tuples that the collector has forgotten, since all in them is plain."""
