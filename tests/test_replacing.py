@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.engine.replacing import Aside, replace_everywhere
 from jupyter_disttrain.errors import RankFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from jupyter_disttrain import Cluster
+    from pathlib import Path
 
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024  (as an untyped script has it)
 
@@ -144,24 +144,42 @@ def test_an_object_that_refuses_is_named_and_costs_itself_alone() -> None:
 
 
 HELD = """
-import gc, os, torch.distributed.nn.functional as functional
-kept = rank * 11
 def default_of(function): return function.__defaults__[-1]
+def mine(x, group=dist.group.WORLD): return x
 class Settings: group = dist.group.WORLD
-pairs = [(1, (dist.group.WORLD,))]
-assert default_of(functional.broadcast) is dist.group.WORLD"""
+pairs = [(1, (dist.group.WORLD,))]"""
 WHAT_IS_HELD = """
-held = (default_of(functional.broadcast), Settings.group, pairs[0][1][0])
+held = (default_of(mine), Settings.group, pairs[0][1][0])
 [each is dist.group.WORLD for each in held]"""
+OPEN_FILES = "import psutil; len(psutil.Process().net_connections())"
 
 
-def test_functions_of_torch_take_the_next_group_for_default(three: Cluster) -> None:
-    # So do all that torch._dynamo imports, which any optimizer does: the old group's threads and sockets were kept.
-    three.run("import torch.distributed.nn.functional")
+def test_what_cells_hold_of_a_group_is_the_next_one(three: Cluster) -> None:
     three.run(HELD)
-    sockets = three.run("import psutil, os; len(psutil.Process().net_connections())").results
+    sockets = three.run(OPEN_FILES).results
     for _ in range(3):
         with pytest.raises(RankFailure, match="on purpose"):
             three.run("if rank == 0: raise ValueError('on purpose')\ndist.barrier()")
     assert three.run(WHAT_IS_HELD).results == {rank: [True, True, True] for rank in range(3)}
-    assert three.run("len(psutil.Process().net_connections())").results == sockets
+    assert three.run(OPEN_FILES).results == sockets
+
+
+OWN_GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+import torch.distributed.nn.functional
+dist.destroy_process_group()
+"""
+
+
+def test_functions_of_torch_use_the_default_group_of_the_moment(folder: Path) -> None:
+    # Theirs would be that of the moment in which a script, or any optimizer in a cell, has imported them.
+    (folder / "own.py").write_text(OWN_GROUP)
+    with Cluster(n=2, launcher="local", grace_s=0.5, name="defaults") as cluster:
+        cluster.run_script("own.py")
+        total = "torch.distributed.nn.functional.all_reduce(torch.ones(1)).item()"
+        assert cluster.run(total).results == {0: 2.0, 1: 2.0}
+        with pytest.raises(RankFailure) as caught:
+            cluster.run(f"if rank == 0: raise ValueError('on purpose')\n{total}")
+        assert set(caught.value.waited) == {1}
+        assert cluster.run(total).results == {0: 2.0, 1: 2.0}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import RankFailure, UsageError
 from ..ranks import label_ranks
 from .journal import Origin
 from .part import Part
@@ -100,8 +100,13 @@ class CheckpointKeeper(Part):
                 f"{are} not idle, so that a checkpoint that is being written beside the cells is cut off; the version "
                 "before stays the latest"
             )
+        try:
+            self._run_checkpoints("wait()", options)
+        except RankFailure as error:
+            # An interrupt ends the wait; the version is still being written.
+            self._writes_beside = any(failure.ename == "KeyboardInterrupt" for failure in error.failures)
+            raise
         self._writes_beside = False
-        self._run_checkpoints("wait()", options)
         return ""
 
     def load(self, path: str | os.PathLike[str], names: Sequence[str] = (), **options: Any) -> CellRun:

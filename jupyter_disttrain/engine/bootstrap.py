@@ -18,6 +18,7 @@ from .checkpoints import Checkpoints
 from .compiled_parts import watch_builds
 from .connection import SAMPLE
 from .frameworks import check_tensorflow
+from .groups import leave_defaults_open
 from .horovod_world import Horovod, HorovodWorld
 from .library_states import note_imports
 from .meeting_place import MeetingPlace
@@ -106,6 +107,7 @@ class Bootstrap:
             self.group = Group(info, request["timeout_s"])
             refuse_spawn()
             watch_builds()
+            leave_defaults_open()
             self.horovod.enter()
             self.progress.count_steps()
         if os.environ.get(SAMPLE):
@@ -148,11 +150,12 @@ class Bootstrap:
         """Put MPI's new world where the old one was held; returns what would not be changed."""
         if change is None:
             return []
-        before, new = change
-        if before is None:
-            self._push({"comm": new})
+        if change[0] is None:
+            self._push({"comm": change[1]})
             return []
-        return replace_everywhere([change])
+        pairs = [change]
+        del change  # whoever goes on holding the old one is searched for
+        return replace_everywhere(pairs)
 
     def _start_sampler(self) -> None:
         if self._sampler is None:

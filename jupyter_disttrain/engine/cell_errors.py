@@ -86,11 +86,13 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return next((link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None)
 
 
-def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, interrupted: bool) -> None:
+def complete(
+    reply: dict[str, Any], shell: RankShell, lines_before: int, interrupted: bool, was_interrupted: bool
+) -> None:
     """Add the line, the time and a plain traceback to an error reply.
 
     A collective that was released because the person interrupted the cell ends it like any other interrupt, and so does
-    an exit that follows the interrupt.
+    an exit that follows the interrupt, also one that the cell has dealt with itself (``was_interrupted``).
     """
     error, shell.last_error = shell.last_error, None
     reply["time_s"] = time.time()
@@ -98,11 +100,12 @@ def complete(reply: dict[str, Any], shell: RankShell, lines_before: int, *, inte
     if error is None:
         return
     is_exit = isinstance(error, (SystemExit, ScriptExit))
-    if is_exit and interrupted:
+    ends_by_interrupt = is_exit and (interrupted or was_interrupted)
+    if ends_by_interrupt:
         error = interrupt_behind(error) or error
     reply["line"] = cell_line(error, lines_before)
     reply["file"] = script_name() if reply["line"] else ""
-    if interrupted and (is_exit or reply.get("group_error")):
+    if ends_by_interrupt or (interrupted and reply.get("group_error")):
         reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _cut_to_cell(error, shell)}
         return
     reply["evalue"] = _shorten(_text_of(error))

@@ -111,7 +111,7 @@ class _Writing:
         if error is None:
             try:
                 self._finish()
-            except OSError as failed:
+            except Exception as failed:  # noqa: BLE001  (a thread calls this: who waits would wait for ever)
                 error = failed
         if error is None:
             return ""

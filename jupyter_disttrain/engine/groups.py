@@ -10,10 +10,12 @@ import functools
 import inspect
 import linecache
 import sys
+import types
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .on_import import on_import
 from .own_code import is_own
 from .sockets import EventLoop, epoll_descriptors, event_loops, shut_down
 
@@ -43,6 +45,24 @@ class GroupRecord:
     def is_beside(self) -> bool:
         """Whether it is of threads that write a checkpoint, and no cell knows of it."""
         return self.description == BESIDE
+
+
+def leave_defaults_open() -> None:
+    """Have the functions of ``torch.distributed.nn`` use the default group of the moment in which they are called.
+
+    Theirs is that of the moment in which they are imported, which any optimizer does: none in a program that imports it
+    before it makes a group.
+    """
+    on_import("torch.distributed.nn.functional", _open_defaults)
+
+
+def _open_defaults(module: Any) -> None:
+    from torch.distributed import ProcessGroup  # noqa: PLC0415
+
+    for function in vars(module).values():
+        if isinstance(function, types.FunctionType) and function.__defaults__:
+            defaults = (None if isinstance(each, ProcessGroup) else each for each in function.__defaults__)
+            function.__defaults__ = tuple(defaults)
 
 
 class Groups:

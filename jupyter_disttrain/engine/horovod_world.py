@@ -156,6 +156,7 @@ class HorovodWorld:
             self._generation = generation
         world = self._mpi.comm
         if generation == 1 or world is None or self._mpi.failure:
+            self._given_way.clear()
             return []
         try:
             own = self._given_way.pop() if self._given_way else self._told()
@@ -199,11 +200,18 @@ class HorovodWorld:
         try:
             yield
         finally:
-            for name in self._started.keys() - before if not self._given_way else list(self._started):
-                within(LIMIT_SECONDS, sys.modules[name].shutdown)
+            own = list(self._started) if self._given_way else self._started.keys() - before
+            for name in own:
+                self._end_with_program(name)
             self._in_program = False
             if self._given_way and not self._given_way[0].modules:
                 self._given_way.clear()
+
+    def _end_with_program(self, name: str) -> None:
+        try:
+            within(LIMIT_SECONDS, sys.modules[name].shutdown)
+        except RendezvousError as error:  # what the program itself has failed of is not to be hidden
+            sys.stderr.write(f"the script's Horovod could not be ended: {error}; %dist_reset ends it\n")
 
     @property
     def gave_way(self) -> bool:

@@ -160,11 +160,11 @@ class RankKernel(IPythonParallelKernel):
         self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
-        group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
+        group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if reply["status"] == "error":
-            interrupted = self._interrupted or self._publisher.was_interrupted
-            cell_errors.complete(reply, shell, options["lines_before"], interrupted=interrupted)
+            interrupts = self._interrupted, self._publisher.was_interrupted
+            cell_errors.complete(reply, shell, options["lines_before"], *interrupts)
         if error is not None:
             cell_errors.let_go(error)
         shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001

@@ -3,9 +3,7 @@
 Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials.
 Does not cover: what C++ holds, frames that still run, bound methods; what has to be done besides (``models``).
 
-``torch.distributed.nn`` shows why variables are not enough: its functions take the default group of the moment in which
-they are imported, which any optimizer does, for a default argument. That group would be kept for ever, with its store,
-its threads and its sockets, and used.
+A group that one place holds is kept for ever, with its store, its threads and its sockets, and used there.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import functools
 import gc
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,9 +84,11 @@ class _Replacing:
     @property
     def hidden(self) -> bool:
         """Whether something holds an old one that the collector does not show."""
-        return any(
-            sys.getrefcount(self._olds[at]) - 1 > len(gc.get_referrers(self._olds[at])) for at in range(len(self._olds))
-        )
+        shown: Counter[int] = Counter()
+        for holder in gc.get_referrers(*self._olds):
+            shown.update(id(each) for each in gc.get_referents(holder) if id(each) in self._new_of)
+        counts = (sys.getrefcount(self._olds[at]) - 1 - shown[id(self._olds[at])] for at in range(len(self._olds)))
+        return any(count > 0 for count in counts)
 
     def _is_own(self, holder: Any) -> bool:
         return holder is self._olds or holder is self._new_of or type(holder) is Aside

@@ -121,9 +121,5 @@ class Scripts:
 
     def _run_here(self, target: str, words: Sequence[str], **options: Any) -> None:
         assert self._horovod is not None
-        try:
-            with nullcontext() if self._group is None else self._group.aside(), self._horovod.aside():
-                run_script(target, words, **options)
-        finally:
-            if self._group is not None and self._horovod.gave_way:
-                self._group.broken = True  # the session's Horovod is started when the group is formed anew
+        with nullcontext() if self._group is None else self._group.aside(), self._horovod.aside():
+            run_script(target, words, **options)

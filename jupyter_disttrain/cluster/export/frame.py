@@ -151,7 +151,8 @@ class Frame:
             head.append("\n".join(self._device()))
         if not any(cell.makes_group for cell in cells):
             head += [line for line in [self._group(launch)] if line]
-        head += [f"{own} = {name}" for name, own in (("rank", helpers.rank), ("dist", helpers.dist)) if own != name]
+        kept = {"rank": helpers.rank} | ({} if self.backend == "none" else {"dist": helpers.dist})
+        head += [f"{own} = {name}" for name, own in kept.items() if own != name]
         if values:
             beside = f"os.path.join(os.path.dirname(os.path.abspath(__file__)), {values!r})"
             head.append(f'with open({beside}, "rb") as {helpers.pushed}:')
