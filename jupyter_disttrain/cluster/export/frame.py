@@ -230,10 +230,17 @@ class Frame:
         options = [f'"{self.backend}"', f"timeout=timedelta(seconds={self.timeout_s:g})"]
         options += ["device_id=device"] if self.on_gpus and self.backend == "nccl" else []
         if launch in ("torchrun", "slurm"):
-            return f"dist.init_process_group({', '.join(options)})"
+            return f"dist.init_process_group({', '.join(options)}){self._all_are_in}"
         broadcast = f"comm.bcast({_PLACE})" if launch == "mpi" else f'hvd.broadcast_object({_PLACE}, name="place")'
         options += ["store=store", "rank=rank", "world_size=world_size"]
-        return f"{_MEETING.format(broadcast=broadcast)}\ndist.init_process_group({', '.join(options)})"
+        return (
+            f"{_MEETING.format(broadcast=broadcast)}\ndist.init_process_group({', '.join(options)}){self._all_are_in}"
+        )
+
+    @property
+    def _all_are_in(self) -> str:
+        """A line that waits until all ranks are in the group: Gloo fails on one while another leaves it already."""
+        return "\ndist.barrier()" if self.backend == "gloo" else ""
 
 
 def launch_file(script: str, frame: Frame, launch: str) -> tuple[str, str]:
