@@ -35,7 +35,7 @@ def barrier_code(launch: Launch) -> str:
 
 
 def restore_group(launch: Launch, ranks: Sequence[int], form: Callable[[], None]) -> None:
-    """Have all ranks ``form`` a new group if all have ended it, or one asks for it, before a cell runs on ``ranks``.
+    """Have all ranks ``form`` a new group if all have ended it, before the next cell runs on ``ranks``.
 
     Raises
     ------
@@ -43,10 +43,9 @@ def restore_group(launch: Launch, ranks: Sequence[int], form: Callable[[], None]
         If some of ``ranks`` have ended the group and others not: what they do together would never end.
     """
     without = {entry.info.rank for entry in launch.table if not entry.group}
-    asks = any(entry.group == "renew" for entry in launch.table)
-    if not without and not asks:
+    if not without:
         return
-    if (asks or len(without) == len(launch.table)) and all(entry.state == "idle" for entry in launch.table):
+    if len(without) == len(launch.table) and all(entry.state == "idle" for entry in launch.table):
         form()
         return
     gone, kept = sorted(without & set(ranks)), sorted(set(ranks) - without)

@@ -13,7 +13,6 @@ from .models import is_step_cut_off
 
 if TYPE_CHECKING:
     from .horovod_calls import HorovodCalls
-    from .horovod_world import HorovodWorld
     from .process_group import Group
 
 
@@ -24,18 +23,15 @@ def before_cell(group: Group | None, horovod: HorovodCalls, cell: int) -> None:
         group.before_cell(cell)
 
 
-def after_cell(group: Group | None, horovod: HorovodWorld, error: BaseException | None) -> tuple[str, dict[str, Any]]:
+def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException | None) -> tuple[str, dict[str, Any]]:
     """Return which process group the rank is in, and what the cell's reply says of it.
 
-    The first is ``Group.tag``; ``"none"`` on a rank without torch; ``"renew"`` where the session's group is whole, and
-    is to be formed anew before the next cell because the session's Horovod starts with it. The reply says whether the
-    error came out of a group, how many collectives the cell has called in each, and whether a step of an FSDP2 model
-    was cut off.
+    The first is ``Group.tag``, or ``"none"`` on a rank without torch. The reply says whether the error came out of a
+    group, how many collectives the cell has called in each, and whether a step of an FSDP2 model was cut off.
     """
     of_group = error is not None and is_of_group(error)
     if group is None:
         return "none", {"group_error": of_group}
     group.broken = group.broken or of_group
-    told = {"group_error": of_group, "collectives": group.collectives | horovod.calls.counted}
-    tag = "renew" if horovod.gave_way and not group.broken else group.tag
-    return tag, told | {"step_cut_off": error is not None and is_step_cut_off()}
+    told = {"group_error": of_group, "collectives": group.collectives | horovod.counted}
+    return group.tag, told | {"step_cut_off": error is not None and is_step_cut_off()}

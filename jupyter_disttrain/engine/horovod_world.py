@@ -52,8 +52,6 @@ class HorovodWorld:
         self._mpi = mpi
         self.calls = HorovodCalls()
         self._started: dict[str, Any] = {}  # what Horovod calls its basics, by the name of the module that has them
-        self._given_way: list[_Told] = []  # the session's, once a program has started or ended Horovod in its place
-        self._in_program = False
         self._generation = 0  # of the process group that was formed last
         self._ending: threading.Thread | None = None
         self._ends: defaultdict[Any, threading.Lock] = defaultdict(threading.Lock)  # two ends at once abort the process
@@ -72,7 +70,6 @@ class HorovodWorld:
             if self.calls.is_join_cut_off:
                 raise RendezvousError(JOIN_CUT_OFF)
             communicator = self._communicator(comm)
-            self._give_way()
             if not basics.is_initialized():
                 # A rank that waits in Horovod's own code for one that never comes can't be released alive.
                 communicator.Barrier()
@@ -82,22 +79,12 @@ class HorovodWorld:
 
         def shutdown(basics: Any) -> None:
             """End Horovod."""
-            self._give_way()
             self._started.pop(_module_of(basics), None)
             with self._ends[basics]:
                 end(basics)
             self.calls.begin_anew(on_all_ranks=True)
 
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
-
-    def _give_way(self) -> None:
-        """End the session's Horovod before a program starts one of its own, or ends what it has not started."""
-        if not self._in_program:
-            self._given_way.clear()
-        elif not self._given_way:
-            self._given_way = [self._told()]
-            for name in self._given_way[0].modules:
-                sys.modules[name].shutdown()
 
     def _communicator(self, asked: Any) -> Any:
         """Return the communicator that Horovod is to use; MPI's own may hold a rank that has died since.
@@ -156,10 +143,9 @@ class HorovodWorld:
             self._generation = generation
         world = self._mpi.comm
         if generation == 1 or world is None or self._mpi.failure:
-            self._given_way.clear()
             return []
         try:
-            own = self._given_way.pop() if self._given_way else self._told()
+            own = _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
             told = within(START_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in told):
                 within(START_SECONDS, lambda: self._start_anew(told))
@@ -167,9 +153,6 @@ class HorovodWorld:
             remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
             return [f"Horovod ({type(error).__name__}: {error}){remedy}"]
         return []
-
-    def _told(self) -> _Told:
-        return _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
 
     def _start_anew(self, told: Sequence[_Told]) -> None:
         if self._ending is not None:
@@ -190,33 +173,13 @@ class HorovodWorld:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """End with a program what the program has started, as its process would have done.
-
-        The session's gives way to it, and is started again when the session's process group is formed anew:
-        ``gave_way`` says that this has to be.
-        """
+        """End with a program what the program has started, as its process would have done."""
         before = set(self._started)
-        self._in_program = True
         try:
             yield
         finally:
-            own = list(self._started) if self._given_way else self._started.keys() - before
-            for name in own:
-                self._end_with_program(name)
-            self._in_program = False
-            if self._given_way and not self._given_way[0].modules:
-                self._given_way.clear()
-
-    def _end_with_program(self, name: str) -> None:
-        try:
-            within(LIMIT_SECONDS, sys.modules[name].shutdown)
-        except RendezvousError as error:  # what the program itself has failed of is not to be hidden
-            sys.stderr.write(f"the script's Horovod could not be ended: {error}; %dist_reset ends it\n")
-
-    @property
-    def gave_way(self) -> bool:
-        """Whether a program has ended the session's Horovod."""
-        return bool(self._given_way)
+            for name in self._started.keys() - before:
+                within(LIMIT_SECONDS, sys.modules[name].shutdown)
 
 
 def _module_of(basics: Any) -> str:

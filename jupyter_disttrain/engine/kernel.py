@@ -160,7 +160,7 @@ class RankKernel(IPythonParallelKernel):
         self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
-        group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod, error)
+        group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if reply["status"] == "error":
             interrupts = self._interrupted, self._publisher.was_interrupted

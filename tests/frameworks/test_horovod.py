@@ -227,32 +227,6 @@ def test_scripts_run_again_and_again(three: Cluster, folder: Path, how: str) -> 
         assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
 
 
-OWN = """
-import torch, horovod.torch as hvd
-some = hvd.ProcessSet([0, 2])
-hvd.init(process_sets=[some])
-print(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=some).item() if hvd.rank() != 1 else "outside")
-if hvd.rank() == 0:
-    import time
-    time.sleep(1)  # the other ranks have ended the script by then
-    print("still", hvd.size())
-hvd.shutdown()
-"""
-
-
-def test_the_sessions_own_gives_way_to_a_script_and_comes_back(
-    agreeing: Cluster, folder: Path, pids: dict[int, int]
-) -> None:
-    agreeing.run("hvd.shutdown(); mine = hvd.ProcessSet([0, 1]); hvd.init(process_sets=[mine])")
-    script = write(folder, "own.py", OWN)
-    for _ in range(2):
-        assert said(agreeing.run_script(script)) == {0: ["2.0", "still 3"], 1: ["outside"], 2: ["2.0"]}
-        assert agreeing.run("hvd.is_initialized()").results == dict.fromkeys(range(3), True)
-        in_set = "hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=mine).item() if rank < 2 else None"
-        assert agreeing.run(in_set).results == {0: 2.0, 1: 2.0, 2: None}
-        _goes_on(agreeing, pids)
-
-
 def test_a_process_set_starts_nothing(three: Cluster) -> None:
     three.reset()
     assert three.run("some = hvd.ProcessSet([0, 1]); hvd.is_initialized()").results == dict.fromkeys(range(3), False)
