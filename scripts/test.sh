@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test.sh [PYTEST ARGUMENTS]: run the tests. The browser is installed where we are root; where it can't be, its tests
-# are left out by name, and under DISTTRAIN_SKIPS_FAIL=1 (see tests/strict_skips.py) that is a failure.
+# test.sh [PYTEST ARGUMENTS]: run the tests, two files at a time; "-n 0" runs them one by one, in this process. The
+# browser is installed where we are root; where it can't be, its tests are left out by name, and under
+# DISTTRAIN_SKIPS_FAIL=1 (see tests/strict_skips.py) that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/system.sh
@@ -15,4 +16,4 @@ if ! provide "the browser tests" "${packages[@]}"; then
   echo "Left out: the tests that drive JupyterLab in Chromium (pytest -m browser)." >&2
   select=(-m "not browser")
 fi
-exec .venv/bin/python -m pytest -p tests.strict_skips "${select[@]}" "$@"
+exec .venv/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"

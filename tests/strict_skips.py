@@ -4,13 +4,14 @@ Covers: skipped tests and modules, and tests deselected by ``-m`` or ``-k``, whe
 (``.ci/run`` sets it). A skip whose reason says "GPU" stays a skip, since most machines have none.
 Does not cover: expected failures (xfail), which did run.
 
-Loaded by ``scripts/test.sh`` with ``-p tests.strict_skips``.
+Loaded by ``scripts/test.sh`` with ``-p tests.strict_skips``. With ``pytest -n 2`` the workers alone know which tests
+were never tried, and hand that over when they end.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,12 +36,20 @@ class StrictSkips:
             self._note(report)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.left_out.extend(f"{item.nodeid}: deselected" for item in items)
+        for item in items:
+            self._add(f"{item.nodeid}: deselected")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.left_out and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["left_out"] = self.left_out
+        elif self.left_out and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        for line in getattr(node, "workeroutput", {}).get("left_out", []):
+            self._add(line)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.left_out:
@@ -51,7 +60,11 @@ class StrictSkips:
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if ALLOWED_WORD not in reason:
-            self.left_out.append(f"{report.nodeid}: {reason}")
+            self._add(f"{report.nodeid}: {reason}")
+
+    def _add(self, line: str) -> None:
+        if line not in self.left_out:
+            self.left_out.append(line)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,7 +15,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.launchers import mpi
 from jupyter_disttrain.errors import LaunchError, UsageError
 
-from .conftest import our_processes
+from .leftovers import our_processes
 from .notebook_driver import Notebook
 
 if TYPE_CHECKING:

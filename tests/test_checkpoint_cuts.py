@@ -15,7 +15,7 @@ from jupyter_disttrain.errors import RankFailure
 from .recovery_tools import interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .notebook_driver import Notebook
 
@@ -62,41 +62,46 @@ def goes_on(cluster: Cluster, folder: Path) -> bool:
     return sorted(path.name for path in folder.iterdir()) == ["000001", "000002", "000003"]
 
 
-def told(cluster: Cluster, rank: int) -> int:
-    """Return how often a rank has said that a version was cut off; its log has all that it ever said."""
-    return sum(path.read_text().count(CUT_OFF) for path in Path(cluster.log_folder).glob(f"rank{rank}*.log"))
+@pytest.fixture
+def told(cluster: Cluster) -> Callable[[int], int]:
+    """How often a rank has said in this test that a version was cut off; its log has all that it ever said."""
+
+    def so_far(rank: int) -> int:
+        return sum(path.read_text().count(CUT_OFF) for path in Path(cluster.log_folder).glob(f"rank{rank}*.log"))
+
+    before = {rank: so_far(rank) for rank in (0, 1)}
+    return lambda rank: so_far(rank) - before[rank]
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_an_interrupt_that_releases_ranks(cluster: Cluster, tmp_path: Path, slow: int) -> None:
-    cluster.reset()
+def test_an_interrupt_that_releases_ranks(
+    cluster: Cluster, tmp_path: Path, told: Callable[[int], int], slow: int
+) -> None:
     begin(cluster, tmp_path, slow)
     interrupted(cluster, f"if rank == {slow}:\n    while True: pass\ndist.barrier()", {1 - slow})
     cluster.run(FAST, slow)
     assert goes_on(cluster, tmp_path)
-    assert (told(cluster, 0), told(cluster, 1)) == (1, 1)
+    assert (told(0), told(1)) == (1, 1)
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_the_death_of_a_rank(tmp_path: Path, dies: int) -> None:
-    with Cluster(n=2, launcher="local", name="cut") as cluster:
-        begin(cluster, tmp_path, dies)
-        run = cluster.run(f"if rank == {dies}:\n    while True: pass\ndist.barrier()", block=False)
-        psutil.Process(cluster.table[dies].info.pid).send_signal(signal.SIGKILL)
-        with pytest.raises(RankFailure, match="RankDied") as caught:
-            run.wait()
-        assert not [note for note in caught.value.notes if "gone with the old process group" in note]
-        cluster.run("model = torch.nn.Linear(20, 20)")
-        assert goes_on(cluster, tmp_path)
-        assert told(cluster, 1 - dies) == 1
+def test_the_death_of_a_rank(cluster: Cluster, tmp_path: Path, told: Callable[[int], int], dies: int) -> None:
+    begin(cluster, tmp_path, dies)
+    run = cluster.run(f"if rank == {dies}:\n    while True: pass\ndist.barrier()", block=False)
+    psutil.Process(cluster.table[dies].info.pid).send_signal(signal.SIGKILL)
+    with pytest.raises(RankFailure, match="RankDied") as caught:
+        run.wait()
+    assert not [note for note in caught.value.notes if "gone with the old process group" in note]
+    cluster.run("model = torch.nn.Linear(20, 20)")
+    assert goes_on(cluster, tmp_path)
+    assert told(1 - dies) == 1
 
 
-def test_a_cell_that_ends_the_process_group(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+def test_a_cell_that_ends_the_process_group(cluster: Cluster, tmp_path: Path, told: Callable[[int], int]) -> None:
     begin(cluster, tmp_path, 1)
     cluster.run(f"dist.destroy_process_group()\nif rank: {FAST}")
     assert goes_on(cluster, tmp_path)
-    assert (told(cluster, 0), told(cluster, 1)) == (1, 1)
+    assert (told(0), told(1)) == (1, 1)
 
 
 def test_a_rank_that_can_t_copy_its_part(cluster: Cluster, tmp_path: Path) -> None:
@@ -114,7 +119,6 @@ def test_a_rank_that_can_t_copy_its_part(cluster: Cluster, tmp_path: Path) -> No
 
 
 def test_a_write_that_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
     cluster.run("step = 1")
     cluster.save(tmp_path, ["step"])
     cluster.run(
@@ -129,7 +133,6 @@ def test_a_write_that_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_threads_that_write_are_not_counted_with_the_cell(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
     begin(cluster, tmp_path, 1)
     run = cluster.run(f"if rank: {FAST}; get_ipython().checkpoints._beside._writing.outcome.result()")
     assert run.notes == []

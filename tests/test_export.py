@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.journal import Origin
+from jupyter_disttrain.cluster.journal import Journal, Origin
 from jupyter_disttrain.errors import RankFailure, UsageError
 
 from .test_examples import EXAMPLES
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .notebook_driver import Notebook
 
 TRAIN = [
@@ -44,10 +42,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=lr)""",
 SHOW = "print(f'rank {rank} of {world_size}: {losses[-1].hex()} {offset}\\n', end='', flush=True)"
 
 
-@pytest.fixture(params=["mpi", "local"])
-def fresh(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(n=2, launcher=request.param, name="exported") as cluster:
-        yield cluster
+def as_new(cluster: Cluster) -> None:
+    """Have nothing in the script of what other tests ran: what a reset does too, but that starts new ranks."""
+    cluster._launch.journal = Journal(began_late=False)
 
 
 # Of torch 2.13 in any script on a busy machine: a thread of Gloo that puts the last collective away when Python ends
@@ -79,16 +76,17 @@ def launched(command: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("launch", ["torchrun", "mpi"])
-def test_the_script_gives_the_same_losses_to_the_last_digit(fresh: Cluster, tmp_path: Path, launch: str) -> None:
-    fresh.push({"lr": 3e-3, "scale": np.linspace(0.5, 1.5, 8, dtype=np.float32), "unused": object})
-    fresh.run("scale = torch.from_numpy(scale)")
+def test_the_script_gives_the_same_losses_to_the_last_digit(cluster: Cluster, tmp_path: Path, launch: str) -> None:
+    as_new(cluster)
+    cluster.push({"lr": 3e-3, "scale": np.linspace(0.5, 1.5, 8, dtype=np.float32), "unused": object})
+    cluster.run("scale = torch.from_numpy(scale)")
     for code in TRAIN:
-        fresh.run(code)
-    fresh.run("offset = 10 * rank", 1)
-    fresh.copy(["offset"], 1, [0])
-    expected = sorted(text.rstrip() for text in fresh.run(SHOW).stdout.values())
+        cluster.run(code)
+    cluster.run("offset = 10 * rank", 1)
+    cluster.copy(["offset"], 1, [0])
+    expected = sorted(text.rstrip() for text in cluster.run(SHOW).stdout.values())
     assert len({line.split()[4] for line in expected}) == 1
-    exported = fresh.export(tmp_path / "train.py", launch)
+    exported = cluster.export(tmp_path / "train.py", launch)
     assert exported.notes == ()
     assert exported.values == tmp_path / "train_values.pkl"
     assert "lr = 0.003" in exported.script.read_text()
@@ -97,7 +95,7 @@ def test_the_script_gives_the_same_losses_to_the_last_digit(fresh: Cluster, tmp_
 
 
 def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     with pytest.raises(UsageError, match="no cell has ended well on the ranks yet"):
         cluster.export(tmp_path / "empty.py")
     ids = ["a", "b", "a", "c", "d"]
@@ -129,7 +127,7 @@ def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster
 
 
 def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run("text = '''one\n  two\n'''\nif rank:\n    more = f'''{rank}\nlast'''\nelse:\n    more = ''", [1])
     cluster.run("print(f'rank {rank} {(text, more) if rank else None!r}\\n', end='', flush=True)")
     exported = cluster.export(tmp_path / "some.py")
@@ -146,14 +144,14 @@ def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path)
     ],
 )
 def test_what_needs_ipython_is_refused_by_name(torchless: Cluster, tmp_path: Path, code: str, message: str) -> None:
-    torchless.reset()
+    as_new(torchless)
     torchless.run(code)
     with pytest.raises(UsageError, match=message):
         torchless.export(tmp_path / "it.py")
 
 
 def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run(
         "%matplotlib inline\nif rank == 0:\n    !echo rank 0 in a shell\nlisted = !echo listed\n%env HERE=there\n"
         "import os\n%timeit -n 1 -r 1 a = 5"
@@ -170,7 +168,7 @@ def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
-    torchless.reset()
+    as_new(torchless)
     torchless.push({"table": np.zeros(3 << 20)})
     torchless.run("x = 1")
     torchless.export(tmp_path / "it.py")

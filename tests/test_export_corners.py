@@ -14,7 +14,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.journal import Origin
 from jupyter_disttrain.errors import UsageError
 
-from .test_export import launched
+from .test_export import as_new, launched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,14 +44,14 @@ def cluster() -> Iterator[Cluster]:
 def test_what_a_script_would_do_otherwise_is_refused(
     torchless: Cluster, tmp_path: Path, code: str, message: str
 ) -> None:
-    torchless.reset()
+    as_new(torchless)
     torchless.run(code.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError, match=message):
         torchless.export(tmp_path / "it.py")
 
 
 def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run("from __future__ import annotations; y = 3")
     cluster.run("# only a remark", 0)
     cluster.run(f"%cd {tmp_path}")
@@ -64,7 +64,7 @@ def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> No
 
 
 def test_a_cell_that_was_edited_stands_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     for number, (cell_id, code) in enumerate((("a", "v = 1"), ("b", "w = v + 1"), ("a", "v = 5")), 1):
         cluster.run(code, origin=Origin(execution_count=number, cell_id=cell_id))
     cluster.run("print(f'rank {rank} {v} {w}\\n', end='', flush=True)")
@@ -78,7 +78,7 @@ def test_a_cell_that_was_edited_stands_where_it_was(cluster: Cluster, tmp_path: 
 def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.py").write_text("")
-    cluster.reset()
+    as_new(cluster)
     cluster.run("value = 1")
     cluster.save("run", ["value"])
     cluster.load("run")
@@ -95,7 +95,7 @@ def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch:
     ("code", "needs"), [("import horovod.torch as hvd", False), ("def f(): return hvd.rank()", True)]
 )
 def test_horovod_is_for_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: bool) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run(code.replace("import", "if False: import"))
     with pytest.raises(UsageError, match=r"uses Horovod, which finds no other rank under torchrun; export with --mpi"):
         cluster.export(tmp_path / "it.py")
@@ -105,7 +105,7 @@ def test_horovod_is_for_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: 
 
 
 def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run("dist.barrier()")
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
     with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
@@ -113,7 +113,7 @@ def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")
     cluster.run("x = 1")
     cluster.export(tmp_path / "it.py")
@@ -126,7 +126,7 @@ def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Pat
 
 def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
     for value, message in ((lambda: 1, "fn was pushed and can't be saved"), (threading.Event, "")):
-        torchless.reset()
+        as_new(torchless)
         torchless.push({"fn": value})
         torchless.run("fn")
         if message:
@@ -137,7 +137,7 @@ def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster,
 
 
 def test_no_file_of_a_person_is_written_over(torchless: Cluster, tmp_path: Path) -> None:
-    torchless.reset()
+    as_new(torchless)
     torchless.run("x = 1")
     for _ in range(2):
         torchless.export(tmp_path / "it.py")
@@ -152,7 +152,7 @@ def test_no_file_of_a_person_is_written_over(torchless: Cluster, tmp_path: Path)
 
 
 def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.push({"table": np.arange(4.0)})
     cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
     values = tmp_path / "it's_values.pkl"
@@ -190,7 +190,7 @@ def test_the_script_s_own_names_are_none_of_the_cells(tmp_path: Path) -> None:
 
 
 def test_a_copy_checks_in_the_script_what_it_checks_in_the_session(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run("import os\nif any(name.startswith('DISTTRAIN_') for name in os.environ):\n    x = rank\nunused = 1")
     cluster.copy(["x", "unused"], 1, [0])
     cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
@@ -203,7 +203,7 @@ def test_a_copy_checks_in_the_script_what_it_checks_in_the_session(cluster: Clus
 
 
 def test_a_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
+    as_new(cluster)
     cluster.run("x = 1")
     cluster.copy(["x"], 1, [0])
     cluster.run("x\ndist.init_process_group('gloo'); dist.barrier()")

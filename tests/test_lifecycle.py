@@ -24,7 +24,7 @@ from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.shell import RankProfile
 from jupyter_disttrain.errors import ClusterClosedError, UsageError
 
-from .conftest import our_processes
+from .leftovers import our_processes
 from .notebook_driver import Notebook
 
 if TYPE_CHECKING:

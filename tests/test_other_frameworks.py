@@ -16,7 +16,7 @@ from jupyter_disttrain.config import ClusterConfig, parse_roles
 from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 from jupyter_disttrain.framework_variables import framework_environment, tf_config
 
-from .conftest import our_processes
+from .leftovers import our_processes
 
 if TYPE_CHECKING:
     from jupyter_disttrain.config import Roles
