@@ -367,7 +367,9 @@ class Launch:
             if link is not None:
                 self._end_ranks(link)
             if processes is not None:
-                processes.end(END_SECONDS if link is not None and self.table else 0.0)
+                # Who can't be told to end is not waited for: Jupyter gives a kernel a few seconds to put all away.
+                can_be_told = link is not None and any(entry.state != "dead" for entry in self.table)
+                processes.end(END_SECONDS if can_be_told else 0.0)
         finally:  # an interrupt here, too
             if link is not None:
                 link.close()

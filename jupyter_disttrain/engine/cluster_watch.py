@@ -35,6 +35,11 @@ class ClusterWatch:
         event = recv_monitor_message(self.monitor)["event"]
         self._orphan_at = time.monotonic() + GRACE_SECONDS if event == zmq.EVENT_DISCONNECTED else None
 
+    @property
+    def hears(self) -> bool:
+        """Whether somebody is there to hear what is sent, as far as was told."""
+        return not self.is_gone and self._orphan_at is None
+
     def due(self, *, once_reached: bool) -> float | None:
         """Return when to call :meth:`look` next; None at every turn of the loop, which comes by often then."""
         dues = [at for at in (self._orphan_at, self._next_look if once_reached else None) if at is not None]

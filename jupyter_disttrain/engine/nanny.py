@@ -103,7 +103,7 @@ class Nanny:
             self._end_descendants()
             self._log.close()
             self._metrics.close()
-            self._context.destroy(linger=0 if self._cluster.is_gone else 2000)  # nobody is there to hear what is left
+            self._context.destroy(linger=2000 if self._cluster.hears else 0)
 
     def _become_reaper(self) -> None:
         """Adopt what the rank's children leave, ignore what is meant for the rank, wake up when a child ends."""
@@ -375,7 +375,7 @@ class Nanny:
 
     def _unregister(self) -> None:
         """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""
-        if self._hub_id is None:
+        if self._hub_id is None or not self._cluster.hears:
             return
         hub = self._connection.connect(self._context.socket(zmq.DEALER), "registration", LINGER=1000)
         self._session.send(hub, "unregistration_request", {"id": self._hub_id})
