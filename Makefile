@@ -28,7 +28,7 @@ test: .venv/.installed-test .venv/.built-labextension ## run all tests, with wha
 
 test-frameworks: $(FRAMEWORKS)/.installed ## run the notebooks and tests of Horovod, DeepSpeed, TensorFlow and others
 	$(FRAMEWORKS)/bin/jupyter-disttrain horovod
-	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.strict_skips tests/frameworks $(ARGS)
+	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.strict_skips -n 2 tests/frameworks $(ARGS)
 
 lab: .venv/.installed-demo ## open the examples in JupyterLab
 	@$(MAKE) labextension || echo "Going on without the side panel."

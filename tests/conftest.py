@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-LAUNCHERS = ["mpi", "local"]
+LAUNCHERS = ["mpi", "local"]  # a slow test on which the launcher has no bearing names one, with indirect=True
 
 pytest_plugins = ["tests.leftovers"]
 

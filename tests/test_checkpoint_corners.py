@@ -160,6 +160,7 @@ def test_an_old_version_that_is_half_removed_is_none(cluster: Cluster, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003"]
 
 
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_a_model_that_a_cell_returned_has_the_name_it_was_given(cluster: Cluster, tmp_path: Path) -> None:
     cluster.reset()
     cluster.run(MAKE + "net")  # IPython's names come before a person's in the namespace

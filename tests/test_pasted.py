@@ -69,6 +69,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
 def test_a_whole_script_is_pasted(cluster: Cluster) -> None:
     # The model is the last to hold the destroyed group, which has locked up a rank in one of ten runs.
     for _ in range(30):

@@ -184,6 +184,7 @@ step()
 """
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_a_sharded_model_goes_on_after_an_interrupt_at_any_point_of_a_step(
     three: Cluster, pids: dict[int, int]
 ) -> None:

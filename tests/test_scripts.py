@@ -311,6 +311,7 @@ def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> No
     assert cluster.run_script(script, ranks=0).stdout == {0: "(0, '__mp_main__')\n"}
 
 
+@pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
 def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder,
