@@ -112,6 +112,14 @@ def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> Non
         cluster.export(tmp_path / "it.py")
 
 
+def test_a_group_that_a_library_makes_first_is_refused_as_well(cluster: Cluster, tmp_path: Path) -> None:
+    as_new(cluster)
+    cluster.run("def Accelerator(): pass\nAccelerator()")  # by its name, as for any library
+    cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
+    with pytest.raises(UsageError, match=r"uses Accelerator, which makes a process group, and .* makes one of its own"):
+        cluster.export(tmp_path / "it.py")
+
+
 def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Path) -> None:
     as_new(cluster)
     cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")

@@ -93,6 +93,30 @@ def test_processes_of_a_cell_are_refused_with_the_way_out(cluster: Cluster, call
     assert "%dist_run --per-node train.py" in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "refusal"),
+    [
+        (
+            """
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+Trainer(strategy='ddp_notebook', devices=2, accelerator='cpu', logger=False).fit(BoringModel())""",
+            r"use Trainer\(strategy='ddp', devices=\.\.\.\) with the number of ranks",
+        ),
+        (
+            "from accelerate import notebook_launcher\ndef train(): pass\nnotebook_launcher(train, num_processes=2)",
+            "the ranks are such processes already; call the function that it was given in the cell",
+        ),
+    ],
+    ids=["Lightning", "accelerate"],
+)
+def test_launchers_for_notebooks_are_refused_with_the_way_out(cluster: Cluster, code: str, refusal: str) -> None:
+    with pytest.raises(RankFailure, match=refusal) as caught:
+        cluster.run(code, timeout_s=120)
+    assert [failure.ranks for failure in caught.value.failures] == [(0, 1)]
+    assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
+
+
 def test_nccl_without_a_gpu_is_told_before_anybody_waits(cluster: Cluster) -> None:
     for arguments in ("'nccl'", "backend='nccl', init_method='env://'", "'cpu:gloo,cuda:nccl'"):
         with pytest.raises(RankFailure, match=r"the backend '.*nccl' needs a GPU, and rank 0 on .* has none; use "):

@@ -198,3 +198,72 @@ def test_a_script_begins_without_a_group(cluster: Cluster, folder: Path, how: st
     assert cluster.run_script(script, ranks=0, how=how).stdout == {0: "False\n"}
     assert cluster.run("kept is dist.group.WORLD").results == {0: True, 1: True}
     assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+SWITCHES = """
+import decimal, faulthandler, multiprocessing, resource, sys, tempfile
+import numpy as np, torch
+print(torch.get_float32_matmul_precision(), torch.get_autocast_dtype("cpu"), np.geterr()["divide"])
+torch.set_float32_matmul_precision("medium"); torch.set_autocast_dtype("cpu", torch.float16)
+torch.backends.mkldnn.enabled = False
+torch.multiprocessing.set_sharing_strategy("file_system")
+np.seterr(all="raise")
+tempfile.tempdir = "."; decimal.getcontext().prec = 3; sys.setswitchinterval(0.1); sys.set_int_max_str_digits(700)
+faulthandler.disable()
+resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+"""
+
+
+def test_switches_of_all_kinds_are_put_back(cluster: Cluster, folder: Path) -> None:
+    script = write(folder, "switches.py", SWITCHES)
+    look = (
+        "import decimal, faulthandler, resource, sys, tempfile; import numpy as np\n"
+        "repr((torch.get_float32_matmul_precision(), torch.get_autocast_dtype('cpu'), torch.backends.mkldnn.enabled, "
+        "torch.backends.mkldnn.matmul.fp32_precision, torch.multiprocessing.get_sharing_strategy(), np.geterr(), "
+        "tempfile.tempdir, decimal.getcontext().prec, sys.getswitchinterval(), sys.get_int_max_str_digits(), "
+        "faulthandler.is_enabled(), resource.getrlimit(resource.RLIMIT_NOFILE)))"
+    )
+    before = cluster.run(look).results
+    for _ in range(2):
+        assert said(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
+        assert cluster.run(look).results == before
+    cluster.run("torch.set_float32_matmul_precision('high')")
+    try:
+        assert said(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
+        assert cluster.run("torch.get_float32_matmul_precision()").results[0] == "high"
+    finally:
+        cluster.run("torch.set_float32_matmul_precision('highest')")
+
+
+def test_a_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
+    code = """
+    import multiprocessing as mp, os, sys
+    def told(_): return os.environ.get("FOO")
+    if __name__ == "__main__":
+        os.environ["FOO"] = sys.argv[1]
+        mp.set_start_method("forkserver")
+        with mp.Pool(1) as pool: print(pool.map(told, [0]))
+    """
+    script = write(folder, "server.py", code)
+    for word in "AB":
+        assert said(cluster.run_script(script, [word], ranks=0))[0] == [f"['{word}']"]
+    families = cluster.run("import psutil; [each.cmdline() for each in psutil.Process().children()]", 0).results[0]
+    assert not [words for words in families if "forkserver" in " ".join(words)]
+
+
+def test_threads_that_a_script_leaves_end_without_a_word(cluster: Cluster, folder: Path) -> None:
+    code = """
+    import threading, time
+    def loop():
+        while True: time.sleep(0.05); len(thread.name)
+    thread = threading.Thread(target=loop, daemon=True, name="loop")
+    thread.start()
+    """
+    run = cluster.run_script(write(folder, "thread.py", code))
+    ended = "import threading, time\nwhile any('loop' in each.name for each in threading.enumerate()): time.sleep(0.05)"
+    assert [each.stderr for each in (run, cluster.run(ended, timeout_s=30))] == [{0: "", 1: ""}, {0: "", 1: ""}]
+
+
+def test_who_bears_the_end_of_input_bears_that_nobody_answers(cluster: Cluster, folder: Path) -> None:
+    code = "try: answer = input('go on? ')\nexcept EOFError: answer = 'yes'\nprint(answer)"
+    assert said(cluster.run_script(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}

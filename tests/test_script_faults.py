@@ -278,3 +278,32 @@ def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder
         assert text.count("\n") == 1
     with pytest.raises(RankFailure, match=r"RuntimeError: .*interop threads"):
         cluster.run(f"torch.set_num_interop_threads({found})")  # a cell's is torch's own
+
+
+def test_a_crash_is_told_with_the_script_s_line(three: Cluster, folder: Path, pids: dict[int, int]) -> None:
+    script = write(folder, "crash.py", "import os\ndef end():\n    os.abort()\nif os.environ['RANK'] == '1': end()")
+    with pytest.raises(RankFailure) as caught:
+        three.run_script(script)
+    (failure,) = caught.value.failures
+    assert failure.headline.startswith(
+        f"rank 1 ({HOST}), crash.py:4: RankDied: process {pids[1]} was killed by SIGABRT"
+    )
+    assert not [line for line in failure.traceback if "jupyter_disttrain" in line]
+    three.run("kept = rank * 11", 1)
+
+
+def test_one_error_is_told_once_however_often_python_repeats_itself(three: Cluster, folder: Path) -> None:
+    with pytest.raises(RankFailure) as caught:
+        three.run_script(write(folder, "deep.py", "def f(): f()\nf()"))
+    assert [failure.ranks for failure in caught.value.failures] == [(0, 1, 2)]
+
+
+def test_the_program_that_ended_first_is_named_first(three: Cluster, folder: Path) -> None:
+    code = """
+    import os, sys, time
+    if os.environ["RANK"] == "1": sys.exit(3)
+    time.sleep(0.3); sys.exit(1)
+    """
+    with pytest.raises(RankFailure) as caught:
+        three.run_script(write(folder, "codes.py", code), how="fresh")
+    assert "codes.py exited with code 3; rank 1's was the first" in str(caught.value)

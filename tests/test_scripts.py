@@ -311,6 +311,11 @@ def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> No
     assert cluster.run_script(script, ranks=0).stdout == {0: "(0, '__mp_main__')\n"}
 
 
+def test_a_process_of_its_own_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
+    script = write(folder, "told.py", "import os, sys; print(os.environ.get('FORCE_COLOR'), sys.stdout.isatty())")
+    assert cluster.run_script(script, how="fresh").stdout == {0: "None False\n", 1: "None False\n"}
+
+
 @pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
 def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, folder: Path) -> None:
     script = write(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
-_INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
+_INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
 PROGRAM_EXIT = "ProgramExit"  # of a program in a process of its own: engine.programs
 _NUMBER = re.compile(r"\d+")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -76,7 +76,7 @@ class CellState:
         )
 
     def _death(self, rank: int, event: Died) -> CellFailure:
-        traceback, line = last_words(event.record.stderr_tail, event.record.crash)
+        traceback, file, line = last_words(event.record.stderr_tail, event.record.crash)
         return CellFailure(
             ranks=(rank,),
             hosts=(self._hosts[rank],),
@@ -84,6 +84,7 @@ class CellState:
             evalue=f"process {event.record.pid} {event.record.cause}",
             traceback=traceback,
             line=line,
+            file=file,
             time_s=event.time_s,
         )
 
@@ -135,11 +136,12 @@ def _likeness(failure: CellFailure) -> tuple[str, ...]:
 
 
 def _merge(group: list[CellFailure]) -> CellFailure:
-    first = min(group, key=lambda failure: failure.ranks)
+    is_program = group[0].ename == PROGRAM_EXIT
+    first = group[0] if is_program else min(group, key=lambda failure: failure.ranks)
     same = _INCIDENTAL.sub("", first.evalue)
     variants = [(other.ranks[0], other.evalue) for other in group if _INCIDENTAL.sub("", other.evalue) != same]
     evalue = first.evalue
-    if first.ename == PROGRAM_EXIT and len(group) > 1:  # the others' may have ended because of it
+    if is_program and len(group) > 1:  # the others' may have ended because of it
         evalue += f"; rank {group[0].ranks[0]}'s was the first"
     return CellFailure(
         ranks=tuple(sorted(failure.ranks[0] for failure in group)),

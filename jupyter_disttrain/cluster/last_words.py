@@ -1,6 +1,6 @@
 """What a dead rank said at the end.
 
-Covers: the last lines of its stderr, Python's own report of a crash in C code and the cell's line in it.
+Covers: the last lines of its stderr, Python's own report of a crash in C code, the cell's or the script's line in it.
 Does not cover: how the process ended (``messages.RankDeath``).
 """
 
@@ -11,25 +11,30 @@ import re
 LINES = 12
 _NO_NEWS = "Extension modules:"  # the names of all that are loaded
 _GLOO_MISMATCH = "Received data size doesn't match expected size"
+_RUNS_SCRIPT = "/jupyter_disttrain/engine/script.py"  # the frame that a script's own are called from
+_FRAME = re.compile(r'File "(.*)", line (\d+)')
 _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
 
 
-def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], int | None]:
-    """Return the lines to show, and the line of the cell that ran if a crash's report tells it."""
+def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
+    """Return the lines to show; and the script's file, empty for a cell, and its line, if a crash's report tells it."""
     said = stderr_tail.strip().splitlines()[-LINES:]
-    reported, line = _up_to_cell(crash)
+    reported, file, line = _up_to_own(crash)
     shown = (["Its last lines on stderr:", *said] if said else []) + reported
     if _GLOO_MISMATCH in stderr_tail:
         shown.append("Gloo ends a process that is sent more than its tensor holds: ranks gave tensors of different")
         shown.append("sizes or types to one collective, or to a send and its recv; compare the shapes on all ranks")
-    return tuple(shown), line
+    return tuple(shown), file, line
 
 
-def _up_to_cell(crash: str) -> tuple[list[str], int | None]:
-    """Return the report's frames from the innermost on; those that called the cell are left out."""
+def _up_to_own(crash: str) -> tuple[list[str], str, int | None]:
+    """Return the report's frames from the innermost on; those that called the cell, or the script, are left out."""
     lines = [line for line in crash.splitlines() if line and not line.startswith(_NO_NEWS)]
     for index, line in enumerate(lines):
         match = _CELL.search(line)
         if match:
-            return [*lines[:index], _CELL.sub(r"Cell, line \1", line)], int(match[1])
-    return lines[:LINES], None
+            return [*lines[:index], _CELL.sub(r"Cell, line \1", line)], "", int(match[1])
+        script = _FRAME.search(lines[index - 1]) if index and _RUNS_SCRIPT in line else None
+        if script:
+            return lines[:index], script[1].rpartition("/")[2], int(script[2])
+    return lines[:LINES], "", None

@@ -27,8 +27,8 @@ _GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has no
 TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
 
 
-class InputOnRankError(RuntimeError):
-    """Something on a rank asked a person."""
+class InputOnRankError(EOFError):
+    """Something on a rank asked a person; who reads input and bears its end, as where there is none, bears this too."""
 
     def __init__(self, question: str) -> None:
         debugger = question.startswith("breakpoint")

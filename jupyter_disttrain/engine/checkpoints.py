@@ -139,6 +139,8 @@ class Checkpoints:
         self._take(own, kinds)
         if not names and rank < saved_by:
             set_random_states(own)
+        if rank == 0:
+            print(f"loaded {folder}: {', '.join(kinds)}")  # noqa: T201
 
     # What variables are
 

@@ -23,10 +23,21 @@ if TYPE_CHECKING:
 OURS = {STACK_SIGNAL, signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 
+_wire: Wire | None = None
+
+
+def enable_reports() -> None:
+    """Report crashes again, whatever a program has done about it."""
+    if _wire is not None:
+        faulthandler.enable(file=_wire.crash_file, all_threads=False)
+        faulthandler.register(STACK_SIGNAL, file=_wire.stack_file, all_threads=False)
+
+
 def begin_reports(wire: Wire) -> None:
     """From now on name the cell's line after a crash in C code, and on request."""
-    faulthandler.enable(file=wire.crash_file, all_threads=False)
-    faulthandler.register(STACK_SIGNAL, file=wire.stack_file, all_threads=False)
+    global _wire  # noqa: PLW0603
+    _wire = wire
+    enable_reports()
     original = signal.signal
 
     @functools.wraps(original)

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import own_code
+from .on_import import on_import
 from .process_group import RendezvousError
 
 if TYPE_CHECKING:
@@ -23,8 +24,15 @@ class SpawnInCellError(RuntimeError):
     """A cell wants processes that can't be made of it."""
 
 
+LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+
+
 def refuse_spawn() -> None:
-    """Refuse ``mp.spawn`` in cells: the processes that it starts could not import the cell's functions."""
+    """Refuse in cells what starts processes to train on: ``mp.spawn`` and what notebooks without ranks use.
+
+    Those of ``mp.spawn`` could not import the cell's functions; those that are forked would be ranks of ranks.
+    """
+    on_import("torch.distributed.launcher.api", _refuse_launches)
     import torch.multiprocessing as mp  # noqa: PLC0415
 
     inner = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of this name
@@ -42,12 +50,33 @@ def _refusing(original: Any, name: str) -> Any:
         asked = signature.bind(*args, **options)
         asked.apply_defaults()
         fn = asked.arguments["fn"]
+        if str(getattr(fn, "__module__", "")).split(".")[0] in LIGHTNING and not own_code.script_name():
+            raise SpawnInCellError(
+                "this strategy of Lightning starts processes of its own, and the ranks are such processes already; use "
+                "Trainer(strategy='ddp', devices=...) with the number of ranks"
+            )
         of_cell = getattr(fn, "__module__", None) == "__main__" and not own_code.script_name()
         if of_cell and asked.arguments.get("start_method") != "fork":
             return _refuse(getattr(fn, "__name__", "fn"), name)
         return original(*args, **options)
 
     return spawn
+
+
+def _refuse_launches(module: Any) -> None:
+    """Refuse torchrun's launcher, by which ``accelerate.notebook_launcher`` starts processes, before it makes files."""
+    original = module.LaunchConfig.__post_init__
+
+    @functools.wraps(original)
+    def prepare(self: Any) -> None:
+        if not own_code.script_name():
+            raise SpawnInCellError(
+                "a launcher within a cell would start processes to train on, and the ranks are such processes already; "
+                "call the function that it was given in the cell"
+            )
+        original(self)
+
+    module.LaunchConfig.__post_init__ = prepare
 
 
 def _refuse(function: str, name: str) -> NoReturn:

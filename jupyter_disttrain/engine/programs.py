@@ -28,6 +28,9 @@ GRACE_SECONDS = 3.0  # for a program to end that was interrupted, and again once
 # Of one rank, so nothing that a launcher should find.
 _OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 _OF_RANK_BEGIN = ("TORCHELASTIC_", "GROUP_", "OMPI_COMM_WORLD_")
+# By these ipykernel says to whatever it starts that its output is a terminal's, and bars then move a cursor that a
+# notebook doesn't have. Here as the person set them.
+_COLOURS = {name: os.environ.get(name) for name in ("FORCE_COLOR", "CLICOLOR_FORCE")}
 _OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PRTE_", "DISTTRAIN_")  # of the MPI job that this rank belongs to
 
 
@@ -166,6 +169,9 @@ def _outside_job() -> dict[str, str]:
     """Return this process's environment without what makes it a part of the session's MPI job."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOB_BEGIN)}
     found.pop("PYTHONSAFEPATH", None)  # the rank's own: a script finds the modules beside it
+    for name, value in _COLOURS.items():
+        found.pop(name, None)
+        found |= {} if value is None else {name: value}
     return found
 
 

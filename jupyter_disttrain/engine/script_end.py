@@ -55,6 +55,8 @@ def program_end(names: dict[str, Any]) -> Iterator[None]:
                     thread.join()
             for function in reversed(functions):
                 _call(function)
+            for thread in set(threading.enumerate()) - threads:
+                _silence(thread)
             names.clear()
             gc.collect()
             _end_processes(children, finalizers)
@@ -82,6 +84,11 @@ def _wait_for(future: Any) -> None:
     """Wait for work that was handed to a pool; ``futures.wait`` would wait for ever for what was cancelled."""
     with suppress(futures.CancelledError):
         future.exception()
+
+
+def _silence(thread: threading.Thread) -> None:
+    """Have a thread that the program leaves say nothing of it that the program's names are gone."""
+    thread._invoke_excepthook = lambda _: None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _is_of_pool(thread: threading.Thread) -> bool:

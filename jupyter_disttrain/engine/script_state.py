@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import builtins
 import copy
+import decimal
 import faulthandler
 import gc
 import logging
 import os
 import random
+import resource
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from contextlib import ExitStack, contextmanager
-from multiprocessing import context
+from multiprocessing import context, forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .crash_reports import enable_reports
 from .library_states import libraries_as_imported
 from .script_modules import Modules
 from .streams import flush_all
@@ -42,7 +46,7 @@ def put_back() -> Iterator[Modules]:
     """Let a program change what it likes; afterwards all is as it was."""
     keepers = (
         *(_directory, _environment, _interpreter, _collector, _streams, _signals, _logging),
-        *(_multiprocessing, _random_numbers, _printing, as_in_a_new_process),
+        *(_multiprocessing, _random_numbers, _printing, _arithmetic, _limits, as_in_a_new_process),
     )
     with ExitStack() as stack:
         for keep in keepers:
@@ -228,10 +232,50 @@ def _multiprocessing() -> Iterator[None]:
     """Let a script choose how processes are started, which a program may do once."""
     default: Any = context._default_context  # noqa: SLF001
     before, default._actual_context = default._actual_context, None  # noqa: SLF001
+    server: Any = forkserver._forkserver  # noqa: SLF001
+    kept = dict(vars(server))
+    vars(server).update(vars(forkserver.ForkServer()))
+    folder = tempfile.tempdir
     try:
         yield
     finally:
+        tempfile.tempdir = folder
         default._actual_context = before  # noqa: SLF001
+        if server._forkserver_pid is not None:  # noqa: SLF001
+            # It has this script's environment and modules. What it started has ended; a fork may still keep it alive.
+            os.kill(server._forkserver_pid, signal.SIGKILL)  # noqa: SLF001
+            server._stop()  # noqa: SLF001
+        vars(server).update(kept)
+
+
+@contextmanager
+def _arithmetic() -> Iterator[None]:
+    """Keep what numpy and decimal do about overflow, division by 0 and rounding."""
+    numpy: Any = sys.modules.get("numpy")
+    errors = None if numpy is None else numpy.geterr()
+    numbers = decimal.getcontext().copy()
+    digits = sys.get_int_max_str_digits()
+    try:
+        yield
+    finally:
+        decimal.setcontext(numbers)
+        sys.set_int_max_str_digits(digits)
+        if errors is not None:
+            numpy.seterr(**errors)
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Keep how many files may be open, and how often threads take turns; crashes are reported as before."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    interval = sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+        enable_reports()
 
 
 @contextmanager

@@ -13,7 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
 TORCH_SEED = 67280421310721  # of torch's generators in a new process: c10/core/GeneratorImpl.h, default_rng_seed_val
 AUTOCAST = ("cpu", "cuda")  # the devices whose autocast is put back
@@ -38,11 +40,9 @@ def as_in_a_new_process() -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), ExitStack() as stack:
         torch.manual_seed(TORCH_SEED)
-        for name, read, write in _switches(torch):
-            before = read()
-            stack.callback(_set, read, write, before)
-            if name in _usual:
-                _set(read, write, _usual[name])
+        before = [(read, write, read()) for _, read, write in _switches(torch)]
+        stack.callback(_set_all, before)
+        _set_all([(read, write, _usual[name]) for name, read, write in _switches(torch) if name in _usual])
         stack.enter_context(_interop_threads_bear_it(torch))
         if devices:
             stack.callback(torch.cuda.empty_cache)
@@ -79,12 +79,13 @@ def _interop_threads_bear_it(torch: Any) -> Iterator[None]:
         torch.set_num_interop_threads = original
 
 
-def _set(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> None:
-    if read() != value:
-        write(value)
+def _set_all(values: Iterable[tuple[Callable[[], Any], Callable[[Any], Any], Any]]) -> None:
+    for read, write, value in values:
+        if read() != value:
+            write(value)
 
 
-def _switches(torch: Any) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+def _switches(torch: Any) -> Iterator[Switch]:
     """Yield each of torch's switches: its name, how it is read and set."""
     yield "dtype", torch.get_default_dtype, torch.set_default_dtype
     yield "device", partial(_default_device, torch), torch.set_default_device
@@ -95,23 +96,47 @@ def _switches(torch: Any) -> Iterator[tuple[str, Callable[[], Any], Callable[[An
     for device in AUTOCAST:
         write = partial(torch.set_autocast_enabled, device)
         yield f"autocast {device}", partial(torch.is_autocast_enabled, device), write
+        write = partial(torch.set_autocast_dtype, device)
+        yield f"autocast dtype {device}", partial(torch.get_autocast_dtype, device), write
+    sharing = torch.multiprocessing
+    yield "sharing", sharing.get_sharing_strategy, sharing.set_sharing_strategy
+    yield _attribute(torch.backends.mkldnn, "enabled")
     for name in ("benchmark", "deterministic", "enabled"):
         yield _attribute(torch.backends.cudnn, name)
     yield from _precisions(torch)
 
 
-def _precisions(torch: Any) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
-    """Yield how exact products of float32 are: since torch 2.9 a name in each place, which the older two don't bear."""
+def _precisions(torch: Any) -> Iterator[Switch]:
+    """Yield how exact products of float32 are.
+
+    Since torch 2.9 each place has a name for that, beside the older setting for all. That can't be read while the two
+    contradict each other, and changes some places when it is written, so these come before it and once more after it.
+    """
+    older: Switch = "matmul", partial(_precision, torch), partial(_set_precision, torch)
     if not hasattr(torch.backends, "fp32_precision"):
-        yield "matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+        yield older
         yield _attribute(torch.backends.cudnn, "allow_tf32")
         return
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    for place in (cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn):
-        yield _attribute(place, "fp32_precision")
+    places = (cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+    by_place = [_attribute(place, "fp32_precision") for place in places]
+    yield from (*by_place, older, *by_place)
 
 
-def _attribute(holder: Any, name: str) -> tuple[str, Callable[[], Any], Callable[[Any], Any]]:
+def _precision(torch: Any) -> str | None:
+    """Return the older setting; None where torch says that it contradicts the newer ones."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return None
+
+
+def _set_precision(torch: Any, precision: str | None) -> None:
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _attribute(holder: Any, name: str) -> Switch:
     return f"{id(holder)} {name}", partial(getattr, holder, name), partial(setattr, holder, name)
 
 

@@ -83,7 +83,9 @@ def export(
     }
     notes = [
         *notes,
-        *(f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)),
+        *dict.fromkeys(
+            f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)
+        ),
     ]
     body = _Body(entries, cells, frame)
     values = path.with_name(f"{path.stem}_values.pkl")

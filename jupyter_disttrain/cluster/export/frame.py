@@ -53,6 +53,16 @@ _LOG_METRICS = '''
 def log_metrics(step=None, **values):
     """In the notebook these were drawn; call your own logger here."""
 '''
+# What libraries start the default process group with, unless there is one.
+GROUP_MAKERS = {
+    "Accelerator",
+    "PartialState",
+    "AcceleratorState",
+    "Trainer",
+    "TrainingArguments",
+    "Fabric",
+    "deepspeed",
+}
 
 
 _COPY = """\
@@ -191,9 +201,11 @@ class Frame:
                     f"{cell.title} uses the session's process group, which {before.title} has ended; a script gets no "
                     "other: end it in the last cell, or nowhere, run the cells again and export again"
                 )
-            if makers and "dist" in cell.names and not makers[0] <= at <= makers[-1]:
+            taken = sorted(GROUP_MAKERS & cell.names) if makers and at < makers[0] else []
+            if taken or (makers and "dist" in cell.names and not makers[0] <= at <= makers[-1]):
+                uses = f"uses {taken[0]}, which makes a process group," if taken else "uses the session's process group"
                 raise UsageError(
-                    f"{cell.title} uses the session's process group and {cells[makers[0]].title} makes one of its own; "
+                    f"{cell.title} {uses} and {cells[makers[0]].title} makes one of its own; "
                     "a script has one: leave init_process_group out there, run that cell again and export again"
                 )
 
