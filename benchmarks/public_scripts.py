@@ -178,7 +178,7 @@ def by_session(how: str) -> Callable[[Cluster, Script, str, list[str], Path], Ou
         try:
             run.wait(LIMIT_S)
         except DisttrainError as error:
-            failure = f"{error}"[:200]
+            failure = f"{error}".replace(f"{Path(target).parent}/", "")[:200]
         seconds = time.monotonic() - began
         shown = words_of(script, displays.texts.values())
         return Outcome(failure, words_of(script, run.stdout.values()), seconds, shown)
