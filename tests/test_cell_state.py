@@ -101,6 +101,14 @@ def test_ranks_that_fail_alike_are_one_failure_with_the_earliest_first() -> None
     assert second.headline == "ranks 0,2 (node2, node0), line 3: RuntimeError: peer gone"
 
 
+def test_an_error_is_one_however_deep_each_rank_was_when_it_came() -> None:
+    state = CellState(range(2), HOSTS)
+    for rank, times in ((0, 958), (1, 959)):
+        text = ["Traceback", f"    \x1b[31m[... skipping similar frames: f at line 1 ({times} times)]\x1b[39m"]
+        state.apply(replied(rank, ename="RecursionError", evalue="too deep", traceback=text, line=1))
+    assert [failure.ranks for failure in state.distinct_failures()] == [(0, 1)]
+
+
 def test_a_death_is_named_with_its_signal_and_last_words() -> None:
     state = CellState([0], HOSTS)
     state.apply(died(0, stderr="first\nlast\n", signal_number=9))

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
-_INCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]")
+_INCIDENTAL = re.compile(
+    r"0x[0-9a-fA-F]+|\(\d+ times\)|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]"
+)
 PROGRAM_EXIT = "ProgramExit"  # of a program in a process of its own: engine.programs
 _NUMBER = re.compile(r"\d+")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")

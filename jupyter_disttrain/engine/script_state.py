@@ -254,12 +254,13 @@ def _arithmetic() -> Iterator[None]:
     numpy: Any = sys.modules.get("numpy")
     errors = None if numpy is None else numpy.geterr()
     numbers = decimal.getcontext().copy()
-    digits = sys.get_int_max_str_digits()
+    digits = sys.get_int_max_str_digits() if hasattr(sys, "get_int_max_str_digits") else None  # an early Python 3.10
     try:
         yield
     finally:
         decimal.setcontext(numbers)
-        sys.set_int_max_str_digits(digits)
+        if digits is not None:
+            sys.set_int_max_str_digits(digits)
         if errors is not None:
             numpy.seterr(**errors)
 

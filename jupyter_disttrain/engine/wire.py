@@ -39,6 +39,7 @@ INTERRUPTED = 10  # on the shared page: 1 once the nanny has interrupted the cel
 USES = struct.Struct("=Q")  # on the shared page, at 16: requests that the rank has served
 USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux puts so much on a socket at once: all or, when a signal comes, nothing
+END_SECONDS = 5.0  # for the kernel to end a process whose nanny has died
 PATIENCE_SECONDS = 0.2  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
 
 # The kinds of frame groups a rank sends.
@@ -176,6 +177,10 @@ class RankEnd:
                 if kind == PLACED:
                     # Until the nanny has read what was said before, nothing may be said after.
                     self._wait_for(token)
+            except (BrokenPipeError, ConnectionResetError):
+                # The nanny has died, and the kernel ends this process for that: nothing is to be said of it meanwhile.
+                time.sleep(END_SECONDS)
+                raise
             finally:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
             self._sent += kind in (FORWARD, PLACED, SAMPLES)
