@@ -32,6 +32,8 @@ VERSION = "0.28.1"
 BUILD_NEEDS = ("setuptools", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", "cffi")
 RUN_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging")
 PROVE = "import mpi4py.MPI, horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
+# For Open MPI: with others on this machine a process talks by shared memory, and the file stays when it was alone.
+ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
 
 
 def install() -> Path:
@@ -56,13 +58,23 @@ def install() -> Path:
         wheels = [_build(kept)]
     _pip(["install", "-q", *_keep_torch(torch), *RUN_NEEDS])
     _pip(["install", "-q", "--no-deps", "--force-reinstall", str(wheels[0])])
-    proof = subprocess.run([sys.executable, "-c", PROVE], capture_output=True, text=True, check=False)  # noqa: S603
-    if proof.returncode:
+    failure = prove()
+    if failure:
         shutil.rmtree(kept)
-        last = proof.stderr.strip().splitlines()[-1:] or [f"it exited with code {proof.returncode}"]
-        raise HorovodBuildError(f"Horovod was built, but does not run: {last[0]}; its wheel was thrown away")
+        raise HorovodBuildError(f"Horovod was built, but does not run: {failure}; its wheel was thrown away")
     _say(f"Horovod {VERSION} is installed; ranks that run already find it at their next import")
     return wheels[0]
+
+
+def prove() -> str:
+    """Start the installed Horovod in a process of its own; return why it does not run, or nothing."""
+    command = [sys.executable, "-c", PROVE]
+    with tempfile.TemporaryDirectory(prefix="horovod-") as folder:  # where Open MPI leaves what it wrote
+        environment = {**os.environ, **ALONE, "TMPDIR": folder}
+        proof = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if not proof.returncode:
+        return ""
+    return (proof.stderr.strip().splitlines()[-1:] or [f"it exited with code {proof.returncode}"])[0]
 
 
 def _build(kept: Path) -> Path:

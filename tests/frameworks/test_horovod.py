@@ -11,6 +11,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.horovod_wheel import prove
 
 from ..recovery_tools import HOST, interrupted, is_whole
 from ..test_lifecycle import wait_until
@@ -62,6 +63,12 @@ def agreeing(three: Cluster) -> Cluster:
     """The ranks, with a model that Horovod trains."""
     three.run(TRAIN)
     return three
+
+
+def test_the_proof_that_it_runs_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
+    assert prove() == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_starts_when_it_is_used_and_again(three: Cluster) -> None:
