@@ -7,22 +7,26 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+import zmq
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import registry
+from jupyter_disttrain.cluster.link import Link
 from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, RankFailure, UsageError
 
 from .notebook_driver import Notebook
-from .test_lifecycle import wait_until
+from .test_lifecycle import of_cluster, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+CONTROLLER = "jupyter_disttrain.cluster.controller"
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 COUNT = """
 import pathlib, time
@@ -171,6 +175,52 @@ def test_a_reply_that_only_the_dead_notebook_heard_is_said_to_be_lost(light: Clu
     with back("light") as again:
         (lost,) = again.missed
         with pytest.raises(RankFailure, match="ReplyLost: the cell has ended here"):
+            lost.wait(10)
+        assert again.run("rank").results == {0: 0, 1: 1}
+
+
+def test_a_cell_that_is_on_its_way_when_the_notebook_leaves_is_not_lost(light: Cluster) -> None:
+    controller = [each for each in of_cluster(light.cluster_id) if CONTROLLER in each.cmdline()]
+    for process in controller:
+        process.suspend()
+    later = threading.Timer(0.3, lambda: [process.resume() for process in controller])
+    later.start()
+    light.run("kept = rank * 2", block=False)
+    light.detach()
+    with back("light") as again:
+        later.join()
+        for run in again.missed:  # none, if it had ended by then
+            run.wait()
+        assert again.run("kept").results == {0: 0, 1: 2}
+
+
+def test_what_is_sent_while_the_link_is_busy_and_then_closed_arrives(tmp_path: Path) -> None:
+    context = zmq.Context()
+    info: dict[str, object] = {"interface": f"ipc://{tmp_path}/s", "key": "key", "signature_scheme": "hmac-sha256"}
+    ends = {"mux": context.socket(zmq.ROUTER), "control": context.socket(zmq.ROUTER), "iopub": context.socket(zmq.PUB)}
+    for number, (channel, end_of_it) in enumerate(ends.items()):
+        end_of_it.bind(f"{info['interface']}-{number}")
+        info[channel] = number
+    is_busy, go_on = threading.Event(), threading.Event()
+    link = Link(info, "notebook", lambda *_: None, lambda: None, lambda: (is_busy.set(), go_on.wait(10)))
+    assert is_busy.wait(10)
+    link.post("rank", link.make("execute_request", {}))
+    threading.Timer(0.2, go_on.set).start()
+    link.close()
+    assert ends["mux"].poll(5000)
+    context.destroy(linger=0)
+
+
+def test_a_cell_that_never_came_is_told_so(light: Cluster) -> None:
+    ledger = light._launch.folders.ledger
+    run = light.run("import time; time.sleep(0.2)", 0, block=False)
+    as_if_nobody_had_heard = ledger.read_text()
+    run.wait()
+    light.detach()
+    ledger.write_text(as_if_nobody_had_heard.replace(light.table[0].request, "of-a-cell-that-was-lost"))
+    with back("light") as again:
+        (lost,) = again.missed
+        with pytest.raises(RankFailure, match=r"ReplyLost: the cell was lost on its way here .* run it again"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 

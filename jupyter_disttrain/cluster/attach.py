@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 HEARD_SECONDS = 0.02  # between two requests for a word
 ANSWER_SECONDS = 5.0  # for nannies, which never wait for anybody
+BEGIN_SECONDS = 2.0  # for ranks to receive the cells that were sent last
 REPLY_LOST = "the cell has ended here; how, only the notebook knew that ran it"
+NEVER_CAME = "the cell was lost on its way here when the notebook ended, and did not begin; run it again"
 RANK_SECONDS = 1.0  # for ranks, which may hold the GIL; what they say later is taken as well
 
 
@@ -197,11 +199,37 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
         elif beside and not content["runs"]:
             _ask_reply(launch, entry, beside=False)
         elif not beside:
-            reply = {"status": "error", "ename": "ReplyLost", "evalue": REPLY_LOST, "traceback": []}
+            words = REPLY_LOST if content["begun"] else NEVER_CAME
+            reply = {"status": "error", "ename": "ReplyLost", "evalue": words, "traceback": []}
             _hand_in(launch, entry, reply, {"group": content["group"]}, [])
 
     future.add_done_callback(on_answer)
     return future
+
+
+def let_begin(launch: Launch) -> None:
+    """Wait until the cells that were sent have reached their ranks: what is on its way when sockets close may be lost.
+
+    A rank that does not answer runs one that leaves nothing else a turn.
+    """
+    link = launch.open_link
+    waiting = [entry for entry in launch.table if entry.state == "running"]
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while waiting and time.monotonic() < deadline:
+        asked = []
+        for entry in waiting:
+            request = {"do": "repeat", "cell": entry.request}
+            asked.append((entry, link.request(entry.engine, RANK_REQUEST, request, beside=True)))
+        wait([future for _, future in asked], RANK_SECONDS)
+        waiting = [entry for entry, future in asked if _is_on_its_way(future)]
+        time.sleep(HEARD_SECONDS if waiting else 0.0)
+
+
+def _is_on_its_way(told: Future[Message]) -> bool:
+    if not told.done() or told.exception() is not None:
+        return False
+    content = told.result()["content"]
+    return content["status"] == "ok" and not content["begun"]
 
 
 def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, buffers: list[Any]) -> None:

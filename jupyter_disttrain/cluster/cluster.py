@@ -369,6 +369,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         self._closed = True
         _open.discard(self)
         self._guardian.close()
+        attach.let_begin(self._launch)
         self._launch.leave()
         self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 

@@ -167,9 +167,7 @@ class Link:
             events = dict(poller.poll(max(0, round((next_tick - time.monotonic()) * 1000))))
             if self._wake_read.fileno() in events:
                 self._wake_read.recv(4096)
-            while self._outbox:
-                sock, frames = self._outbox.popleft()
-                sock.send_multipart(frames, copy=False)
+            self._empty_outbox()
             for sock, channel in channels.items():
                 if sock in events:
                     self._receive(sock, channel)
@@ -179,10 +177,16 @@ class Link:
             if time.monotonic() >= next_tick:
                 self._tell(self._on_tick)
                 next_tick = time.monotonic() + TICK_SECONDS
+        self._empty_outbox()  # what was sent just before the end
         self._shell.disable_monitor()
         for sock in (*channels, self._monitor):
             sock.close()
         self._context.term()
+
+    def _empty_outbox(self) -> None:
+        while self._outbox:
+            sock, frames = self._outbox.popleft()
+            sock.send_multipart(frames, copy=False)
 
     def _tell(self, what: Callable[[], None]) -> None:
         try:

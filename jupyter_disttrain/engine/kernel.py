@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,6 +48,7 @@ def ignore_signal(_number: int, _frame: Any) -> None:
     """Do nothing; unlike SIG_IGN this is not inherited by the programs that a rank starts."""
 
 
+CELLS_REMEMBERED = 100  # to tell one that has ended from one that never came
 _DO_EXECUTE = IPythonParallelKernel.do_execute.__code__
 
 
@@ -84,6 +86,7 @@ class RankKernel(IPythonParallelKernel):
         self._switches = Switches()
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
+        self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
 
     def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
         """Take what serves the requests."""
@@ -143,6 +146,7 @@ class RankKernel(IPythonParallelKernel):
         self._switches.note()
         self._bootstrap.progress.begin_cell()
         self._bootstrap.mpi.begin_cell()
+        self._begun.append(parent["header"]["msg_id"])
         self._cell = {
             "number": options["cell"],
             "request": parent["header"]["msg_id"],
@@ -295,8 +299,10 @@ class RankKernel(IPythonParallelKernel):
     def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
         """Return the reply of a cell once more, if it ended last; whether it runs; which group the rank is in."""
         group = self._bootstrap.group
-        runs = self._cell is not None and self._cell["request"] == cell
-        told = {"status": "ok", "ended": False, "runs": runs, "group": "none", "generation": 0}
+        running = self._cell  # another thread may end it at this moment
+        runs = running is not None and running["request"] == cell
+        begun = cell in self._begun
+        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs, "group": "none", "generation": 0}
         if group is not None:
             told |= {"group": group.tag, "generation": group.generation}
         content, buffers = self._last_reply
