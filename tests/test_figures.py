@@ -103,7 +103,7 @@ def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() 
 
 def test_loaders_of_all_kinds_are_counted_and_none_is_harmed() -> None:
     code = """
-import gc
+import gc, time
 from torch.utils.data import DataLoader, Sampler
 from jupyter_disttrain.engine.progress import Progress
 (progress,) = [each for each in gc.get_objects() if isinstance(each, Progress)]
@@ -117,7 +117,11 @@ batches = [sum(1 for _ in DataLoader(list(range(8)), batch_size=2, sampler=Odd(l
 inside = []
 inside.append(inside)
 batches.append(len(list(DataLoader([1, 2], collate_fn=lambda _: inside))))
-together = [progress.loop for _ in zip(DataLoader(range(10)), DataLoader(range(100)))]
+def held_up(batches):
+    for number in range(100):
+        time.sleep(0.1 if number == 4 else 0)  # as by another process
+        yield next(batches)
+together = [progress.loop for _ in zip(DataLoader(range(10)), held_up(iter(DataLoader(range(100)))))]
 batches, together
 """
     with Cluster(n=1, launcher="local", name="odd") as cluster:

@@ -20,7 +20,7 @@ Loop = tuple[int, int, float]
 NOWHERE: Loop = (0, 0, math.nan)
 MOST_ROUNDS = 2**62  # that a loop can be told to have
 MOST_PASSES = 8  # that go on at the same time
-TOGETHER_ROUNDS = 1.5  # since another's last batch
+TOGETHER_SECONDS, TOGETHER_ROUNDS = 0.2, 1.5  # since another's last batch; a rank may be held up in a short round
 DEEPEST_BATCH = 10  # a list in a list, and so on
 LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, and in rounds as they were: then the loop was left
 
@@ -109,7 +109,8 @@ class Progress:
         if not passes:
             return Pass()
         newest = passes[-1]
-        together = [each for each in passes if newest.last - each.last <= TOGETHER_ROUNDS * newest.round_s]
+        apart_s = max(TOGETHER_SECONDS, TOGETHER_ROUNDS * newest.round_s)
+        together = [each for each in passes if newest.last - each.last <= apart_s]
         return min(together or [newest], key=lambda each: each.total - each.done if each.total else math.inf)
 
     @property
