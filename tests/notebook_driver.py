@@ -116,10 +116,18 @@ class Notebook:
         self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
     ) -> Outcome:
         """Run a cell; ``on_message`` sees each message after it was applied."""
+        return self.outcome(self.client.execute(source, allow_stdin=False), timeout, on_message)
+
+    def outcome(
+        self, msg_id: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
+    ) -> Outcome:
+        """Wait for the cell of this request to end.
+
+        Its reply alone does not say so: after an error the kernel aborts what comes until it is idle.
+        """
         outcome = Outcome()
         displays: dict[str, list[dict[str, Any]]] = {}
         start = time.monotonic()
-        msg_id = self.client.execute(source, allow_stdin=False)
         deadline = start + timeout
         clear_next = False
         while True:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
 from jupyter_disttrain.engine.loopback import hide_listeners
 from jupyter_disttrain.errors import RankFailure
 
@@ -17,6 +21,7 @@ from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WORLD = "from mpi4py import MPI; (comm.allreduce(1), comm.Get_rank(), MPI.COMM_WORLD.allreduce(rank), row.allreduce(1))"
 
@@ -214,3 +219,41 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(monk
         assert wait_until(lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster.mpi_lost))
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         assert cluster.mpi_lost.endswith("within the MPI job: the ranks that were to start a new process have died")
+
+
+LATE = """
+import os, pathlib, sys, time
+from jupyter_disttrain.engine.app import _init_mpi
+
+folder = pathlib.Path(sys.argv[1])
+sys.stderr = (folder / f"{os.getpid()}.said").open("w", buffering=1)
+while not (folder / "go").exists():
+    time.sleep(0.02)
+_init_mpi()
+sys.stderr.write("it joined")
+"""
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_rank_whose_mpiexec_has_ended_begins_no_job_of_its_own(tmp_path: Path, is_removed: bool) -> None:
+    temporary, of_cluster, of_mpiexec = folders = [tmp_path / name for name in ("temporary", "cluster", "mpiexec")]
+    for folder in folders:
+        folder.mkdir()
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(temporary)}
+    settings |= {"DISTTRAIN_LOCAL_DIR": str(of_cluster), "OMPI_MCA_btl_sm_backing_directory": str(of_cluster)}
+    settings["PRTE_MCA_prte_local_tmpdir_base"] = str(of_mpiexec)
+    command = [find_mpiexec(), "--oversubscribe", "-n", "2", sys.executable, "-c", LATE, str(tmp_path)]
+    with subprocess.Popen(command, env=os.environ | settings, start_new_session=True) as mpiexec:
+        assert wait_until(lambda: len(list(tmp_path.glob("*.said"))) == 2)
+        mpiexec.kill()
+    ranks = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*.said")]
+    if is_removed:
+        of_cluster.rmdir()
+    (tmp_path / "go").touch()
+    _gone, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+    said = {path.read_text() for path in tmp_path.glob("*.said")}
+    what = "the cluster" if is_removed else "mpiexec"
+    assert said <= {f"this process can't join the MPI job: {what} has ended\n", ""}, said  # "": MPI may crash
+    assert list(temporary.iterdir()) == []
+    assert of_cluster.exists() is not is_removed

@@ -6,6 +6,7 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -19,7 +20,7 @@ import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ipykernel.compiler
 import zmq
@@ -51,6 +52,9 @@ from .publisher import Publisher
 from .shell import RankProfile
 from .streams import open_streams
 from .wire import IDENTITY, RankEnd, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
 HELLO_LIMIT_SECONDS = 1.0
@@ -267,15 +271,41 @@ def _launch_rank() -> int | None:
     return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
 
 
-def _init_mpi() -> str:
-    from mpi4py import MPI  # noqa: PLC0415
+@contextlib.contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """Have MPI put its files where they go with the cluster: without its mpiexec it begins a job of its own.
 
+    By a descriptor, which stays open: where the folder is gone already, nothing makes it anew.
+    """
+    before = os.environ.get("TMPDIR")
+    try:
+        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        _give_up("the cluster has ended")
+    os.environ["TMPDIR"] = f"/proc/self/fd/{opened}"
+    yield
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+
+
+def _init_mpi() -> str:
+    with _temporary_files_in(os.environ[LOCAL_DIR]):
+        from mpi4py import MPI  # noqa: PLC0415
+
+    if MPI.COMM_WORLD.size != int(os.environ.get("OMPI_COMM_WORLD_SIZE", MPI.COMM_WORLD.size)):
+        _give_up("mpiexec has ended")
     if os.environ.get(MPI_HEALS):
         hide_listeners()
     try:
         join_starters()
     except (RendezvousError, MPI.Exception) as error:
-        # Nobody else would end it. Not by the interpreter: MPI's own end would wait for the others.
-        sys.stderr.write(f"this process can't join the MPI job: {error}\n")
-        os._exit(1)
+        _give_up(str(error))
     return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()
+
+
+def _give_up(why: str) -> NoReturn:
+    """End this process: nobody else would. Not by the interpreter: MPI's own end would wait for the others."""
+    sys.stderr.write(f"this process can't join the MPI job: {why}\n")
+    os._exit(1)
