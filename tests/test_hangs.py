@@ -242,16 +242,22 @@ def test_a_rank_that_is_stopped_is_seen_to_be_silent(three: Cluster, pids: dict[
 @pytest.mark.parametrize(
     ("stopped", "waiting"),
     [
-        ("request = dist.irecv(big, 0)", "dist.send(big, 1)"),  # half of it is sent
-        ("request = dist.isend(big, 0)", "dist.recv(big, 1)"),  # half of it is received
+        ("dist.irecv(big, 0).wait()", "dist.send(big, 1)"),  # half of it is sent
+        ("dist.isend(big, 0).wait()", "dist.recv(big, 1)"),  # half of it is received
     ],
 )
 def test_who_waits_for_the_rest_of_a_message_is_released(
     three: Cluster, pids: dict[int, int], stopped: str, waiting: str
 ) -> None:
-    three.run("import threading; big = torch.ones(125_000_000)")
-    stop = f"    threading.Timer(0.02, os.kill, (os.getpid(), 19)).start()\n    {stopped}\n    request.wait()"
-    run = three.run(f"if rank == 1:\n{stop}\nif rank == 0:\n    {waiting}", block=False)
+    receiver = 1 if "irecv" in stopped else 0
+    three.run(f"""import threading; big = torch.full((125_000_000,), float(rank))
+def stop_rank_1():
+    while big[0] == rank:
+        pass  # nothing has come yet
+    os.kill({pids[1]}, 19)
+if rank == {receiver}:
+    threading.Thread(target=stop_rank_1).start()""")
+    run = three.run(f"if rank == 1:\n    {stopped}\nif rank == 0:\n    {waiting}", block=False)
     assert wait_until(waits(run, {0}))
     assert wait_until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED)
     three.interrupt()
