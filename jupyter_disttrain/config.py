@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 
 from .errors import UsageError
+from .hosts import HostSlots, total_slots
 
-LAUNCHERS = ("mpi", "local")
+LAUNCHERS = ("mpi", "local", "ssh")
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
@@ -33,6 +34,11 @@ class ClusterConfig:
 
     n: int | None = None  # ranks; None: one per GPU, or 2 without GPUs
     launcher: str = "mpi"
+    hosts: tuple[HostSlots, ...] = ()  # reached by ssh; empty: this machine alone
+    spares: tuple[str, ...] = ()  # hosts on which the ranks of one that is lost are started, by the launcher "ssh"
+    interface: str | None = None  # of the hosts' network, or the network as in "10.1.0.0/16"; None: chosen
+    ssh: str = "ssh"  # the command, with its options
+    forward: tuple[str, ...] = ()  # variables for ranks on other hosts: "NAME" or "NAME=VALUE"
     backend: str = "auto"  # "none": ranks without torch and without a process group
     gpus: tuple[int, ...] | None = None  # indices among the visible GPUs; None: all
     share_gpus: bool = False  # allow more ranks than GPUs
@@ -54,6 +60,7 @@ class ClusterConfig:
         if self.n is not None and not 1 <= self.n <= MAX_RANKS:
             raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
         self._check_roles()
+        self._check_hosts()
         _choose("launcher", self.launcher, LAUNCHERS)
         _choose("on_rank_death", self.on_rank_death, ON_RANK_DEATH)
         _choose("backend", self.backend, BACKENDS)
@@ -82,7 +89,22 @@ class ClusterConfig:
     @property
     def count(self) -> int | None:
         """How many ranks are asked for; None: as many as there are GPUs."""
-        return self.n or sum(count for _, count in self.tf_roles) or None
+        return self.n or sum(count for _, count in self.tf_roles) or total_slots(self.hosts)
+
+    def _check_hosts(self) -> None:
+        if not self.hosts:
+            if self.launcher == "ssh":
+                raise UsageError("the launcher ssh starts ranks on hosts; name them, e.g. --hosts node1:4,node2:4")
+            if self.spares or self.interface:
+                raise UsageError("--spare and --interface are for ranks on hosts; name those, e.g. --hosts node1,node2")
+            return
+        if self.launcher == "local":
+            raise UsageError("the launcher local starts ranks on this machine; for hosts use --launcher mpi, or ssh")
+        if self.spares and self.launcher != "ssh":
+            raise UsageError("nothing can join an MPI job on another host; --spare needs --launcher ssh")
+        there = total_slots(self.hosts)
+        if there and self.n not in (None, there):
+            raise UsageError(f"the hosts have {there} places for ranks, and -n asks for {self.n}; leave -n out")
 
     def _check_roles(self) -> None:
         wanted = sum(count for _, count in self.tf_roles)

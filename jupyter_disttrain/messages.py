@@ -22,6 +22,17 @@ def channel_url(info: dict[str, Any], channel: str) -> str:
     return f"{info['interface']}{separator}{info[channel]}"
 
 
+def encrypt(sock: Any, info: dict[str, Any]) -> None:
+    """Have a ZeroMQ socket speak CurveZMQ, if the controller does.
+
+    All who know the connection file share one pair of keys: that file is what makes somebody a part of the cluster.
+    """
+    if info.get("curve_serverkey"):
+        sock.curve_serverkey = info["curve_serverkey"].encode()
+        sock.curve_publickey = info["curve_publickey"].encode()
+        sock.curve_secretkey = info["curve_secretkey"].encode()
+
+
 # Requests from the client to a rank, on its shell channel; the reply is "rank_reply".
 RANK_REQUEST = "rank_request"
 # Requests from the client to a rank's nanny, on the control channel; the reply is "nanny_reply".
@@ -68,6 +79,7 @@ class RankHello(Record):
     cuda_devices: int  # that torch would see
     failure: str | None = None  # why this process can't be a rank
     launcher: str = ""  # what started it: see ``config``
+    launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +90,7 @@ class NannyHello(Record):
 
     engine: str
     nanny: str  # the identity of its control socket
+    probe: str = ""  # of the socket that tells whether its host can be reached; empty on the notebook's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,13 +45,13 @@ class Arrivals:
             if message["header"]["msg_type"] == record.msg_type:
                 self._queue.put(record.from_content(message["content"]))
 
-    def hear_from_all(self, n: int, on_silence: Callable[[int], None]) -> tuple[list[RankHello], dict[str, str]]:
-        """Wait for ``n`` ranks and their nannies; return the ranks' words and the nannies by engine.
+    def hear_from_all(self, n: int, on_silence: Callable[[int], None]) -> tuple[list[RankHello], dict[str, NannyHello]]:
+        """Wait for ``n`` ranks and their nannies; return the ranks' words, and those of the nannies by engine.
 
         ``on_silence`` is called with the number of ranks so far when nothing is heard for a moment.
         """
         hellos: dict[str, RankHello] = {}
-        nannies: dict[str, str] = {}
+        nannies: dict[str, NannyHello] = {}
         while not (len(hellos) == n and hellos.keys() <= nannies.keys()):
             try:
                 arrival = self._queue.get(timeout=QUIET_SECONDS)
@@ -62,7 +62,7 @@ class Arrivals:
                 _check_hello(arrival)
                 hellos[arrival.engine] = arrival
             elif isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival.nanny
+                nannies[arrival.engine] = arrival
             elif isinstance(arrival, RankDeath):
                 _fail_dead(arrival, ())
         return list(hellos.values()), nannies
@@ -74,15 +74,15 @@ class Arrivals:
         on_silence: Callable[[], None] = lambda: None,
         *,
         in_mpi: bool = False,
-    ) -> tuple[RankHello, str]:
-        """Wait for a rank that is not among the known engines; return its words and its nanny.
+    ) -> tuple[RankHello, NannyHello]:
+        """Wait for a rank that is not among the known engines; return its words and its nanny's.
 
         ``in_mpi``: one that was started within the MPI job; otherwise one beside it. One of an attempt before that
         failed may still come up, or tell again and again that it has died.
         """
         launcher = "mpi" if in_mpi else "local"
         hello: RankHello | None = None
-        nannies: dict[str, str] = {}
+        nannies: dict[str, NannyHello] = {}
         deadline = time.monotonic() + timeout_s
         while hello is None or hello.engine not in nannies:
             try:
@@ -93,7 +93,7 @@ class Arrivals:
                     raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
                 continue
             if isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival.nanny
+                nannies[arrival.engine] = arrival
             elif arrival.engine in known or arrival.launcher != launcher:
                 continue
             elif isinstance(arrival, RankHello):

@@ -5,11 +5,15 @@ the notebook's process. When that process ends, however it ends, the controller 
 follow. With ``--DisttrainController.idle_timeout=S`` it ends as well once no rank has been used for so long. Task and
 broadcast schedulers are left out (nobody sends through them), and the hub no longer receives a copy of every message:
 cells, output and tensors pass through the controller without being looked at.
+
+Where ranks are on other hosts it listens for them on one address alone, and every socket speaks CurveZMQ; messages are
+signed as well. The keys are made here and lie in the connection files, which the user alone can read.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
@@ -21,7 +25,7 @@ from typing import Any
 import psutil
 import zmq
 from ipyparallel.controller.app import IPController
-from traitlets import Float, Integer, Unicode
+from traitlets import Float, Integer, Unicode, observe
 
 from ..messages import USED_TOPIC
 from .folders import remove_folder
@@ -45,6 +49,23 @@ class DisttrainController(IPController):
         for child in self.children:
             if getattr(child, "name", "") in ("DirectScheduler", "ControlScheduler"):
                 child.setsockopt_in(zmq.ROUTER_HANDOVER, 1)
+                child.setsockopt_out(zmq.ROUTER_HANDOVER, 1)  # of a rank whose connection was cut
+
+    @observe("enable_curve")
+    def _enable_curve_changed(self, change: Any) -> None:
+        """Make keys; messages stay signed, so that who sees one channel's keys can't speak on another."""
+        if change["new"]:
+            self._ensure_curve_keypair()
+            public, secret = zmq.curve_keypair()
+            self._shared_keys = {"curve_publickey": public.decode(), "curve_secretkey": secret.decode()}
+
+    def save_connection_dict(self, fname: str, cdict: dict[str, Any]) -> None:
+        """Write a connection file, with the keys that all share who connect; whole, so that nobody reads half."""
+        path = Path(self.profile_dir.security_dir) / fname
+        fresh = path.with_suffix(".new")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(cdict | (self._shared_keys if self.enable_curve else {}), file)
+        fresh.replace(path)
 
     def init_hub(self) -> None:
         """Subscribe to the heartbeats alone."""
@@ -74,7 +95,7 @@ class DisttrainController(IPController):
     def _follow_use(self) -> None:
         """End once the ranks have not told for long enough that they are used."""
         words: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-        words.connect(self.client_url("iopub"))
+        self.connect(words, self.client_url("iopub"))
         words.subscribe(USED_TOPIC)
         while words.poll(round(self.idle_timeout * 1000)):
             words.recv_multipart()

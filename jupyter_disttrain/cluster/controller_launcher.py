@@ -6,12 +6,14 @@ import sys
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
+from ipyparallel.util import select_random_ports
 from traitlets import Float, Integer, Unicode
 
 from .launchers.local import is_alive
 
 HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a beat
 MISSED_BEATS = 20
+ENGINE_PORTS = 8  # registration, control, mux, task, iopub, two for hearts, one that stays free
 
 
 class ControllerProcess(LocalControllerLauncher):
@@ -21,6 +23,7 @@ class ControllerProcess(LocalControllerLauncher):
     idle_timeout_s = Float(0.0)
     remove_dirs = Unicode("")
     sockets = Unicode("")
+    listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none
 
     def find_args(self) -> list[Any]:
         """Return the command: no more threads and processes than are used."""
@@ -32,6 +35,7 @@ class ControllerProcess(LocalControllerLauncher):
             "--transport=ipc",
             f"--ip={self.sockets}",
             "--ports=1-40",  # the ends of their names
+            *(self._for_other_hosts() if self.listen else ()),
             "--log-level=ERROR",
             "--nodb",
             f"--HeartMonitor.period={HEARTBEAT_MS}",
@@ -41,6 +45,15 @@ class ControllerProcess(LocalControllerLauncher):
             f"--DisttrainController.owner_pid={self.owner_pid}",
             f"--DisttrainController.idle_timeout={self.idle_timeout_s}",
             f"--DisttrainController.remove_dirs={self.remove_dirs}",
+        ]
+
+    def _for_other_hosts(self) -> list[str]:
+        ports = ",".join(map(str, select_random_ports(ENGINE_PORTS)))
+        return [
+            "--IPController.engine_transport=tcp",
+            f"--IPController.engine_ip={self.listen}",
+            f"--IPController.engine_ports={ports}",
+            "--IPController.enable_curve=True",
         ]
 
     def get_env(self) -> dict[str, str]:

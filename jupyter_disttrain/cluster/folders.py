@@ -18,7 +18,7 @@ import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
-from ..shelf import ROOT
+from ..shelf import NOTEBOOK, ROOT
 
 KEPT_RUNS = 20  # folders of logs; the oldest go first
 LONGEST_TEMPORARY = 70  # characters: the path of a Unix socket may have 107
@@ -52,6 +52,7 @@ class Folders:
         try:
             for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (local / NOTEBOOK).write_text(os.urandom(16).hex())
             _probe(profile / "security" / "probe")
         except BaseException as error:  # an interrupt too leaves nothing
             for folder in (profile, run, local):
@@ -94,6 +95,16 @@ class Folders:
     def shelf(self) -> Path | None:
         """The folder for large values; None where there is no shared memory."""
         return self.local if self.local.parent == ROOT else None
+
+    @property
+    def shelf_token(self) -> str:
+        """What is written in the host's own folder, and in no namesake of it on another host."""
+        return (self.local / NOTEBOOK).read_text()
+
+    @property
+    def environment_file(self) -> Path:
+        """The environment of ranks on other hosts; it may hold secrets of the user's own."""
+        return self.profile / "security" / "environment.json"
 
     @property
     def shelf_name(self) -> str | None:

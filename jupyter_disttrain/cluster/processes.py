@@ -7,8 +7,10 @@ Does not cover: what the ranks are told (``start``).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,14 @@ from traitlets.config import Config
 from ..errors import LaunchError
 from .controller_launcher import ControllerProcess
 from .launchers import LAUNCHERS
-from .rank_environment import rank_environment, untold_s
+from .rank_environment import forwarded, rank_environment, untold_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ..config import ClusterConfig
     from .folders import Folders
+    from .placement import Placement
 
 Births = dict[str, dict[str, float]]
 
@@ -51,10 +54,13 @@ class Processes:
         n: int,
         gpus: list[str],
         births: Births | None = None,
+        *,
+        placement: Placement,
     ) -> None:
+        self._config, self._placement = config, placement
         self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
-        self._environment = rank_environment(config, folders, n, gpus)
-        self.launcher = "mpiexec" if config.launcher == "mpi" else "the launcher"
+        self._environment = rank_environment(config, folders, n, gpus, placement)
+        self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
         log = logging.getLogger("jupyter_disttrain.ipyparallel")
         log.propagate = False
         if not log.handlers:
@@ -87,16 +93,37 @@ class Processes:
             idle_timeout_s=self._idle_timeout_s,
             remove_dirs=removable,
             sockets=self._folders.sockets,
+            listen=self._placement.listen,
         )
-        _outside_loop(start_engines, self._n, environment=self._environment)
+        places = [(host.name, host.slots) for host in self._placement.hosts]
+        _outside_loop(start_engines, self._n, environment=self._environment, **self._over_hosts(places))
 
-    def start_one(self, name: str) -> None:
-        """Start a process for one rank, outside the MPI job: nobody can join that once it runs."""
-        before, self._cluster.engine_launcher_class = self._cluster.engine_launcher_class, LAUNCHERS["local"]
-        environment = self._environment | {"DISTTRAIN_LAUNCHER": "local"}
+    def _over_hosts(self, places: list[tuple[str, int | None]], **changed: str) -> dict[str, Any]:
+        """Return what launchers want to know of other hosts, for which the environment is written into a file."""
+        if not places:
+            return {}
+        environment = forwarded(os.environ, self._config.forward) | self._environment | changed
+        file = self._folders.environment_file.with_suffix(".local.json" if changed else ".json")
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            json.dump(environment, opened)
+        options = {"hosts": places, "ssh": shlex.split(self._config.ssh), "environment_file": str(file)}
+        return options | (
+            {"network": self._placement.network} if self._config.launcher == "mpi" and not changed else {}
+        )
+
+    def start_one(self, name: str, host: str = "") -> None:
+        """Start a process for one rank, outside the MPI job: nobody can join that once it runs.
+
+        ``host``: on which; empty for this machine.
+        """
+        before = self._cluster.engine_launcher_class
+        self._cluster.engine_launcher_class = LAUNCHERS["ssh" if host else "local"]
+        changed = {"DISTTRAIN_LAUNCHER": "local"}
+        options = self._over_hosts([(host, 1)] if host else [], **changed)
         set_id = f"{name}-{time.monotonic_ns()}"
         try:
-            _outside_loop(self._cluster.start_engines_sync, 1, engine_set_id=set_id, environment=environment)
+            start, environment = self._cluster.start_engines_sync, self._environment | changed
+            _outside_loop(start, 1, engine_set_id=set_id, environment=environment, **options)
         finally:
             self._cluster.engine_launcher_class = before
 
@@ -110,6 +137,9 @@ class Processes:
         controller = self._cluster.controller
         if controller is not None and not controller.alive():
             raise LaunchError(f"the controller ended while starting{said(controller.get_output())}")
+        trouble = sorted({path.read_text() for path in self._folders.profile.glob("trouble-*.txt")})
+        if trouble:
+            raise LaunchError("; ".join(trouble))
         for engines in self._cluster.engines.values():
             if not engines.alive():
                 raise LaunchError(f"{self.launcher} ended before the ranks were up{said(engines.get_output())}")
@@ -137,7 +167,7 @@ class Processes:
         """End all, after ``patience_s`` for the ranks to end by themselves."""
         deadline = time.monotonic() + patience_s
         try:
-            while time.monotonic() < deadline and any(engines.alive() for engines in self._cluster.engines.values()):
+            while time.monotonic() < deadline and any(engines.runs for engines in self._cluster.engines.values()):
                 time.sleep(POLL_SECONDS)
             psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
         finally:  # who interrupts it only doesn't want to wait

@@ -1,6 +1,7 @@
 """The environment variables of a rank.
 
-Covers: those that its process starts with, those that it is given with its identity.
+Covers: those that its process starts with, those that it is given with its identity, what of the notebook's own
+environment ranks on other hosts are given.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ..errors import UsageError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ..config import ClusterConfig
     from ..ranks import RankInfo
     from .folders import Folders
+    from .placement import Placement
 
 LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
 
@@ -22,7 +28,60 @@ WITHOUT_GPUS = {
 }
 
 
-def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list[str]) -> dict[str, str]:
+# Of the notebook's environment, what ranks on other hosts are given too: where modules are, and what libraries read.
+FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "IPYTHONDIR", "LANG")
+FORWARDED_PREFIXES = (
+    *(
+        "CONDA_",
+        "PYTHON",
+        "LC_",
+        "JUPYTER_",
+        "OMP_",
+        "MKL_",
+        "KMP_",
+        "OPENBLAS_",
+        "NUMEXPR_",
+        "NCCL_",
+        "GLOO_",
+        "TORCH",
+    ),
+    *("PYTORCH_", "CUDA_", "CUBLAS_", "UCX_", "FI_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "HOROVOD_", "DS_", "HF_"),
+    *("TRANSFORMERS_", "ACCELERATE_", "TOKENIZERS_", "WANDB_", "TF_", "XLA_", "JAX_", "TRITON_"),
+)
+OF_THIS_MACHINE = ("CUDA_VISIBLE_DEVICES", "JUPYTER_SERVER_ROOT", "JUPYTER_SERVER_URL", "JUPYTER_TOKEN")
+
+
+def forwarded(environment: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
+    """Return what ranks on other hosts are given of the notebook's environment.
+
+    Parameters
+    ----------
+    environment
+        The notebook's.
+    wanted
+        What the person wants beside that: ``"NAME"``, or ``"NAME=VALUE"``.
+
+    Raises
+    ------
+    UsageError
+        If a name is wanted that is not set.
+    """
+    chosen = {
+        name: value
+        for name, value in environment.items()
+        if name not in OF_THIS_MACHINE and (name in FORWARDED or name.startswith(FORWARDED_PREFIXES))
+    }
+    for each in wanted:
+        name, has_value, value = each.partition("=")
+        if not has_value and name not in environment:
+            raise UsageError(f"-x {name}: the notebook has no variable of that name; write -x {name}=VALUE")
+        chosen[name] = value if has_value else environment[name]
+    return chosen
+
+
+def rank_environment(
+    config: ClusterConfig, folders: Folders, n: int, gpus: list[str], placement: Placement
+) -> dict[str, str]:
     """Return what every rank's process starts with, beside the notebook's own environment."""
     environment = {
         "DISTTRAIN_CONNECTION_FILE": str(folders.engine_file),
@@ -51,8 +110,10 @@ def rank_environment(config: ClusterConfig, folders: Folders, n: int, gpus: list
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if "OMP_NUM_THREADS" not in os.environ:
         # Ranks that each start a thread per core fight over the cores.
-        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // n))
-    if "GLOO_SOCKET_IFNAME" not in os.environ and config.address is None:
+        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (placement.most or n)))
+    if placement.hosts:
+        environment |= {"DISTTRAIN_NETWORK": placement.network, **placement.variables}
+    elif "GLOO_SOCKET_IFNAME" not in os.environ and config.address is None:
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # one host: nothing has to leave it
     return environment
 

@@ -38,6 +38,8 @@ class RankEntry:
     engine: str = _kept()
     nanny: str = _kept()
     nanny_pid: int = _kept()
+    probe: str = _kept(default="")  # the nanny's socket that tells whether its host can be reached
+    launch_host: str = _kept(default="")  # as the launcher calls its host; empty for the notebook's own
     state: str = "idle"  # "idle", "running", "dead"
     # Which process group it is in: see ``engine.process_group.Group.tag``.
     group: str = _kept(default="")
@@ -82,7 +84,9 @@ def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str
     return {entry.info.rank: entry.failure for entry in table if entry.state == "idle" and entry.cell in cells}
 
 
-def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[RankInfo, RankHello]]:
+def decide(
+    hellos: Sequence[RankHello], backend: str, gpus: int, hosts: Sequence[str] = ()
+) -> list[tuple[RankInfo, RankHello]]:
     """Decide the identities, in the order of the ranks.
 
     Parameters
@@ -93,25 +97,28 @@ def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[R
         ``"gloo"``, ``"nccl"`` or ``"none"``.
     gpus
         GPUs per node; 0 means that ranks use the CPU.
+    hosts
+        In the order of their ranks, as the launcher calls them; empty: by their own names.
 
     Raises
     ------
     LaunchError
         If the launcher gave two processes one rank.
     """
-    ordered = _order(hellos)
-    hosts = list(dict.fromkeys(hello.host for hello in ordered))
-    members = {host: [hello for hello in ordered if hello.host == host] for host in hosts}
+    ordered = _order(hellos, list(hosts))
+    nodes = list(dict.fromkeys(map(_node, ordered)))
+    members = {node: [hello for hello in ordered if _node(hello) == node] for node in nodes}
     decided = []
     for rank, hello in enumerate(ordered):
-        local_rank = members[hello.host].index(hello)
+        node = _node(hello)
+        local_rank = members[node].index(hello)
         info = RankInfo(
             rank=rank,
             world_size=len(ordered),
             local_rank=local_rank,
-            local_world_size=len(members[hello.host]),
-            node_rank=hosts.index(hello.host),
-            node_count=len(hosts),
+            local_world_size=len(members[node]),
+            node_rank=nodes.index(node),
+            node_count=len(nodes),
             host=hello.host,
             pid=hello.pid,
             backend=backend,
@@ -121,10 +128,16 @@ def decide(hellos: Sequence[RankHello], backend: str, gpus: int) -> list[tuple[R
     return decided
 
 
-def _order(hellos: Sequence[RankHello]) -> list[RankHello]:
+def _node(hello: RankHello) -> str:
+    """Return what tells its host from others: two may have one name of their own."""
+    return hello.launch_host or hello.host
+
+
+def _order(hellos: Sequence[RankHello], hosts: list[str]) -> list[RankHello]:
     told = [hello.launch_rank for hello in hellos]
     if None in told:
-        return sorted(hellos, key=lambda hello: (hello.host, hello.pid))
+        place = {host: at for at, host in enumerate(hosts)}
+        return sorted(hellos, key=lambda hello: (place.get(_node(hello), len(place)), _node(hello), hello.pid))
     if sorted(told, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
         raise LaunchError(
             f"mpiexec started {len(hellos)} processes and numbered them {told}; mpi4py and mpiexec belong to "

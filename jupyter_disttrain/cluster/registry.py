@@ -22,6 +22,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from ..config import ClusterConfig
 from ..errors import UsageError
+from ..hosts import HostSlots
 from ..ranks import RankInfo
 from .folders import Folders, answers
 from .rank_table import RankEntry
@@ -51,6 +52,7 @@ class ClusterFile:
     run: str
     local: str
     address: str
+    placement: dict[str, Any]  # see ``placement.Placement``
     gpus: list[str]
     generation: int
     mpi_heals: bool  # MPI can be made whole after a death
@@ -74,6 +76,7 @@ class ClusterFile:
             run=str(launch.folders.run),
             local=str(launch.folders.local),
             address=launch.address,
+            placement=launch.placement.as_dict(),
             gpus=launch.gpus,
             generation=launch.generation,
             mpi_heals=launch.mpi_heals,
@@ -109,7 +112,10 @@ class ClusterFile:
         """Return what was asked for."""
         gpus = self.config["gpus"]
         roles = tuple((role, count) for role, count in self.config["tf_roles"])  # JSON has lists
-        return ClusterConfig(**self.config | {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles})
+        lists = {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles}
+        lists |= {name: tuple(self.config[name]) for name in ("spares", "forward")}
+        lists["hosts"] = tuple(HostSlots(**host) for host in self.config["hosts"])
+        return ClusterConfig(**self.config | lists)
 
     def load_table(self) -> list[RankEntry]:
         """Return its ranks, as idle as they may not be."""

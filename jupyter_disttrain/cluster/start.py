@@ -12,27 +12,26 @@ import json
 import os
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
-from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankHello
-from .arrivals import Arrivals, as_message, check_reply, too_late, untold_deaths
+from ..messages import NANNY_REQUEST, NannyHello, RankHello
+from .arrivals import Arrivals, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts
+from .introduction import Introduction
 from .journal import Journal
 from .link import Link, Message
+from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
-from .rank_environment import session_environment
 from .rank_table import RankEntry, decide
 from .registry import ClusterFile, Hold
 from .respawn import Respawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Callable
 
     from ..config import ClusterConfig
     from ..ranks import RankInfo
@@ -41,7 +40,7 @@ RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
-class Launch:
+class Launch(Introduction):
     """The processes of one cluster.
 
     Parameters
@@ -74,11 +73,12 @@ class Launch:
         self._hold: Hold | None = None
         self.link: Link | None = None
         self.closed_because = "was shut down"
-        self.gpus = choose_gpus(config) if there is None else there.gpus
-        self.n = len(there.table) if there else config.count or len(self.gpus) or 2
         self.folders = there.folders if there else Folders.make(config.name)
-        self.started_s = there.started_s if there else time.time()
-        self.address = there.address if there else config.address or "127.0.0.1"
+        if there:
+            self.placement, self.gpus = Placement.load(there.placement), there.gpus
+            self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
+        else:
+            self._decide_where()
         self.generation = there.generation if there else 0  # of the process group: how often it was formed
         self.table: list[RankEntry] = there.load_table() if there else []
         self.mpi_heals = there.mpi_heals if there else False
@@ -87,6 +87,19 @@ class Launch:
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
+
+    def _decide_where(self) -> None:
+        """Decide how many ranks there will be, and where; nothing is left if that can't be."""
+        self.started_s = time.time()
+        try:
+            self.gpus = [] if self.config.hosts else choose_gpus(self.config)
+            self.placement = place(self.config, self.folders)
+        except BaseException:  # an interrupt too
+            self.folders.remove()
+            raise
+        self.gpus = self.gpus or [str(gpu) for gpu in range(self.placement.gpus)]
+        self.n = self.placement.count or self.config.count or len(self.gpus) or 2
+        self.address = self.config.address or self.placement.master
 
     # Up
 
@@ -98,7 +111,7 @@ class Launch:
         LaunchError
             If a rank can't be started; what was started has ended by then.
         """
-        self._processes = Processes(self.config, self.folders, self.n, self.gpus)
+        self._processes = Processes(self.config, self.folders, self.n, self.gpus, placement=self.placement)
         try:
             with deferred_interrupts():  # ipyparallel's event loop would lose one
                 self._processes.start()
@@ -133,7 +146,9 @@ class Launch:
         self._is_visitor = visitor
         if not visitor:
             self._hold = Hold(self.folders.profile)
-        self._processes = Processes(self.config, self.folders, self.n, self.gpus, self._births)
+        self._processes = Processes(
+            self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement
+        )
         identity = (
             f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if visitor else self.folders.cluster_id
         )
@@ -165,95 +180,18 @@ class Launch:
             else:
                 return info
 
-    def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, str]]:
+    def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         """Wait for every rank and every nanny to say hello; return who is which rank."""
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
-        decided = decide(hellos, self._backend(hellos), len(self.gpus))
+        hosts = [host.name for host in self.placement.hosts]
+        decided = decide(hellos, self._backend(hellos), len(self.gpus), hosts)
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
     def _backend(self, hellos: list[RankHello]) -> str:
         if self.config.backend != "auto":
             return self.config.backend
-        shared = self.n > len(self.gpus)  # NCCL takes one rank per GPU
+        shared = (self.placement.most or self.n) > len(self.gpus)  # NCCL takes one rank per GPU
         return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos) else "gloo"
-
-    def _introduce(self, entries: list[tuple[RankInfo, RankHello, str]]) -> None:
-        """Tell each rank who it is, and have all form the process group."""
-        self.table = [
-            RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
-            for info, hello, nanny in entries
-        ]
-        told = [(entry, self._identify(entry)) for entry in self.table]
-        for entry, content in zip(self.table, self._wait(told, "answer"), strict=True):
-            entry.know(content)
-        self.form()
-
-    def _identify(self, entry: RankEntry) -> Future[Message]:
-        request = {
-            "do": "identify",
-            "info": entry.info.as_dict(),
-            "environment": session_environment(entry.info, self.folders.cluster_id),
-            "log_path": str(self.folders.rank_log(entry.info.rank)),
-            "address": self.address,
-            "timeout_s": self.config.timeout_s,
-            "shelf": self.folders.shelf_name,
-            "uses_tensorflow": bool(self.config.tf_roles),
-        }
-        return self.open_link.request(entry.engine, RANK_REQUEST, request)
-
-    def form(self) -> dict[str, list[int]]:
-        """Have all ranks form a process group, over a store that rank 0 opens on a new port.
-
-        Returns
-        -------
-        dict of str to list of int
-            What of earlier groups could not be made anew: the lines that made it, and the ranks where it is gone.
-
-        Raises
-        ------
-        LaunchError
-            If a rank does not join.
-        """
-        self.generation += 1
-        place = {"address": self.address, "port": self.config.port if self.generation == 1 else 0}
-        place["generation"] = self.generation
-        opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
-        place["port"] = self._wait([(self.table[0], opened)], "open the store")[0]["port"]
-        request = {"do": "form", **place, "mpi_lost": self.mpi_lost, "mpi_revoked": self.mpi_revoked}
-        request |= {"places": [entry.place for entry in self.table], "tf_roles": self.config.tf_roles}
-        asked = [(entry, self.open_link.request(entry.engine, RANK_REQUEST, request)) for entry in self.table]
-        for entry, future in asked:
-            entry.forming = future
-        lost: dict[str, list[int]] = {}
-        for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
-            for line in content["lost"]:
-                lost.setdefault(line, []).append(entry.info.rank)
-            self.mpi_lost = self.mpi_lost or content["mpi_lost"]
-            entry.group = "none" if self.config.backend == "none" else f"session/{self.generation}"
-        self.mpi_revoked = False
-        return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
-
-    def _wait(
-        self, asked: Sequence[tuple[RankEntry, Future[Message]]], what: str, *, is_new: bool = False
-    ) -> list[dict[str, Any]]:
-        """Wait for the replies of ranks, and return what they say; the first that fails is the one that is told of."""
-        deadline = time.monotonic() + self.config.start_timeout_s if self._started else self._deadline
-        pause = 0.01 if self._started else 0.002
-        pending = list(asked)
-        while pending:
-            wait([future for _, future in pending], pause, FIRST_COMPLETED)
-            for entry, future in pending:
-                check_reply(entry, future)
-            pending = [(entry, future) for entry, future in pending if not future.done()]
-            if not self._started or is_new:
-                self._arrivals.heed_deaths([entry for entry, _ in pending], others=not self._started)
-            for entry, _ in pending:
-                if entry.state == "dead":
-                    raise LaunchError(f"rank {entry.info.rank} died; %dist_reset starts the ranks anew")
-            if pending and time.monotonic() > deadline:
-                entry = pending[0][0]
-                raise too_late(entry, what, self.config.start_timeout_s, self.folders.rank_log(entry.info.rank))
-        return [future.result()["content"] for _, future in asked]
 
     @property
     def is_being_stopped(self) -> bool:
@@ -296,7 +234,14 @@ class Launch:
                 hello, nanny = self._start_one(rank)
                 old = self.table[rank]
                 info = replace(old.info, host=hello.host, pid=hello.pid)
-                entry = RankEntry(info=info, engine=hello.engine, nanny=nanny, nanny_pid=hello.nanny_pid)
+                entry = RankEntry(
+                    info=info,
+                    engine=hello.engine,
+                    nanny=nanny.nanny,
+                    nanny_pid=hello.nanny_pid,
+                    probe=nanny.probe,
+                    launch_host=hello.launch_host or old.launch_host,
+                )
                 entry.know(self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0])
                 entry.group = "none" if self.config.backend == "none" else "broken"
                 self.table[rank] = entry
@@ -306,7 +251,7 @@ class Launch:
             finally:
                 self._awaits_rank = False
 
-    def _start_one(self, rank: int) -> tuple[RankHello, str]:
+    def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
         known = {entry.engine for entry in self.table}
@@ -318,7 +263,7 @@ class Launch:
                 self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
         elif self.config.launcher == "mpi":
             self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
-        self._processes.start_one(f"replacement-{rank}")
+        self._processes.start_one(f"replacement-{rank}", self.table[rank].launch_host)
         return self._arrivals.hear_from_one(known, self.config.start_timeout_s)
 
     # What goes wrong on the way

@@ -1,14 +1,17 @@
-"""Start one rank: ``python -m jupyter_disttrain.engine``, as a launcher calls it once per rank.
+"""Start ranks: ``python -m jupyter_disttrain.engine``, as a launcher calls it once per rank, or once per host.
 
 This process becomes the nanny and its child the rank. What both need is imported before the fork, so that its memory is
-shared; torch and MPI are imported after it, by the rank alone.
+shared; torch and MPI are imported after it, by the rank alone. With ``--ranks N`` this process forks N nannies first
+and stays until they have ended; see ``setup`` for the other arguments.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+from typing import Any
 
 
 def _leave_out_debugger() -> None:
@@ -21,16 +24,59 @@ def _leave_out_debugger() -> None:
 
 def main() -> None:
     """Fork; the parent looks after the child."""
+    from .setup import enter, read_arguments  # noqa: PLC0415  (nothing may be imported that reads the environment)
+
+    setup = read_arguments(sys.argv[1:])
+    enter(setup)
     _leave_out_debugger()
-    from .app import run_rank  # noqa: PLC0415  (imported before the fork, and not by a mere import of this module)
+    from . import app, nanny  # noqa: F401, PLC0415  (imported before the fork, and not by a mere import of this module)
+
+    gc.freeze()
+    if setup.ranks > 1:
+        nannies = [pid for pid in (_fork_nanny() for _ in range(setup.ranks)) if pid]
+        _stay_with(nannies)
+        return
+    _become_nanny()
+
+
+def _fork_nanny() -> int:
+    pid = os.fork()
+    if pid == 0:
+        _become_nanny()
+        os._exit(0)
+    return pid
+
+
+def _stay_with(nannies: list[int]) -> None:
+    """Wait for all nannies: who started this process sees by it whether ranks run here.
+
+    It outlives its connection to who started it, because ranks end with their cluster and not with an ssh client.
+    """
+
+    def pass_on(number: int, _frame: Any) -> None:
+        for pid in nannies:
+            os.kill(pid, number)
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, pass_on)
+    while nannies:
+        pid, _ = os.wait()
+        nannies.remove(pid)
+
+
+def _become_nanny() -> None:
+    from .app import run_rank  # noqa: PLC0415
     from .connection import CONNECTION_FILE, Connection  # noqa: PLC0415
     from .family import die_with_parent  # noqa: PLC0415
+    from .host_folder import HostFolder  # noqa: PLC0415
     from .nanny import Nanny  # noqa: PLC0415
+    from .setup import leave_word  # noqa: PLC0415
     from .wire import Wire  # noqa: PLC0415
 
     os.environ.pop("PYTHONSAFEPATH", None)  # it was for this process; what the user starts is the user's
+    folder = HostFolder()
     wire = Wire.make()
-    gc.freeze()
     pid = os.fork()
     if pid == 0:
         die_with_parent()
@@ -38,10 +84,22 @@ def main() -> None:
         # share one core: a training loop took 20 % longer on two cores.
         os.setsid()
         wire.become_rank()
+        folder.forget()
         run_rank(wire)
         return
     wire.become_nanny()
-    Nanny(pid, wire, lambda: Connection.wait(os.environ[CONNECTION_FILE])).run()
+
+    def connect() -> Connection:
+        connection = Connection.wait(os.environ[CONNECTION_FILE])
+        connection.check_ports()
+        return connection
+
+    try:
+        Nanny(pid, wire, connect).run()
+    except ConnectionError as error:
+        leave_word(str(error))
+    finally:
+        folder.leave()
     sys.stdout.flush()
 
 

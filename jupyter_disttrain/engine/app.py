@@ -30,7 +30,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
-from ..messages import RankHello
+from ..messages import RankHello, encrypt
 from .bootstrap import Bootstrap
 from .connection import (
     CLIENT_IDENTITY,
@@ -49,6 +49,7 @@ from .mpi_world import join_starters
 from .on_import import on_import
 from .process_group import RendezvousError
 from .publisher import Publisher
+from .setup import HOST, NETWORK
 from .shell import RankProfile
 from .streams import open_streams
 from .wire import IDENTITY, RankEnd, Wire
@@ -209,6 +210,7 @@ def run_rank(wire: Wire) -> None:
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
+    encrypt(engine, connection.info)  # it has traits of the same names as sockets have options
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
@@ -257,6 +259,7 @@ def _prepare() -> RankHello:
         nanny_pid=os.getppid(),
         launch_rank=_launch_rank(),
         launcher=os.environ[LAUNCHER],
+        launch_host=os.environ.get(HOST, ""),
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,
@@ -297,7 +300,7 @@ def _init_mpi() -> str:
     if MPI.COMM_WORLD.size != int(os.environ.get("OMPI_COMM_WORLD_SIZE", MPI.COMM_WORLD.size)):
         _give_up("mpiexec has ended")
     if os.environ.get(MPI_HEALS):
-        hide_listeners()
+        hide_listeners(os.environ.get(NETWORK))
     try:
         join_starters()
     except (RendezvousError, MPI.Exception) as error:

@@ -7,12 +7,11 @@ Does not cover: deciding the identity (``cluster.rank_table``), running cells (`
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError
 from ..ranks import RankInfo
-from ..shelf import fetch, lend
+from ..shelf import fetch, is_shared, lend
 from ..values import check_whole, dump_value, dump_values, load_value
 from .checkpoints import Checkpoints
 from .compiled_parts import watch_builds
@@ -100,7 +99,7 @@ class Bootstrap:
             check_tensorflow()
         self._place = MeetingPlace(request["address"])
         self._fill_namespace(info, request["address"])
-        self.shelf = request["shelf"] if _is_own_folder(request["shelf"]) else None
+        self.shelf = request["shelf"] if is_shared(request["shelf"], request["shelf_token"]) else None
         sees_shelf = self.shelf is not None
         if info.backend != "none":
             _choose_device(info)
@@ -255,11 +254,6 @@ class Bootstrap:
     def _variable(self, name: str) -> Any:
         assert self._shell is not None
         return self._shell.user_ns.get(name, _MISSING)
-
-
-def _is_own_folder(path: str | None) -> bool:
-    """Whether this process sees the client's folder, and not another of that name on another host."""
-    return path is not None and Path(path).is_dir() and Path(path).stat().st_uid == os.getuid()
 
 
 def _choose_device(info: RankInfo) -> None:

@@ -9,14 +9,19 @@ import errno
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..messages import channel_url
+from ..messages import channel_url, encrypt
 
 if TYPE_CHECKING:
     import zmq
+
+CHANNELS = ("registration", "mux", "control", "iopub", "hb_ping", "hb_pong")
+CONNECT_SECONDS = 0.25  # to ask a host that may be cut off, again and again
+REACH_SECONDS = 5.0  # for a connection over a network that should be whole
 
 # The environment of a rank's process, set by the launcher.
 CONNECTION_FILE = "DISTTRAIN_CONNECTION_FILE"
@@ -71,18 +76,73 @@ class Connection:
         """Return the address of a channel."""
         return channel_url(self.info, channel)
 
-    def is_there(self, *, once_reached: bool) -> bool:
-        """Whether the controller is: its file, which comes first, and once it was reached the end of a Unix socket."""
-        transport, _, path = self.url("control").partition("://")
-        if transport != "ipc" or not once_reached or not self.file.exists():
+    @property
+    def over_network(self) -> bool:
+        """Whether the controller is reached by TCP, not by Unix sockets."""
+        return self.url("control").startswith("tcp:")
+
+    def is_there(self, *, once_reached: bool, is_silent: bool) -> bool:
+        """Whether the controller is: its file, which comes first, and once it was reached the end of a socket.
+
+        ``is_silent``: it was reached over a network, and is no longer.
+        """
+        if not once_reached or not self.file.exists():
             return self.file.exists()
+        if self.over_network:
+            return not is_silent or self._takes_connections()
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
-            return probe.connect_ex(path) not in (errno.ECONNREFUSED, errno.ENOENT)
+            return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+    def _takes_connections(self) -> bool:
+        """Whether its host does not refuse us; one that does not answer may be cut off for a while."""
+        try:
+            socket.create_connection(self.place("control"), timeout=CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def place(self, channel: str) -> tuple[str, int]:
+        """Return a channel's address and port."""
+        host, _, port = self.url(channel).partition("://")[2].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def check_ports(self) -> None:
+        """See that all channels can be reached over the network.
+
+        Raises
+        ------
+        ConnectionError
+            If one can't; the message names both hosts and what to do.
+        """
+        if not self.over_network:
+            return
+        with ThreadPoolExecutor(len(CHANNELS)) as executor:
+            found = executor.map(lambda channel: _why_closed(*self.place(channel)), CHANNELS)
+            closed = {channel: why for channel, why in zip(CHANNELS, found, strict=True) if why}
+        if closed:
+            address = self.place("control")[0]
+            ports = ", ".join(f"{self.place(channel)[1]} ({channel})" for channel in closed)
+            raise ConnectionError(
+                f"{socket.gethostname()} can't reach {address} on port{'s' if len(closed) > 1 else ''} {ports}: "
+                f"{next(iter(closed.values()))}; have the firewall let this cluster's hosts connect to {address}, or "
+                "choose another network with --interface"
+            )
 
     def connect(self, sock: zmq.Socket[bytes], channel: str, **options: Any) -> zmq.Socket[bytes]:
         """Set the options on a socket and connect it to a channel."""
         for name, value in options.items():
             setattr(sock, name, value)
+        encrypt(sock, self.info)
         sock.connect(self.url(channel))
         return sock
+
+
+def _why_closed(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        return "no answer, as if packets were dropped" if isinstance(error, TimeoutError) else str(error.strerror)
+    return ""

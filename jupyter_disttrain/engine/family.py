@@ -99,6 +99,27 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
+def end_descendants() -> None:
+    """End what this process has adopted: its rank's children have left it."""
+    import psutil  # noqa: PLC0415
+
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=2)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
 def _prctl(option: int, value: int) -> None:
     import ctypes  # noqa: PLC0415  (only the two ends of the fork need it)
 

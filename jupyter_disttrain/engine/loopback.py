@@ -1,6 +1,7 @@
-"""Sockets that hear the loopback interface alone.
+"""Sockets that hear the cluster's own hosts alone.
 
-Covers: those that a library has opened on all interfaces although it talks over the loopback interface only.
+Covers: those that a library has opened on all interfaces although it talks over one only: the loopback interface, or
+that of the hosts' network.
 
 Open MPI's TCP layer can be told which interface to talk over, and listens on all the same. A socket's filter, which
 needs no rights, has the kernel drop what comes from elsewhere.
@@ -9,29 +10,50 @@ needs no rights, has the kernel drop what comes from elsewhere.
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import socket
 import stat
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SO_ATTACH_FILTER = 26
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from there on count from the IP header
 _SOURCE = 12  # of the address in an IPv4 header
 _ACCEPT = 0xFFFFFFFF
 # Classic BPF: (operation, jump if true, jump if false, value); see Linux's Documentation/networking/filter.rst.
-_FROM_LOOPBACK = [
-    (0x20, 0, 0, _NETWORK_HEADER + _SOURCE),  # load the source's address
-    (0x54, 0, 0, 0xFF000000),  # and the network of it
-    (0x15, 0, 1, 0x7F000000),  # is that 127.0.0.0/8?
-    (0x06, 0, 0, _ACCEPT),
-    (0x06, 0, 0, 0),
-]
+_LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 _NOTHING = [(0x06, 0, 0, 0)]
 
 
-def hide_listeners() -> list[int]:
-    """Have TCP sockets of this process that listen on all interfaces hear 127.0.0.0/8 alone; returns their ports."""
+def _only_from(networks: Sequence[ipaddress.IPv4Network]) -> list[tuple[int, int, int, int]]:
+    """Return a filter that takes what comes from these networks."""
+    program = []
+    for network in networks:
+        program += [
+            (0x20, 0, 0, _NETWORK_HEADER + _SOURCE),  # load the source's address
+            (0x54, 0, 0, int(network.netmask)),  # and the network of it
+            (0x15, 0, 1, int(network.network_address)),  # is that this one?
+            (0x06, 0, 0, _ACCEPT),
+        ]
+    return [*program, *_NOTHING]
+
+
+def hide_listeners(network: str | None = None) -> list[int]:
+    """Have TCP sockets of this process that listen on all interfaces hear some addresses alone; returns their ports.
+
+    Parameters
+    ----------
+    network
+        Of the cluster's hosts, as in ``"10.1.0.0/16"``; None: 127.0.0.0/8 alone, which is taken in any case.
+    """
+    heard = [_LOOPBACK]
+    if network is not None and isinstance(hosts := ipaddress.ip_network(network), ipaddress.IPv4Network):
+        heard.append(hosts)
     ports = []
     for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         try:
@@ -42,7 +64,7 @@ def hide_listeners() -> list[int]:
             continue  # closed meanwhile
         with listener:
             if _listens_to_all(listener):
-                _attach(listener, _FROM_LOOPBACK if listener.family == socket.AF_INET else _NOTHING)
+                _attach(listener, _only_from(heard) if listener.family == socket.AF_INET else _NOTHING)
                 ports.append(listener.getsockname()[1])
     return ports
 

@@ -10,6 +10,7 @@ waits for the rank.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -21,7 +22,6 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import zmq
 from jupyter_client.session import Session
 
@@ -29,9 +29,9 @@ from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
 from ..samples import unpack
 from .aside import Aside
 from .backlog import Backlog
-from .cluster_watch import ClusterWatch
+from .cluster_watch import ClusterWatch, open_probe
 from .connection import KEEP, PROFILE_DIR
-from .family import adopt_orphans, interrupt, signal_main_thread
+from .family import adopt_orphans, end_descendants, interrupt, runs, signal_main_thread
 from .metrics_file import MetricsFile
 from .rank_log import RankLog
 from .use import UseTeller
@@ -93,14 +93,15 @@ class Nanny:
             IDENTITY=self._identity.encode(),
             LINGER=1000,
         )
-        self._cluster = ClusterWatch(connection, self._control)
+        self._probe = open_probe(connection, self._context, self._identity)
+        self._cluster = ClusterWatch(connection, self._control if self._probe is None else self._probe)
         self._log = RankLog(self._report_log_trouble)
         self._metrics = MetricsFile(self._session.pack, self._report_log_trouble)
         self._voice = Voice(self._publish, self._log)
         try:
             self._loop()
         finally:
-            self._end_descendants()
+            end_descendants()
             self._log.close()
             self._metrics.close()
             self._context.destroy(linger=2000 if self._cluster.hears else 0)
@@ -129,8 +130,10 @@ class Nanny:
             **dict.fromkeys(self._pipes, self._on_pipe),
             self._pub: self._on_subscription,
             self._cluster.monitor: self._cluster.hear,
-            self._control: self._on_control,
+            self._control: functools.partial(self._on_control, self._control),
         }
+        if self._probe is not None:
+            handlers[self._probe] = functools.partial(self._on_control, self._probe)
         self._poller = zmq.Poller()
         for source in handlers:
             self._poller.register(source, zmq.POLLIN)
@@ -155,9 +158,13 @@ class Nanny:
         """Say that this nanny is there, again and again until the rank was told who it is."""
         now = time.monotonic()
         if self._is_heard and self._engine and not self._told_who and now >= self._next_hello:
-            self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
+            self._publish_record(self._hello())
             self._next_hello = now + self._hello_pause
             self._hello_pause = min(2 * self._hello_pause, HELLO_LIMIT_SECONDS)
+
+    def _hello(self) -> NannyHello:
+        probe = "" if self._probe is None else self._probe.identity.decode()
+        return NannyHello(engine=self._engine, nanny=self._identity, probe=probe)
 
     def _wake(self) -> None:
         """Have the loop turn; called from any thread."""
@@ -287,8 +294,8 @@ class Nanny:
 
     # Signals and the end
 
-    def _on_control(self) -> None:
-        received = self._control.recv_multipart()
+    def _on_control(self, sock: zmq.Socket[bytes]) -> None:
+        received = sock.recv_multipart()
         try:
             idents, parts = self._session.feed_identities(received)
             message = self._session.deserialize(parts)
@@ -301,7 +308,7 @@ class Nanny:
             content |= told
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
             content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
-        self._session.send(self._control, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
+        self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
     def _obey(self, msg_type: str, request: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """Do what is asked; returns what the reply says beyond that."""
@@ -315,11 +322,13 @@ class Nanny:
         elif do == "end":
             self._begin_end()
         elif do == "hello":
-            self._publish_record(NannyHello(engine=self._engine, nanny=self._identity))
+            self._publish_record(self._hello())
         elif do == "publish":
             self._aside.tell(request["msg_type"], request["content"])
         elif do == "tell":
             return self._out.dump()
+        elif do == "ping":
+            return {"gone": [pid for pid in request["nannies"] if not runs(pid)]}, []
         elif do == "stack":
             return {"stack": self._witness.stack()}, []
         return {}, []
@@ -380,13 +389,3 @@ class Nanny:
         hub = self._connection.connect(self._context.socket(zmq.DEALER), "registration", LINGER=1000)
         self._session.send(hub, "unregistration_request", {"id": self._hub_id})
         hub.close()
-
-    def _end_descendants(self) -> None:
-        """End what the rank's children left: they are ours now."""
-        left = psutil.Process().children(recursive=True)
-        for process in left:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(left, timeout=2)

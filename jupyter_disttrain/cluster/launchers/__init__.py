@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from .local import LocalRanks
 from .mpi import MPIRanks
+from .ssh import SSHRanks
 
 if TYPE_CHECKING:
     from ipyparallel.cluster.launcher import EngineLauncher
 
-LAUNCHERS: dict[str, type[EngineLauncher]] = {"local": LocalRanks, "mpi": MPIRanks}
+LAUNCHERS: dict[str, type[EngineLauncher]] = {"local": LocalRanks, "mpi": MPIRanks, "ssh": SSHRanks}

@@ -28,6 +28,11 @@ class LocalRanks(LocalEngineSetLauncher):
         """Whether a process still runs; ipyparallel's own state is as old as the last turn of its event loop."""
         return any(is_alive(launcher) for launcher in self.launchers.values())
 
+    @property
+    def runs(self) -> bool:
+        """The same: a process that ends while the others start takes none with it."""
+        return self.alive()
+
     def get_env(self) -> dict[str, str]:
         """Return the ranks' environment whole; ipyparallel would add to it."""
         return dict(self.environment)

@@ -1,13 +1,14 @@
 """Ranks as one MPI job.
 
-Covers: finding mpiexec, what kind it is, its arguments.
-Does not cover: several hosts.
+Covers: finding mpiexec, what kind it is, its arguments, on this machine and over hosts.
+Does not cover: whether the hosts can be used (``cluster.preflight``).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ipyparallel.cluster.launcher import MPIEngineSetLauncher
+from traitlets import List, Unicode
 
 from ...errors import LaunchError
 from .local import RANK_COMMAND, is_alive
+from .ssh import EARLY, SSH_OPTIONS, rank_command
 
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
 FIRST_THAT_HEALS = 5  # version of Open MPI
@@ -107,9 +110,14 @@ def _broken(mpiexec: str, what: str) -> str:
 class MPIRanks(MPIEngineSetLauncher):
     """One mpiexec over all ranks."""
 
+    hosts = List()  # of (name, ranks); empty: this machine alone
+    ssh = List(Unicode())
+    environment_file = Unicode()
+    network = Unicode()  # of the hosts
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.engine_cmd = RANK_COMMAND
+        self.engine_cmd = rank_command(self.environment_file) if self.hosts else RANK_COMMAND
         mpiexec = find_mpiexec()
         self.mpi_cmd = [mpiexec]
         self._flavour = mpi_flavour(mpiexec)
@@ -124,13 +132,27 @@ class MPIRanks(MPIEngineSetLauncher):
         """Start ``n`` ranks."""
         if self._flavour == "openmpi":
             # --continuous: the death of one rank is not the death of all. ppr: ranks in order, and more than cores.
-            placement = ["--map-by", f"ppr:{n}:node:oversubscribe", "--bind-to", "none"]
-            self.mpi_args = ["--continuous", *(["--with-ft", "ulfm"] if self.heals else []), *placement]
+            placement = self._over_hosts() if self.hosts else ["--map-by", f"ppr:{n}:node:oversubscribe"]
+            heals = ["--with-ft", "ulfm"] if self.heals else []
+            self.mpi_args = ["--continuous", *heals, *placement, "--bind-to", "none"]
         return super().start(n)
+
+    def _over_hosts(self) -> list[str]:
+        """Return the options for ranks on hosts: as many on each as it has places, in the order of the hosts."""
+        places = ",".join(f"{name}:{ranks}" for name, ranks in self.hosts)
+        names = [name for name in EARLY if self.environment.get(name, os.environ.get(name))]
+        exported = [word for name in [*names, "DISTTRAIN_MPI_HEALS"] for word in ("-x", name)]
+        agent = shlex.join([*self.ssh, *SSH_OPTIONS])
+        return ["--host", places, "--map-by", "slot", "--prtemca", "plm_ssh_agent", agent, *exported]
 
     def alive(self) -> bool:
         """Whether mpiexec still runs."""
         return is_alive(self)
+
+    @property
+    def runs(self) -> bool:
+        """The same: all ranks end with it."""
+        return self.alive()
 
     def get_env(self) -> dict[str, str]:
         """Add what Open MPI needs to start at once, and as root, unless the user set it."""
@@ -143,10 +165,12 @@ class MPIRanks(MPIEngineSetLauncher):
                 # reaches only those that were started together, so who comes later needs the loopback interface.
                 "OMPI_MCA_pml": "ob1",
                 "OMPI_MCA_btl": "self,sm,tcp" if self.heals else "self,sm",
-                "OMPI_MCA_btl_tcp_if_include": "lo",
+                "OMPI_MCA_btl_tcp_if_include": self.network or "lo",
                 "DISTTRAIN_MPI_HEALS": "1" if self.heals else "",
                 # Python's report of a crash names the cell's line; Open MPI's would bury it under addresses.
                 "OMPI_MCA_opal_signal": "",
             }
+            if self.hosts:
+                defaults["PRTE_MCA_prte_if_include"] = self.network
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment

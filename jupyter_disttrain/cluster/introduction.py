@@ -1,0 +1,135 @@
+"""Tell ranks who they are, and have them form a process group.
+
+Covers: what each rank is told of itself, the store, the group, waiting for what ranks reply.
+Does not cover: starting their processes (``start``), when a group is formed anew (``recovery``).
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LaunchError
+from ..messages import RANK_REQUEST
+from .arrivals import Arrivals, check_reply, too_late
+from .rank_environment import session_environment
+from .rank_table import RankEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from ..config import ClusterConfig
+    from ..messages import NannyHello, RankHello
+    from ..ranks import RankInfo
+    from .folders import Folders
+    from .link import Link, Message
+    from .placement import Placement
+
+
+class Introduction:
+    """The part of a launch that makes ranks of processes."""
+
+    config: ClusterConfig
+    folders: Folders
+    placement: Placement
+    table: list[RankEntry]
+    address: str  # MASTER_ADDR
+    generation: int  # of the process group: how often it was formed
+    mpi_lost: str  # why MPI has no world of all ranks
+    mpi_revoked: bool  # and is to be made anew with the group
+    _arrivals: Arrivals
+    _started: bool
+    _deadline: float
+
+    @property
+    def open_link(self) -> Link:
+        """The sockets to the ranks."""
+        raise NotImplementedError
+
+    def _introduce(self, entries: list[tuple[RankInfo, RankHello, NannyHello]]) -> None:
+        """Tell each rank who it is, and have all form the process group."""
+        self.table = [
+            RankEntry(
+                info=info,
+                engine=hello.engine,
+                nanny=nanny.nanny,
+                nanny_pid=hello.nanny_pid,
+                probe=nanny.probe,
+                launch_host=hello.launch_host or self.placement.host_of(info.rank),
+            )
+            for info, hello, nanny in entries
+        ]
+        told = [(entry, self._identify(entry)) for entry in self.table]
+        for entry, content in zip(self.table, self._wait(told, "answer"), strict=True):
+            entry.know(content)
+        self.form()
+
+    def _identify(self, entry: RankEntry) -> Future[Message]:
+        request = {
+            "do": "identify",
+            "info": entry.info.as_dict(),
+            "environment": session_environment(entry.info, self.folders.cluster_id),
+            "log_path": str(self.folders.rank_log(entry.info.rank)),
+            "address": self.address,
+            "timeout_s": self.config.timeout_s,
+            "shelf": self.folders.shelf_name,
+            "shelf_token": self.folders.shelf_token,
+            "uses_tensorflow": bool(self.config.tf_roles),
+        }
+        return self.open_link.request(entry.engine, RANK_REQUEST, request)
+
+    def form(self) -> dict[str, list[int]]:
+        """Have all ranks form a process group, over a store that rank 0 opens on a new port.
+
+        Returns
+        -------
+        dict of str to list of int
+            What of earlier groups could not be made anew: the lines that made it, and the ranks where it is gone.
+
+        Raises
+        ------
+        LaunchError
+            If a rank does not join.
+        """
+        self.generation += 1
+        place = {"address": self.address, "port": self.config.port if self.generation == 1 else 0}
+        place["generation"] = self.generation
+        opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
+        place["port"] = self._wait([(self.table[0], opened)], "open the store")[0]["port"]
+        request = {"do": "form", **place, "mpi_lost": self.mpi_lost, "mpi_revoked": self.mpi_revoked}
+        request |= {"places": [entry.place for entry in self.table], "tf_roles": self.config.tf_roles}
+        asked = [(entry, self.open_link.request(entry.engine, RANK_REQUEST, request)) for entry in self.table]
+        for entry, future in asked:
+            entry.forming = future
+        lost: dict[str, list[int]] = {}
+        for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
+            for line in content["lost"]:
+                lost.setdefault(line, []).append(entry.info.rank)
+            self.mpi_lost = self.mpi_lost or content["mpi_lost"]
+            entry.group = "none" if self.config.backend == "none" else f"session/{self.generation}"
+        self.mpi_revoked = False
+        return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
+
+    def _wait(
+        self, asked: Sequence[tuple[RankEntry, Future[Message]]], what: str, *, is_new: bool = False
+    ) -> list[dict[str, Any]]:
+        """Wait for the replies of ranks, and return what they say; the first that fails is the one that is told of."""
+        deadline = time.monotonic() + self.config.start_timeout_s if self._started else self._deadline
+        pause = 0.01 if self._started else 0.002
+        pending = list(asked)
+        while pending:
+            wait([future for _, future in pending], pause, FIRST_COMPLETED)
+            for entry, future in pending:
+                check_reply(entry, future)
+            pending = [(entry, future) for entry, future in pending if not future.done()]
+            if not self._started or is_new:
+                self._arrivals.heed_deaths([entry for entry, _ in pending], others=not self._started)
+            for entry, _ in pending:
+                if entry.state == "dead":
+                    raise LaunchError(f"rank {entry.info.rank} died; %dist_reset starts the ranks anew")
+            if pending and time.monotonic() > deadline:
+                entry = pending[0][0]
+                raise too_late(entry, what, self.config.start_timeout_s, self.folders.rank_log(entry.info.rank))
+        return [future.result()["content"] for _, future in asked]

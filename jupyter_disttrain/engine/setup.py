@@ -1,0 +1,104 @@
+"""What a rank's process is given by the one that starts it on another host.
+
+Covers: the file with its environment, which host it is on, which of the host's interfaces is in the cluster's network.
+Does not cover: what is in the file (``cluster.rank_environment``), who the rank is (``bootstrap``).
+
+On the notebook's own machine a process inherits its environment. On another host it begins with that host's: what it
+needs of the notebook's lies in a file that the user alone can read, so that no value of it stands on a command line or
+crosses the network in clear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from .connection import PROFILE_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NETWORK = "DISTTRAIN_NETWORK"  # of all hosts, as in "10.1.0.0/16"
+HOST = "DISTTRAIN_HOST"  # the name by which the launcher reaches this host
+# By these torch, NCCL and Gloo choose their interface; "=" keeps NCCL from taking eth10 for eth1.
+INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The arguments of ``python -m jupyter_disttrain.engine``."""
+
+    environment: str  # a file; empty: what was inherited is all
+    host: str  # as the launcher calls it; empty: it does not say
+    ranks: int  # processes to become
+
+
+def read_arguments(arguments: Sequence[str]) -> Setup:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m jupyter_disttrain.engine", description="Start ranks on this host.")
+    parser.add_argument("--environment", default="", metavar="FILE", help="the environment of ranks on other hosts")
+    parser.add_argument("--host", default="", help="the name by which this host is reached")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks to start here")
+    args = parser.parse_args(arguments)
+    return Setup(environment=args.environment, host=args.host, ranks=args.ranks)
+
+
+def enter(setup: Setup) -> None:
+    """Take the environment that was written for this process, and choose its network interface.
+
+    Raises
+    ------
+    SystemExit
+        If the file can't be read, or this host is not in the cluster's network; the message names host and remedy.
+    """
+    if setup.environment:
+        try:
+            os.environ.update(json.loads(Path(setup.environment).read_text()))
+        except OSError as error:
+            raise SystemExit(
+                f"{socket.gethostname()} can't read {setup.environment}: {error.strerror}; ranks on other hosts need "
+                "the notebook's folders at the same path: put JUPYTER_RUNTIME_DIR on a file system that all hosts share"
+            ) from error
+    if setup.host:
+        os.environ[HOST] = setup.host
+    network = os.environ.get(NETWORK)
+    if network:
+        name = interface_in(network)
+        for variable, sign in INTERFACE_VARIABLES.items():
+            os.environ.setdefault(variable, sign + name)
+
+
+def leave_word(trouble: str) -> None:
+    """Leave word for the client of what keeps ranks from starting on this host, when nothing else reaches it."""
+    print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
+    (Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt").write_text(trouble)
+
+
+def interface_in(network: str) -> str:
+    """Return the name of this host's interface in a network.
+
+    Raises
+    ------
+    SystemExit
+        If it has none there.
+    """
+    wanted = ipaddress.ip_network(network)
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            if ipaddress.ip_address(each.address.partition("%")[0]) in wanted:
+                return name
+    raise SystemExit(
+        f"{socket.gethostname()} has no address in {network}, the network of this cluster; choose one that all hosts "
+        "are in with --interface"
+    )
