@@ -110,12 +110,18 @@ class RankDeath(Record):
     launcher: str = ""  # what started it: see ``config``; empty if another process than its nanny tells of it
     peak_bytes: int = 0  # the most memory that it ever held
     out_of_memory_kills: int = 0  # processes of its host that the kernel ended for want of memory during its cell
+    host_silent_s: float = 0.0  # that its host did not answer, and so counts as lost; 0: it answers
 
     @property
     def cause(self) -> str:
         """How it ended, as a person says it."""
         import signal  # noqa: PLC0415
 
+        if self.host_silent_s:
+            return (
+                f"is lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
+                "down or cut off from the network"
+            )
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
         try:

@@ -49,6 +49,7 @@ class Guardian:
         self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
     ) -> None:
         self._launch = launch
+        launch.on_note = self.note
         self._rules = rules
         self.remarks = remarks
         self._reset, self._stop = reset, stop

@@ -94,6 +94,8 @@ class Introduction:
             If a rank does not join.
         """
         self.generation += 1
+        if not self.config.address and self.placement.hosts:  # rank 0 may have come to another host
+            self.address = self.placement.addresses[self.table[0].launch_host]
         place = {"address": self.address, "port": self.config.port if self.generation == 1 else 0}
         place["generation"] = self.generation
         opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})

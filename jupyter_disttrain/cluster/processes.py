@@ -111,10 +111,20 @@ class Processes:
             {"network": self._placement.network} if self._config.launcher == "mpi" and not changed else {}
         )
 
-    def start_one(self, name: str, host: str = "") -> None:
+    def start_one(self, name: str, host: str = "") -> Callable[[], None]:
         """Start a process for one rank, outside the MPI job: nobody can join that once it runs.
 
-        ``host``: on which; empty for this machine.
+        Parameters
+        ----------
+        name
+            Of the set of processes.
+        host
+            On which it is started; empty for this machine.
+
+        Returns
+        -------
+        callable
+            Raises a LaunchError once it is known that the process can't come.
         """
         before = self._cluster.engine_launcher_class
         self._cluster.engine_launcher_class = LAUNCHERS["ssh" if host else "local"]
@@ -126,6 +136,15 @@ class Processes:
             _outside_loop(start, 1, engine_set_id=set_id, environment=environment, **options)
         finally:
             self._cluster.engine_launcher_class = before
+        engines = self._cluster.engines[set_id]
+
+        def check() -> None:
+            if not engines.alive():
+                raise LaunchError(
+                    f"no process could be started{f' on {host}' if host else ''}{said(engines.get_output())}"
+                )
+
+        return check
 
     @property
     def mpi_heals(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
-from ..messages import NANNY_REQUEST, NannyHello, RankHello
+from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
 from .arrivals import Arrivals, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
@@ -27,6 +27,7 @@ from .link import Link, Message
 from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
 from .rank_table import RankEntry, decide
+from .reach import Reach
 from .registry import ClusterFile, Hold
 from .respawn import Respawn
 
@@ -66,6 +67,7 @@ class Launch(Introduction):
         self._arrivals = Arrivals()
         self._started = False
         self._awaits_rank = False  # a new process for a rank that died
+        self._moved: dict[str, str] = {}  # hosts that were lost, and the spares in their place
         self._is_being_stopped = False
         self._is_visitor = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
@@ -84,6 +86,8 @@ class Launch(Introduction):
         self.mpi_heals = there.mpi_heals if there else False
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
+        self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
+        self._reach = Reach(self._on_untold, lambda words: self.on_note(words))
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
@@ -263,8 +267,17 @@ class Launch(Introduction):
                 self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
         elif self.config.launcher == "mpi":
             self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
-        self._processes.start_one(f"replacement-{rank}", self.table[rank].launch_host)
-        return self._arrivals.hear_from_one(known, self.config.start_timeout_s)
+        host = self._host_for(self.table[rank].launch_host)
+        check = self._processes.start_one(f"replacement-{rank}", host)
+        return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)
+
+    def _host_for(self, host: str) -> str:
+        """Return where the ranks of a host are started anew: there, or on a spare if it is lost."""
+        if self._reach.is_lost(host):
+            used = {entry.launch_host for entry in self.table} | set(self._moved.values())
+            spare = next((spare for spare in self.config.spares if spare not in used), host)
+            return self._moved.setdefault(host, spare)
+        return host
 
     # What goes wrong on the way
 
@@ -288,9 +301,14 @@ class Launch(Introduction):
             self.link.request(hello.nanny, NANNY_REQUEST, {"do": "end"})
 
     def _on_tick(self) -> None:
-        """Tell of ranks whose nanny was killed with them; called on the link's thread."""
+        """Tell of ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
         for death in untold_deaths(self.table):
-            self._on_early_message("iopub", as_message(death))
+            self._on_untold(death)
+        if self.placement.hosts and self.link is not None and self._started and not self._is_visitor:
+            self._reach.turn(self.link, self.table)
+
+    def _on_untold(self, death: RankDeath) -> None:
+        self._on_early_message("iopub", as_message(death))
 
     def _check_time(self, heard: int = 0) -> None:
         assert self._processes is not None

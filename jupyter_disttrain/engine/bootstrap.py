@@ -129,8 +129,8 @@ class Bootstrap:
 
     def _do_form(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Form the process group together with all other ranks; reply what of the earlier groups is gone."""
-        os.environ["MASTER_PORT"] = str(request["port"])
-        self.scripts.know(request["places"], request["tf_roles"])
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = request["address"], str(request["port"])
+        self.scripts.know(request["address"], request["places"], request["tf_roles"])
         mpi_lost = self.mpi.settle(request["generation"], request["mpi_lost"], revoked=request["mpi_revoked"])
         lost = self._show(self.mpi.take_new())
         if self.group is not None:

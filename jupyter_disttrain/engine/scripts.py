@@ -45,11 +45,11 @@ class Scripts:
         self._info, self._group, self._horovod = info, group, horovod
         self._identity = identity
 
-    def know(self, places: Sequence[str], roles: Roles) -> None:
-        """Take what other frameworks have to know of the ranks: see ``framework_variables``."""
+    def know(self, address: str, places: Sequence[str], roles: Roles) -> None:
+        """Take where rank 0 is, and what other frameworks have to know of the ranks: see ``framework_variables``."""
         assert self._info is not None
         self._roles = roles
-        variables = framework_environment(self._info.rank, places, roles)
+        variables = framework_environment(self._info.rank, places, roles) | {"MASTER_ADDR": address}
         os.environ.update(variables)
         self._identity |= variables
 
