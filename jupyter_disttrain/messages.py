@@ -119,7 +119,7 @@ class RankDeath(Record):
 
         if self.host_silent_s:
             return (
-                f"is lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
+                f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
                 "down or cut off from the network"
             )
         if self.signal_number is None:

@@ -83,7 +83,9 @@ class CellState:
             ranks=(rank,),
             hosts=(self._hosts[rank],),
             ename="RankDied",
-            evalue=f"process {event.record.pid} {event.record.cause}",
+            evalue=event.record.cause
+            if event.record.host_silent_s
+            else f"process {event.record.pid} {event.record.cause}",
             traceback=traceback,
             line=line,
             file=file,

@@ -22,6 +22,8 @@ from traitlets.config import Config
 from ..errors import LaunchError
 from .controller_launcher import ControllerProcess
 from .launchers import LAUNCHERS
+from .launchers.local import RANK_COMMAND
+from .launchers.ssh import rank_command
 from .rank_environment import forwarded, rank_environment, untold_s
 
 if TYPE_CHECKING:
@@ -145,6 +147,11 @@ class Processes:
                 )
 
         return check
+
+    @property
+    def command(self) -> list[str]:
+        """What starts one rank within the MPI job."""
+        return rank_command(str(self._folders.environment_file)) if self._placement.hosts else RANK_COMMAND
 
     @property
     def mpi_heals(self) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
 from ..messages import RANK_REQUEST
-from .launchers.local import RANK_COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +22,13 @@ if TYPE_CHECKING:
 class Respawn:
     """One attempt of all living ranks to start a process."""
 
-    def __init__(self, link: Link, table: Sequence[RankEntry]) -> None:
+    def __init__(self, link: Link, table: Sequence[RankEntry], command: Sequence[str], host: str) -> None:
         self._link = link
         self._starters = [entry for entry in table if entry.state != "dead"]
         self._asked: dict[int, Future[Message]] = {}  # by rank: how it went so far
         for entry in self._starters:
-            link.request(entry.engine, RANK_REQUEST, {"do": "respawn", "command": RANK_COMMAND}, beside=True)
+            request = {"do": "respawn", "command": list(command), "host": host}
+            link.request(entry.engine, RANK_REQUEST, request, beside=True)
 
     def check(self) -> None:
         """Raise a LaunchError once the process can't come: who starts it has died, or MPI has failed there.

@@ -260,7 +260,8 @@ class Launch(Introduction):
         assert self._processes is not None
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
-            attempt = Respawn(self.open_link, self.table)
+            command, host = self._processes.command, self.table[rank].launch_host
+            attempt = Respawn(self.open_link, self.table, command, host)
             try:
                 return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
             except LaunchError as error:

@@ -175,7 +175,7 @@ class Bootstrap:
             self.scripts.programs.release(request["generation"])
             return {"status": "ok"}
         if request["do"] == "respawn":
-            self.mpi.respawn(request["command"])
+            self.mpi.respawn(request["command"], request["host"])
             return {"status": "ok"}
         if request["do"] == "mpi_failure":
             return {"status": "ok", "failure": self.mpi.failure}

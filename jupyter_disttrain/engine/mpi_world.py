@@ -137,13 +137,16 @@ class MpiWorld:
         alone.Revoke()
         alone.Free()
 
-    def respawn(self, command: Sequence[str]) -> None:
-        """Have all living ranks start a process together that takes the place of a dead one; returns at once."""
-        before = self._respawning
-        self._respawning = threading.Thread(target=self._respawn, args=(command, before), name="respawn", daemon=True)
+    def respawn(self, command: Sequence[str], host: str) -> None:
+        """Have all living ranks start a process together that takes the place of a dead one; returns at once.
+
+        ``host``: where, as mpiexec calls it; empty on one machine.
+        """
+        args = command, host, self._respawning
+        self._respawning = threading.Thread(target=self._respawn, args=args, name="respawn", daemon=True)
         self._respawning.start()
 
-    def _respawn(self, command: Sequence[str], before: threading.Thread | None) -> None:
+    def _respawn(self, command: Sequence[str], host: str, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
         if self.failure:
@@ -151,10 +154,17 @@ class MpiWorld:
         try:
             base = self.comm if self._merged is None else self._merged
             base.Revoke()
-            child = base.Shrink().Spawn(command[0], list(command[1:]), 1, root=0)
+            child = base.Shrink().Spawn(command[0], list(command[1:]), 1, self._where(host), root=0)
             self._merged = child.Merge(high=False)
         except self._mpi.Exception as error:  # type: ignore[union-attr]
             self.failure = f"{error}"
+
+    def _where(self, host: str) -> Any:
+        """Return what tells Open MPI to start a process on a host, all of whose places are taken in its view."""
+        info = self._mpi.INFO_NULL  # type: ignore[union-attr]
+        if host:
+            info = self._mpi.Info.Create({"host": host, "map_by": "slot:oversubscribe"})  # type: ignore[union-attr]
+        return info
 
     # When no cell runs
 
