@@ -124,12 +124,13 @@ class Lab:
         return listening_sockets() if host == HEAD else self._hosts[host].listening()
 
     def cut(self, host: str) -> None:
-        """Pull the host's cable out: nothing gets through, and nobody is told."""
-        command("ip", "link", "set", self.place.link(self._hosts[host].number), "down")
+        """Cut the host off from all others: nothing gets through either way, and nobody is told."""
+        # A switch that forwards nothing. A link that is down would be back only a second after the next packet.
+        command("bridge", "link", "set", "dev", self.place.link(self._hosts[host].number), "state", "0")
 
     def heal(self, host: str) -> None:
-        """Put the host's cable back in."""
-        command("ip", "link", "set", self.place.link(self._hosts[host].number), "up")
+        """Connect the host again."""
+        command("bridge", "link", "set", "dev", self.place.link(self._hosts[host].number), "state", "3")
 
     def kill(self, host: str) -> None:
         """Take the host's power away: its processes are gone at once, and nobody is told."""

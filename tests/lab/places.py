@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,21 +137,30 @@ def left_of(place: Place) -> list[str]:
 
 
 def end(processes: list[psutil.Process]) -> None:
-    """Kill processes and wait until they are gone.
+    """Kill processes and wait until nothing of them runs; whoever started them may still read how they ended.
 
     Raises
     ------
     LabError
-        If one is still there after ``PATIENCE_S``.
+        If one still runs after ``PATIENCE_S``.
     """
     for process in processes:
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
-    if alive:
-        raise LabError(f"could not be killed within {PATIENCE_S:g} s: {alive}")
+    deadline = time.monotonic() + PATIENCE_S
+    while alive := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            raise LabError(f"could not be killed within {PATIENCE_S:g} s: {alive}")
+        time.sleep(0.005)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _remove(place: Place) -> None:

@@ -7,6 +7,7 @@ Does not cover: accounting, cgroups, GPUs.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd_%n.pid
 SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdLogFile={folder}/log/slurmd_%n.log
+TmpFS={lab}/tmp
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -150,9 +152,11 @@ class Slurm:
 
     def _ready(self) -> set[str]:
         try:
-            return set(self.run("sinfo", "-h", "-N", "-p", "all", "-t", "idle,alloc,mix", "-o", "%N").split())
-        except LabError:
-            return set()  # the controller does not answer yet
+            for number in range(1, len(self._enter) + 1):
+                socket.create_connection((self.place.address(number), HOST_PORT), timeout=1).close()
+            return set(self.run("sinfo", "-h", "-r", "-N", "-p", "all", "-t", "idle,alloc,mix", "-o", "%N").split())
+        except (OSError, LabError):
+            return set()  # a daemon does not answer yet
 
     def _spawn(self, name: str, words: list[str]) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
@@ -192,6 +196,7 @@ class Slurm:
             port=CONTROLLER_PORT + self.place.lab_id,
             host_port=HOST_PORT,
             folder=self.folder,
+            lab=self.place.folder,
             hosts=hosts,
             names=",".join(self._enter),
         )
