@@ -32,6 +32,8 @@ def lab() -> Iterator[Lab]:
     _need(FOR_HOSTS)
     with Lab(HOSTS) as lab:
         yield lab
+        left = {host: found for host in lab.hosts if (found := lab.left_on(host))}
+        assert not left, f"left on the hosts of the lab: {left}"
 
 
 @pytest.fixture

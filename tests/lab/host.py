@@ -138,6 +138,20 @@ class Host:
     def listening(self) -> list[Listening]:
         return listening_sockets(self.enter())
 
+    def left(self) -> list[str]:
+        """Return what runs or lies on it that was not there at its start, in words; nothing of a dead host."""
+        if self._init is None:
+            return []
+        left = []
+        for process in self.processes():
+            try:
+                if process != self._init and process.name() != "slurmd":
+                    left.append(f"process {process.pid}: {process.cmdline() or process.name()}")
+            except psutil.NoSuchProcess:
+                continue
+        folders = ("/dev/shm", f"{self.place.folder}/tmp", f"{self.place.folder}/local")
+        return left + self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
+
     def die(self) -> None:
         """Lose power: nobody hears a goodbye, and everything that ran is gone."""
         # The cable goes first, else the kernel would end each connection in good order.

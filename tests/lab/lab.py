@@ -7,12 +7,13 @@ Does not cover: Slurm's configuration (``slurm``).
 from __future__ import annotations
 
 import atexit
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .host import SSH_PORT, Host, Listening, listening_sockets
 from .network import Capture, close_ports
-from .places import Place, claim, command, release
+from .places import PATIENCE_S, claim, command, release
 from .slurm import Slurm
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 HEAD = "head"
-ours: list[Place] = []  # every lab that this process has had; leftovers.py looks after them
 
 SSHD_CONFIG = """
 Port {port}
@@ -67,7 +67,6 @@ class Lab:
 
     def __init__(self, hosts: int = 3) -> None:
         self.place = claim()
-        ours.append(self.place)
         atexit.register(self.stop)
         self.folder: Path = self.place.folder
         self.local_disk: Path = self.folder / "local"  # each host sees its own there
@@ -167,6 +166,13 @@ class Lab:
         for name in self._closed:
             self.firewall(name)
         self._closed.clear()
+
+    def left_on(self, host: str) -> list[str]:
+        """Return what runs or lies on a host that was not there at its start, in words; waits for it to go."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (left := self._hosts[host].left()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return left
 
     def capture(self) -> Capture:
         """Return a context manager that keeps all packets between the hosts, and between them and the head."""
