@@ -29,6 +29,14 @@ provide() {
   apt-get -qq update && apt_install "$@" >/dev/null
 }
 
-apt_install() {
+# In a shell of its own, for the trap. Packages bring daemons, such as sshd, which nobody asked to run: Debian's switch
+# keeps them from being started, and is removed again where it was not there before.
+apt_install() (
+  policy=/usr/sbin/policy-rc.d
+  if [[ ! -e $policy ]]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+  fi
   DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@"
-}
+)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test.sh [PYTEST ARGUMENTS]: run the tests, two files at a time; "-n 0" runs them one by one, in this process. The
-# browser is installed where we are root; where it can't be, its tests are left out by name, and under
+# browser, sshd and Slurm are installed where we are root; where they can't be, their tests are left out, and under
 # DISTTRAIN_SKIPS_FAIL=1 (see tests/strict_skips.py) that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,4 +16,8 @@ if ! provide "the browser tests" "${packages[@]}"; then
   echo "Left out: the tests that drive JupyterLab in Chromium (pytest -m browser)." >&2
   select=(-m "not browser")
 fi
+
+# The hosts of tests/lab are real: sshd, Slurm, a packet filter. srun --mpi=pmix looks for a file of libpmix-dev.
+lab=(iproute2 libpmix-dev munge nftables openssh-client openssh-server slurm-wlm)
+provide "the tests over several hosts" "${lab[@]}" || echo "Skipped: the tests over several hosts." >&2
 exec .venv/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"

@@ -1,6 +1,7 @@
 """What is left when all tests are done: of one process that runs tests, and of all of them.
 
-Covers: processes, threads, ports, files of clusters, temporary files and shared memory, each of which fails the run.
+Covers: processes, threads, ports, files of clusters, temporary files, shared memory and whatever a lab is made of, each
+of which fails the run.
 Does not cover: what other programs on this machine leave.
 
 A plugin of ``conftest.py``. With ``pytest -n 2`` each worker looks at what is its own;
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+
+from .lab import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +75,8 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     found = (own_folders / "temporary").iterdir()
     temporary = [path for path in found if not path.name.startswith(CACHE_OF_TORCH)]
     assert not temporary, f"temporary files left: {temporary}, of {[first_seen_in.get(p.name) for p in temporary]}"
+    labs = [line for place in places.claimed for line in places.left_of(place)]
+    assert not labs, f"left of a lab: {labs}"
 
 
 @pytest.fixture(autouse=True)
