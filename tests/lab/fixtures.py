@@ -1,0 +1,54 @@
+"""The lab for tests: hosts, and Slurm over them, for a whole session.
+
+Covers: the fixtures ``lab``, ``breakable`` and ``slurm``.
+Does not cover: what is left after all tests (``tests.leftovers``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .lab import Lab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .slurm import Slurm
+
+HOSTS = 3
+FOR_HOSTS = ("ip", "ss", "nft", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter")
+FOR_SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Give three hosts, which all tests share and none breaks."""
+    if os.geteuid() != 0:
+        pytest.skip("the hosts of the lab are made of namespaces, which takes root")
+    _need(FOR_HOSTS)
+    with Lab(HOSTS) as lab:
+        yield lab
+
+
+@pytest.fixture
+def breakable(lab: Lab) -> Iterator[Lab]:
+    """Give the same hosts to a test that cuts, kills, closes or fills them; they are whole again after it."""
+    yield lab
+    lab.restore()
+
+
+@pytest.fixture(scope="session")
+def slurm(lab: Lab) -> Slurm:
+    """Give Slurm over the three hosts."""
+    _need(FOR_SLURM)
+    return lab.start_slurm()
+
+
+def _need(programs: tuple[str, ...]) -> None:
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"the lab needs {', '.join(missing)}; scripts/test.sh names the packages and installs them as root")

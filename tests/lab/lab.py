@@ -1,0 +1,217 @@
+"""Some hosts on this machine, with a network between them and the head, where the tests run.
+
+Covers: bringing them up and down, ssh to them, and the faults that hosts and networks have.
+Does not cover: Slurm's configuration (``slurm``).
+"""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .host import SSH_PORT, Host, Listening, listening_sockets
+from .network import Capture, close_ports
+from .places import Place, claim, command, release
+from .slurm import Slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psutil
+    from typing_extensions import Self
+
+HEAD = "head"
+ours: list[Place] = []  # every lab that this process has had; leftovers.py looks after them
+
+SSHD_CONFIG = """
+Port {port}
+HostKey {lab}/keys/host
+AuthorizedKeysFile {lab}/keys/id.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+UsePAM no
+StrictModes no
+PidFile none
+Subsystem sftp internal-sftp
+SetEnv TMPDIR={lab}/tmp
+MaxStartups 1000
+MaxSessions 1000
+"""
+
+SSH_CONFIG = """
+Host *
+  Port {port}
+  User root
+  IdentityFile {lab}/keys/id
+  IdentitiesOnly yes
+  UserKnownHostsFile {lab}/keys/known_hosts
+  BatchMode yes
+  LogLevel ERROR
+"""
+
+
+class Lab:
+    """A lab that is there while the ``with`` block runs.
+
+    Parameters
+    ----------
+    hosts
+        How many; they are called ``node1``, ``node2``, ...
+
+    Raises
+    ------
+    LabError
+        If this machine does not give what it takes: root, namespaces, and the packages that scripts/test.sh installs.
+    """
+
+    def __init__(self, hosts: int = 3) -> None:
+        self.place = claim()
+        ours.append(self.place)
+        atexit.register(self.stop)
+        self.folder: Path = self.place.folder
+        self.local_disk: Path = self.folder / "local"  # each host sees its own there
+        self.ssh: Path = self.folder / "ssh"  # instead of ssh: for mpirun's plm_ssh_agent, or with --ssh
+        self.slurm: Slurm | None = None
+        self._closed: set[str] = set()  # hosts with closed ports
+        self._stopped = False
+        self._hosts = {host.name: host for host in (Host(self.place, number) for number in range(1, hosts + 1))}
+        try:
+            self._prepare()
+            for host in self._hosts.values():
+                host.start()
+            for host in self._hosts.values():
+                host.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def hosts(self) -> list[str]:
+        """Their names."""
+        return list(self._hosts)
+
+    @property
+    def head_address(self) -> str:
+        """The address of the head, where the tests run, in the lab's network."""
+        return self.place.head_address
+
+    def address(self, host: str) -> str:
+        return self.head_address if host == HEAD else self._hosts[host].address
+
+    def run(self, host: str, script: str, *, check: bool = True) -> str:
+        """Run a shell script on a host, past its network, and return what it printed.
+
+        Raises
+        ------
+        LabError
+            If it failed, unless ``check`` is false; or if the host is dead.
+        """
+        return self._hosts[host].run(script, check=check)
+
+    def processes(self, host: str) -> list[psutil.Process]:
+        """Return what runs on a host, by the pids of this machine; none on a dead one."""
+        return self._hosts[host].processes()
+
+    def listening(self, host: str) -> list[Listening]:
+        """Return the TCP sockets of a host that wait for connections; the head's are all those of this machine."""
+        return listening_sockets() if host == HEAD else self._hosts[host].listening()
+
+    def cut(self, host: str) -> None:
+        """Pull the host's cable out: nothing gets through, and nobody is told."""
+        command("ip", "link", "set", self.place.link(self._hosts[host].number), "down")
+
+    def heal(self, host: str) -> None:
+        """Put the host's cable back in."""
+        command("ip", "link", "set", self.place.link(self._hosts[host].number), "up")
+
+    def kill(self, host: str) -> None:
+        """Take the host's power away: its processes are gone at once, and nobody is told."""
+        self._hosts[host].die()
+
+    def revive(self, host: str) -> None:
+        """Boot a killed host, with Slurm's daemon where Slurm runs."""
+        self._hosts[host].start()
+        self._hosts[host].wait()
+        if self.slurm is not None:
+            self.slurm.start_daemon(host)
+            self.slurm.wait()
+
+    def firewall(self, host: str, *ports: int | str) -> None:
+        """Drop every packet that comes to a host, or to ``head``, for these TCP ports; without ports open all again."""
+        if ports:
+            self._closed.add(host)
+        if host == HEAD:
+            close_ports(self.place.table, ports, interface=self.place.bridge)
+        else:
+            close_ports(self.place.table, ports, prefix=self._hosts[host].enter())
+
+    def fill(self, host: str) -> None:
+        """Leave no byte free on the local disk of a host."""
+        self.run(host, f"head -c 1G /dev/zero > {self.local_disk}/filler || test $? = 1")
+
+    def restore(self) -> None:
+        """Undo every fault: hosts live, cables are in, ports are open, local disks are empty."""
+        for name, host in self._hosts.items():
+            if not host.runs:
+                self.revive(name)
+            self.heal(name)
+            self.run(name, f"rm -rf {self.local_disk}/*")
+        for name in self._closed:
+            self.firewall(name)
+        self._closed.clear()
+
+    def capture(self) -> Capture:
+        """Return a context manager that keeps all packets between the hosts, and between them and the head."""
+        return Capture(self.place.bridge)
+
+    def start_slurm(self) -> Slurm:
+        """Start Slurm over all hosts, with its controller on the head; it ends with the lab.
+
+        Raises
+        ------
+        LabError
+            If a host does not become idle; Slurm's logs are part of the message.
+        """
+        assert self.slurm is None, "Slurm runs"
+        enter: dict[str, Callable[..., list[str]]] = {name: host.enter for name, host in self._hosts.items()}
+        self.slurm = Slurm(self.place, enter)
+        self.slurm.start()
+        return self.slurm
+
+    def stop(self) -> None:
+        """Remove the lab with everything that runs in it."""
+        if self._stopped:
+            return
+        self._stopped = True
+        atexit.unregister(self.stop)
+        release(self.place)
+        for host in self._hosts.values():
+            host.reap()
+        if self.slurm is not None:
+            self.slurm.reap()
+
+    def _prepare(self) -> None:
+        for name in ("keys", "log", "tmp", "local"):
+            (self.folder / name).mkdir()
+        for name in ("id", "host"):
+            command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "keys" / name)
+        addresses = {HEAD: self.head_address} | {host.name: host.address for host in self._hosts.values()}
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+        host_key = (self.folder / "keys" / "host.pub").read_text()
+        (self.folder / "keys" / "known_hosts").write_text(f"* {host_key}")
+        (self.folder / "sshd_config").write_text(SSHD_CONFIG.format(port=SSH_PORT, lab=self.folder))
+        names = "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self._hosts.values())
+        (self.folder / "ssh_config").write_text(names + SSH_CONFIG.format(port=SSH_PORT, lab=self.folder))
+        self.ssh.write_text(f'#!/bin/sh\nexec ssh -F {self.folder}/ssh_config "$@"\n')
+        self.ssh.chmod(0o755)
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd wants it for the separation of privileges
+        command("ip", "address", "add", f"{self.head_address}/24", "dev", self.place.bridge)
+        command("ip", "link", "set", self.place.bridge, "up")

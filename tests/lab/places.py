@@ -1,0 +1,215 @@
+"""Where labs are: each has a number, and by it a folder, a bridge, namespaces and addresses of its own.
+
+Covers: claiming the first free number, removing all that a lab consists of, sweeping labs whose owner is gone.
+Does not cover: what runs in a lab.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(
+    "/var/lib/disttrain-lab"
+)  # a short path, since a Unix socket's has 107 characters; /run may forbid to execute
+HIGHEST_ID = 250
+NAMESPACES = Path("/run/netns")
+PATIENCE_S = 10.0
+
+
+class LabError(Exception):
+    """The lab can't do what it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What belongs to the lab with this number."""
+
+    lab_id: int
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / str(self.lab_id)
+
+    @property
+    def bridge(self) -> str:
+        return f"dtbr{self.lab_id}"
+
+    @property
+    def head_address(self) -> str:
+        return f"10.77.{self.lab_id}.1"
+
+    @property
+    def table(self) -> str:
+        """The packet filter's table in the namespace of the head."""
+        return f"disttrain-lab-{self.lab_id}"
+
+    def address(self, number: int) -> str:
+        return f"10.77.{self.lab_id}.{10 + number}"
+
+    def namespace(self, number: int) -> str:
+        return f"dt{self.lab_id}n{number}"
+
+    def link(self, number: int) -> str:
+        """The bridge's end of the cable of a host."""
+        return f"dt{self.lab_id}v{number}"
+
+    def namespaces(self) -> list[str]:
+        return [path.name for path in NAMESPACES.glob(f"dt{self.lab_id}n*")]
+
+    def links(self) -> list[str]:
+        return [path.name for path in Path("/sys/class/net").glob(f"dt{self.lab_id}v*")]
+
+
+def command(*words: str | Path, check: bool = True) -> str:
+    """Run a command of the system and return what it printed.
+
+    Raises
+    ------
+    LabError
+        If it failed, with what it said.
+    """
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise LabError(
+            f"{' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip() or done.stdout}"
+        )
+    return done.stdout
+
+
+def claim() -> Place:
+    """Sweep what killed owners left, and take the first free number for this process.
+
+    Raises
+    ------
+    LabError
+        If no number is free.
+    """
+    with _locked():
+        for place in _known():
+            if not _owner_runs(place):
+                _remove(place)
+        for lab_id in range(1, HIGHEST_ID + 1):
+            place = Place(lab_id)
+            # A bridge without a folder is somebody else's.
+            if place.folder.exists() or Path("/sys/class/net", place.bridge).exists():
+                continue
+            command("ip", "link", "add", place.bridge, "type", "bridge")
+            place.folder.mkdir()
+            me = psutil.Process()
+            (place.folder / "owner").write_text(json.dumps([me.pid, me.create_time()]))
+            return place
+    raise LabError(f"all {HIGHEST_ID} numbers of labs are taken: see {ROOT}")
+
+
+def release(place: Place) -> None:
+    """End every process of the lab and remove all that it consists of."""
+    with _locked():
+        _remove(place)
+
+
+def left_of(place: Place) -> list[str]:
+    """Return what a lab of this process left behind, in words; empty when all is gone."""
+    if place.folder.exists() and not _is_mine(place):
+        return []  # another process has taken the number since
+    left = [f"namespace {name}" for name in place.namespaces()]
+    left += [f"network interface {name}" for name in place.links()]
+    left += [f"network interface {place.bridge}"] if Path("/sys/class/net", place.bridge).exists() else []
+    left += [f"folder {place.folder}"] if place.folder.exists() else []
+    left += [
+        f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if f"{place.folder}/" in line
+    ]
+    left += [f"process {process.pid}: {process.cmdline()}" for process in _processes(place)]
+    return left
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Kill processes and wait until they are gone.
+
+    Raises
+    ------
+    LabError
+        If one is still there after ``PATIENCE_S``.
+    """
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    if alive:
+        raise LabError(f"could not be killed within {PATIENCE_S:g} s: {alive}")
+
+
+def _remove(place: Place) -> None:
+    # Cables first, so that what is killed can't say goodbye to anyone outside of the lab.
+    for link in place.links():
+        command("ip", "link", "delete", link)
+    while processes := _processes(place):
+        end(processes)
+    for namespace in place.namespaces():
+        command("ip", "netns", "delete", namespace)
+    if Path("/sys/class/net", place.bridge).exists():
+        command("ip", "link", "delete", place.bridge)
+    if place.table in command("nft", "list", "tables"):
+        command("nft", "delete", "table", "inet", place.table)
+    shutil.rmtree(place.folder, ignore_errors=False)
+
+
+def _processes(place: Place) -> list[psutil.Process]:
+    """Return what runs in the lab's namespaces, or on its folder."""
+    pids = {
+        int(pid) for name in place.namespaces() for pid in command("ip", "netns", "pids", name, check=False).split()
+    }
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid in pids or any(f"{place.folder}/" in word for word in process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def _known() -> list[Place]:
+    return [Place(int(path.name)) for path in ROOT.iterdir() if path.name.isdigit()]
+
+
+def _owner(place: Place) -> list[float]:
+    try:
+        return list(json.loads((place.folder / "owner").read_text()))
+    except FileNotFoundError:
+        return []  # killed in the moment between the two
+
+
+def _owner_runs(place: Place) -> bool:
+    owner = _owner(place)
+    try:
+        return bool(owner) and psutil.Process(int(owner[0])).create_time() == owner[1]
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_mine(place: Place) -> bool:
+    return _owner(place)[:1] in ([], [os.getpid()])
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Only one process at a time takes, sweeps or removes."""
+    ROOT.mkdir(mode=0o755, exist_ok=True)
+    with (ROOT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
