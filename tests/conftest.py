@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ["mpi", "local"]  # a slow test on which the launcher has no bearing names one, with indirect=True
 
-pytest_plugins = ["tests.leftovers"]
+pytest_plugins = ["tests.leftovers", "tests.lab.fixtures"]
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -26,7 +26,7 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
     said = report.failure
     if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
         return (
-            f"ssh works, and there is no Python at {wanted.python}",
+            f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
             "install the same environment at that path, or put it into a folder that all hosts share",
         )
     for words, problem, remedy in _KNOWN:

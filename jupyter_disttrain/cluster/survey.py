@@ -170,7 +170,10 @@ class _Talk:
         self.answered_s = 0.0
         self._out, self._err = b"", b""
         self.has_ended = False  # it says nothing more
-        command = shlex.join([python, "-c", _BOOT])
+        # What Python itself may need to be loaded; it takes PYTHONPATH from the request.
+        libraries = os.environ.get("LD_LIBRARY_PATH")
+        early = ["env", f"LD_LIBRARY_PATH={libraries}"] if libraries else []
+        command = shlex.join([*early, python, "-c", _BOOT])
         try:
             self.process = subprocess.Popen(  # noqa: S603
                 [*ssh, *SSH_OPTIONS, host, command],
