@@ -1,0 +1,213 @@
+"""Whether ranks can be started on the hosts, told before anything starts.
+
+Covers: judging what the hosts said, and one message with each problem, its hosts and its remedy.
+Does not cover: asking them (``survey``), choosing the network (``network``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import LaunchError
+from .host_report import Wanted
+from .network import choose_network, describe, environment_for
+from .ssh_words import explain
+from .survey import CLIENT, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .host_report import HostReport
+
+    Problem = tuple[str, str]  # what is wrong, and the remedy; neither names the host
+
+__all__ = ["Wanted", "check", "choose_network", "describe", "environment_for", "survey"]
+
+MOST_CLOCK_SECONDS = 5.0  # apart
+OPEN_PORTS = (
+    "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
+    "another network with --interface"
+)
+SSH = ("ssh",)
+
+
+def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SSH) -> list[str]:
+    """Refuse hosts on which ranks can't be started.
+
+    Parameters
+    ----------
+    reports
+        What ``survey`` returned.
+    wanted, ssh
+        What it was given.
+
+    Returns
+    -------
+    list of str
+        What a person should know although the ranks can be started; often empty.
+
+    Raises
+    ------
+    LaunchError
+        If there is a problem; the message has a line for each, with the hosts that have it and the remedy.
+    """
+    problems: dict[Problem, list[str]] = {}
+    for report in reports:
+        found = [explain(report, ssh, wanted)] if not report.answered else list(_problems(report, reports, wanted))
+        for problem in dict.fromkeys(found):
+            problems.setdefault(problem, []).append(report.name)
+    if problems:
+        bad = {host for hosts in problems.values() for host in hosts}
+        who = "the host" if len(reports) == 1 else f"{len(bad)} of {len(reports)} hosts"
+        lines = [f"{', '.join(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
+        raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
+    return list(_warnings(reports))
+
+
+def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Problem]:
+    """Yield what keeps ranks from starting on a host that answered."""
+    yield from _twice(report, reports)
+    yield from _python(report, wanted)
+    if wanted.torch is not None:
+        yield from _torch(report, reports, wanted.torch)
+    if wanted.mpiexec is not None:
+        yield from _mpi(report, wanted, wanted.mpiexec)
+    yield from _folders(report, wanted)
+    yield from _connections(report, reports)
+
+
+def _twice(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
+    same = [each for each in reports if each.answered and _identity(each) == _identity(report)]
+    if len(same) > 1 and report is not same[0]:
+        yield (
+            f"it is the host that {same[0].name} is too",
+            "name each host once, with all of its ranks, e.g. node1:4",
+        )
+
+
+def _identity(report: HostReport) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return report.hostname, tuple(sorted((each.interface, each.address) for each in report.addresses))
+
+
+def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
+    if report.python != wanted.python_version:
+        yield (
+            f"{wanted.python} is {report.python} there, here it is {wanted.python_version}",
+            "install the same environment on all hosts",
+        )
+    if not report.package_folder:
+        yield (
+            f"jupyter_disttrain is not installed in {wanted.python}",
+            f"install it there: {wanted.python} -m pip install jupyter_disttrain=={wanted.package_version}",
+        )
+    elif report.package_version != wanted.package_version:
+        there = report.package_version or "of no version"
+        yield (
+            f"jupyter_disttrain is {there} there, here it is {wanted.package_version}",
+            f"install the same: {wanted.python} -m pip install jupyter_disttrain=={wanted.package_version}",
+        )
+    elif report.package_digest != wanted.package_digest:
+        elsewhere = report.package_folder != wanted.package_folder
+        here = f"the one in {wanted.package_folder} here" if elsewhere else "here"
+        remedy = "bring the same state of it to all hosts"
+        remedy += ", and see that PYTHONPATH leads to the same folder" if elsewhere else ""
+        yield f"jupyter_disttrain in {report.package_folder} has other files than {here}", remedy
+
+
+def _torch(report: HostReport, reports: Sequence[HostReport], here: str) -> Iterator[Problem]:
+    """Yield what is wrong with torch; its build (the part behind the plus) has to be the same on the hosts alone."""
+    if not report.torch:
+        yield f"torch is not installed in its Python, here it is {here}", "install the same torch on all hosts"
+    elif _release(report.torch) != _release(here):
+        yield (
+            f"torch is {report.torch} there, here it is {here}",
+            f"install the same on all hosts, e.g. pip install torch=={_release(here)}",
+        )
+    else:
+        builds = Counter(each.torch for each in reports if each.torch and _release(each.torch) == _release(here))
+        usual = builds.most_common(1)[0][0]
+        if report.torch != usual:
+            names = ", ".join(each.name for each in reports if each.torch == usual)
+            yield f"torch is {report.torch} there, on {names} it is {usual}", "install the same build on all hosts"
+
+
+def _release(version: str) -> str:
+    return version.partition("+")[0]
+
+
+def _mpi(report: HostReport, wanted: Wanted, mpiexec: str) -> Iterator[Problem]:
+    if not report.daemon:
+        yield (
+            f"Open MPI's daemon prted is neither in {Path(mpiexec).parent} nor on the PATH of an ssh login",
+            "install the same Open MPI there, or start without MPI: --launcher ssh",
+        )
+    elif report.daemon != wanted.mpi_version:
+        yield (
+            f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}",
+            "install the same Open MPI on all hosts, or start without MPI: --launcher ssh",
+        )
+
+
+def _folders(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
+    shared = wanted.shared_folder
+    if report.shared == "no folder":
+        yield (
+            f"there is no {shared}, so the hosts share no file system with this machine",
+            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts see",
+        )
+    elif report.shared == "other content":
+        yield (
+            f"{shared} is a folder of its own there, not this machine's: the hosts share no file system",
+            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts see",
+        )
+    elif report.shared:
+        yield (
+            f"what this machine writes into {shared} can't be read there ({report.shared})",
+            "log in there as the same user, and mend the folder's rights",
+        )
+    for folder, why in report.unwritable.items():
+        yield f"no file can be written into {folder} ({why})", "make room, or mend the folder's rights or mount"
+    for folder, free in report.free_bytes.items():
+        if free < wanted.least_free_bytes and folder not in report.unwritable:
+            yield (
+                f"{free / 2**20:.0f} MiB are free in {folder}",
+                f"make room: ranks want at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
+            )
+    if report.working:
+        yield (
+            f"the working directory {wanted.working_folder} {report.working}",
+            "create it there, or start the notebook in a folder that all hosts have",
+        )
+
+
+def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
+    if report.unopened:
+        yield (
+            f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
+            "name another network with --interface",
+        )
+    for other, why in report.unreached.items():
+        if other == CLIENT:
+            yield (
+                f"it can't reach this machine ({why})",
+                "open this machine's firewall for the hosts, or name another network with --interface",
+            )
+            continue
+        target = next(each for each in reports if each.name == other)
+        yield (
+            f"it can't reach {other} ({target.address}) on port {target.port} ({why})",
+            OPEN_PORTS,
+        )
+
+
+def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
+    ahead = {report.name: report.clock_ahead_s for report in reports if abs(report.clock_ahead_s) > MOST_CLOCK_SECONDS}
+    if ahead:
+        said = ", ".join(f"{name} by {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
+        yield f"clocks differ from this machine's: {said}; times in logs and metrics do too (chrony or NTP keeps them)"
+    counts = {report.gpus for report in reports}
+    if len(counts) > 1:
+        said = ", ".join(f"{report.name} {report.gpus}" for report in reports)
+        yield f"the hosts have different numbers of GPUs: {said}"

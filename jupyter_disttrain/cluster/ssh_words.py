@@ -1,0 +1,105 @@
+"""What ssh complains of, and what to do about it.
+
+Covers: a host that could not be asked.
+Does not cover: a host that answered (``preflight``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .host_report import HostReport, Wanted
+
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # a shell's exit codes for a command
+OF_SSH = 255  # its exit code for a failure of its own
+_LONGEST = 300  # characters of ssh's own words
+
+
+def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str, str]:
+    """Return what is wrong with a host that could not be asked, and the remedy.
+
+    Neither names the host, so that the same of several is told once.
+    """
+    said = report.failure
+    if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
+        return (
+            f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
+            "install the same environment at that path, or put it into a folder that all hosts share",
+        )
+    for words, problem, remedy in _KNOWN:
+        if report.exit_code in (OF_SSH, None) and any(word in said for word in words):
+            return f"{problem} ({_last(said, words)})", remedy.format(ssh=" ".join(ssh), python=wanted.python)
+    if "this is Python" in said:
+        version = _last(said, ["this is Python"]).removeprefix("this is ")
+        return (
+            f"{wanted.python} is {version} there, here it is {wanted.python_version}",
+            "install the same environment on all hosts",
+        )
+    if report.exit_code is None:
+        return (
+            f"no answer within {wanted.limit_s:g} s{_so_far(said)}",
+            f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version; a file system that hangs does this too",
+        )
+    return (
+        f"{wanted.python} failed over ssh with exit code {report.exit_code}: {_last(said, [])}",
+        f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version",
+    )
+
+
+def _last(said: str, words: Sequence[str]) -> str:
+    """Return ssh's last line, of those that have one of the words if there are any."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    found = [line for line in lines if any(word in line for word in words)]
+    return ([*lines, *found] or [""])[-1][:_LONGEST].removeprefix("ssh: ")
+
+
+def _so_far(said: str) -> str:
+    return "" if said == "no answer" else f"; so far it said: {_last(said, [])}"
+
+
+# In ssh's words, the first that fits: what it means, what to do.
+_KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("Could not resolve hostname",),
+        "there is no host of this name",
+        "correct the name, or give its address; /etc/hosts, DNS and ~/.ssh/config are where ssh looks",
+    ),
+    (
+        ("Connection refused",),
+        "its ssh port refuses connections",
+        "start sshd there (systemctl start ssh), or name its port in ~/.ssh/config",
+    ),
+    (
+        ("No route to host", "Network is unreachable", "Connection timed out", "Operation timed out"),
+        "it can't be reached",
+        "is it on, and in a network that this machine reaches? A firewall that drops ssh's port does this too",
+    ),
+    (
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED", "host key for", "HOST IDENTIFICATION"),
+        "its host key is another one than before",
+        "if it was installed anew, forget the old key (ssh-keygen -R HOST); if not, somebody may stand between",
+    ),
+    (
+        ("Host key verification failed", "host key is known for"),
+        "its host key is not known here",
+        "log in once by hand and confirm the key: {ssh} HOST",
+    ),
+    (
+        ("Permission denied", "Too many authentication failures"),
+        "ssh was denied without a password",
+        "put your key there (ssh-copy-id HOST), and load one with a passphrase by ssh-add",
+    ),
+    (
+        ("kex_exchange_identification", "Connection closed by", "Connection reset by"),
+        "its sshd closed the connection before the login",
+        "its log says why (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
+    ),
+    (
+        ("Bad owner or permissions", "Bad configuration option"),
+        "ssh refuses its configuration on this machine",
+        "mend the file that it names",
+    ),
+)
