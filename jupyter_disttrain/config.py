@@ -104,7 +104,9 @@ class ClusterConfig:
             raise UsageError("nothing can join an MPI job on another host; --spare needs --launcher ssh")
         there = total_slots(self.hosts)
         if there and self.n not in (None, there):
-            raise UsageError(f"the hosts have {there} places for ranks, and -n asks for {self.n}; leave -n out")
+            raise UsageError(f"the hosts take {there} ranks, and -n asks for {self.n}; leave -n out")
+        if self.gpus is not None:
+            raise UsageError("-g names GPUs of one machine; on hosts set CUDA_VISIBLE_DEVICES with -x, or leave -g out")
 
     def _check_roles(self) -> None:
         wanted = sum(count for _, count in self.tf_roles)

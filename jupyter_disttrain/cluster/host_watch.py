@@ -4,8 +4,8 @@ Covers: asking a nanny of each host for a sign of life, a host that does not ans
 that were killed there.
 Does not cover: what follows from a rank's death (``recovery``), the rank's own view (``engine.cluster_watch``).
 
-:class:`HostWatch` is a state machine without I/O. It counts turns and not only seconds: a notebook that was stopped for a
-while must not take its own absence for that of all hosts.
+:class:`HostWatch` is a state machine without I/O. It counts turns and not only seconds: a notebook that was stopped for
+a while must not take its own absence for that of all hosts.
 
 A TCP connection survives a network that is cut for some seconds: what was sent then comes later. So a host counts as
 lost only after ``LOST_SECONDS``, and what ranks said until then is not lost with a shorter cut.

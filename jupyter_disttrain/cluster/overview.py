@@ -41,6 +41,11 @@ class Overview:
         return self._launch.folders.cluster_id
 
     @property
+    def network(self) -> str:
+        """The network of its hosts, in words; empty where all ranks are on the notebook's machine."""
+        return self._launch.placement.words
+
+    @property
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self._launch.table)

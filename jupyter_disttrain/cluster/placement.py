@@ -6,15 +6,23 @@ Does not cover: whether the hosts can be used (``preflight``), starting anything
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import shlex
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..hosts import HostSlots
+from .host_report import Wanted, own_addresses
+from .launchers.mpi import find_mpiexec
+from .network import environment_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..config import ClusterConfig
     from .folders import Folders
+    from .host_report import HostReport
+    from .network import Network
 
 LOOPBACK = "127.0.0.1"
 
@@ -80,21 +88,50 @@ def place(config: ClusterConfig, folders: Folders) -> Placement:
 
 
 def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
-    import ipaddress
-    import socket
+    """Ask all hosts, the spares too, whether ranks can be started there, and choose their network."""
+    from .preflight import check, choose_network, describe, survey  # noqa: PLC0415  (for one machine it is of no use)
 
-    import psutil
-
-    addresses = {host.name: socket.gethostbyname(host.name) for host in config.hosts}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((next(iter(addresses.values())), 9))
-        listen = probe.getsockname()[0]
-    network = next(
-        str(ipaddress.ip_network(f"{each.address}/{each.netmask}", strict=False))
-        for all_ in psutil.net_if_addrs().values()
-        for each in all_
-        if each.address == listen
+    names = [*(host.name for host in config.hosts), *config.spares]
+    ssh = shlex.split(config.ssh)
+    wanted = Wanted.here(
+        torch=config.backend != "none",
+        mpiexec=find_mpiexec() if config.launcher == "mpi" else None,
+        shared_folder=folders.profile,
+        interface=config.interface,
     )
-    if any(host.slots is None for host in config.hosts):
-        raise UsageError("say how many ranks each host takes, e.g. --hosts node1:4,node2:4")
-    return Placement(hosts=config.hosts, listen=listen, network=network, addresses=addresses)
+    reports = survey(names, ssh, wanted)
+    notes = check(reports, wanted, ssh)
+    network = choose_network(own_addresses(), reports, config.interface)
+    uses_gpus = config.backend not in ("gloo", "none")
+    return Placement(
+        hosts=_filled(config, reports, uses_gpus=uses_gpus),
+        listen=network.client_address,
+        network=network.cidr,
+        addresses={node.name: node.address for node in network.nodes},
+        variables=_infiniband(network, names[0]),
+        gpus=min(report.gpus for report in reports) if uses_gpus else 0,
+        words="; ".join([describe(network), *notes]),
+    )
+
+
+def _infiniband(network: Network, host: str) -> dict[str, str]:
+    """Return what holds NCCL and UCX to devices that all hosts have; interfaces each rank finds by itself."""
+    same = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+    given = environment_for(network, host)
+    others = [environment_for(network, node.name) for node in network.nodes]
+    return {
+        name: given[name] for name in same if name in given and all(each.get(name) == given[name] for each in others)
+    }
+
+
+def _filled(config: ClusterConfig, reports: Sequence[HostReport], *, uses_gpus: bool) -> tuple[HostSlots, ...]:
+    """Give each host its number of ranks where none was named: its GPUs, else an equal part of them, else one."""
+    count = len(config.hosts)
+    equal, rest = divmod(config.n or count, count)
+    if rest or not equal:
+        raise UsageError(
+            f"{config.n} ranks can't be shared out evenly over {count} hosts; say how many each takes, "
+            "e.g. --hosts node1:4,node2:2"
+        )
+    gpus = {report.name: report.gpus if uses_gpus and config.n is None else 0 for report in reports}
+    return tuple(replace(host, slots=host.slots or gpus[host.name] or equal) for host in config.hosts)

@@ -104,6 +104,11 @@ def rank_environment(
         environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
     if config.backend == "none":
         environment["DISTTRAIN_WITHOUT_TORCH"] = "1"
+    return environment | _of_libraries(config, n, gpus, placement)
+
+
+def _of_libraries(config: ClusterConfig, n: int, gpus: list[str], placement: Placement) -> dict[str, str]:
+    environment: dict[str, str] = {}
     if not gpus:
         environment |= {name: value for name, value in WITHOUT_GPUS.items() if name not in os.environ}
     if config.gpus is not None:

@@ -69,11 +69,11 @@ class Reach:
         if returned:
             self._end_buried(link, returned)
             return
-        probed = next((entry for entry in table if entry.probe == probe), None)
-        for entry in table if probed is not None else ():
-            if entry.info.host == probed.info.host and entry.nanny_pid in content.get("gone", ()):
-                if entry.state != "dead":
-                    self._on_death(_death(entry, signal_number=signal.SIGKILL))
+        there = {entry.info.host for entry in table if entry.probe == probe}
+        gone = content.get("gone", ())
+        for entry in table:
+            if entry.info.host in there and entry.nanny_pid in gone and entry.state != "dead":
+                self._on_death(_death(entry, signal_number=signal.SIGKILL))
 
     def _bury(self, name: str, entries: Sequence[RankEntry], silent_s: float) -> None:
         """Take the ranks of a host for dead: whatever they do there, nobody hears of it."""

@@ -87,7 +87,7 @@ class Launch(Introduction):
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
-        self._reach = Reach(self._on_untold, lambda words: self.on_note(words))
+        self._reach = Reach(self._on_untold, self._note)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
@@ -307,6 +307,9 @@ class Launch(Introduction):
             self._on_untold(death)
         if self.placement.hosts and self.link is not None and self._started and not self._is_visitor:
             self._reach.turn(self.link, self.table)
+
+    def _note(self, words: str) -> None:
+        self.on_note(words)
 
     def _on_untold(self, death: RankDeath) -> None:
         self._on_early_message("iopub", as_message(death))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
+from ..hosts import parse_hostfile, parse_hosts, take_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,19 @@ def _init() -> _Parser:
     add("-n", "--num-ranks", type=int, help="the number of ranks (default: one per GPU, or 2 without GPUs)")
     add("-g", "--gpus", help="the GPUs to use among the visible ones, e.g. 0,1 (default: all)")
     add("--share-gpus", action="store_true", help="allow more ranks than GPUs")
-    add("--launcher", choices=LAUNCHERS, help="mpi: one MPI job; local: plain processes (default: mpi)")
+    add(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="mpi: one MPI job; local: plain processes; ssh: on hosts, without MPI (default: mpi)",
+    )
+    add("--hosts", help="hosts reached by ssh, each with its number of ranks, e.g. node1:4,node2:4")
+    add("--hostfile", metavar="FILE", help="the same as a file: a host on each line, with slots=N")
+    add("--node-count", type=int, metavar="N", help="use the first N of these hosts (default: all)")
+    add("--process-count-per-node", type=int, metavar="N", help="ranks on each (default: as named, or one per GPU)")
+    add("--spare", metavar="HOSTS", help="hosts on which ranks start again if one is lost (--launcher ssh)")
+    add("--interface", help="of the hosts' network: its name, or the network as in 10.1.0.0/16 (default: chosen)")
+    add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
+    add("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable for ranks on other hosts")
     add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch (default: auto)")
     add("-a", "--address", help="MASTER_ADDR (default: chosen)")
     add("--port", type=int, help="MASTER_PORT (default: a free one)")
@@ -276,3 +289,20 @@ def parse_gpus(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.strip("[]() ").split(",") if part.strip())
     except ValueError:
         raise UsageError(f"cannot read the GPUs {text!r}; name them as in: -g 0,1") from None
+
+
+def hosts_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the hosts that %dist_init names, as the fields of a configuration.
+
+    Raises
+    ------
+    UsageError
+        If they can't be read, or are named in two ways.
+    """
+    if args.hosts and args.hostfile:
+        raise UsageError("hosts are named by --hosts or by --hostfile; leave one out")
+    hosts = parse_hosts(args.hosts) if args.hosts else parse_hostfile(args.hostfile) if args.hostfile else ()
+    if not hosts and (args.node_count or args.process_count_per_node):
+        raise UsageError("--node-count and --process-count-per-node need hosts; name them, e.g. --hosts node1,node2")
+    spares = tuple(host.name for host in parse_hosts(args.spare)) if args.spare else ()
+    return {"hosts": take_hosts(hosts, args.node_count, args.process_count_per_node), "spares": spares}

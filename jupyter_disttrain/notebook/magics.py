@@ -16,7 +16,7 @@ from ..cluster.variables import check_names
 from ..config import parse_roles
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
-from .arguments import documented, parse, parse_gpus
+from .arguments import documented, hosts_of, parse, parse_gpus
 from .comms import CommRelay
 from .screen import Screen
 from .script_magics import ScriptMagics, origin_of
@@ -66,6 +66,10 @@ class DistributedMagics(ScriptMagics):
             backend=args.backend or self.backend,
             gpus=parse_gpus(args.gpus),
             share_gpus=args.share_gpus,
+            **hosts_of(args),
+            interface=args.interface or self.interface or None,
+            ssh=args.ssh or self.ssh,
+            forward=tuple(args.forward or ()),
             address=args.address or self.address or None,
             port=args.port or 0,
             timeout_s=self.timeout if args.timeout is None else args.timeout,

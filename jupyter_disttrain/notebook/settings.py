@@ -29,6 +29,8 @@ class Settings(Magics):
     launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
     backend = Enum(BACKENDS, "auto", help="Of the process group.").tag(config=True)
     num_ranks = Int(0, min=0, help="Ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
+    interface = Unicode("", help="Of the hosts' network; empty: chosen.").tag(config=True)
+    ssh = Unicode("ssh", help="The command that reaches other hosts.").tag(config=True)
     address = Unicode("", help="MASTER_ADDR; empty: chosen.").tag(config=True)
     timeout = Float(1800.0, help="Seconds a collective may take.").tag(config=True)
     start_timeout = Float(120.0, help="Seconds the ranks may take to start.").tag(config=True)

@@ -70,7 +70,8 @@ def _where(cluster: Cluster, what: str) -> str:
     if len(hosts) == 1:
         return f"{what} · {hosts[0]} · {places[0]} · {first.backend}"
     lines = (f"  {host}: {place}" for host, place in zip(hosts, places, strict=True))
-    return "\n".join([f"{what} · {first.backend}", *lines])
+    network = cluster.network
+    return "\n".join([f"{what} · {first.backend}", *lines, *([f"  {network}"] if network else [])])
 
 
 def _place(cluster: Cluster, host: str) -> str:
