@@ -35,6 +35,7 @@ from .bootstrap import Bootstrap
 from .connection import (
     CLIENT_IDENTITY,
     CONNECTION_FILE,
+    LAUNCH_RANK,
     LAUNCHER,
     LOCAL_DIR,
     MPI_HEALS,
@@ -268,6 +269,8 @@ def _prepare() -> RankHello:
 
 
 def _launch_rank() -> int | None:
+    if os.environ.get(LAUNCH_RANK):
+        return int(os.environ[LAUNCH_RANK])
     if os.environ[LAUNCHER] != "mpi":
         return None  # such variables are of the job that Jupyter itself runs in, and say the same to every rank
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
