@@ -54,6 +54,8 @@ class ClusterConfig:
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
     idle_timeout_s: float = 0.0  # without use, before the cluster ends; 0: it never does
+    job: str = ""  # what started its ranks in a job of somebody else's, e.g. "srun"; empty: this package did
+    job_file: str = ""  # that this job wrote
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""

@@ -75,16 +75,20 @@ class JobFile:
             json.dump(asdict(self), file)
         fresh.replace(path)
 
-    def is_refused(self) -> bool:
-        """Whether the host of its controller says that nobody listens there; one that says nothing may be cut off."""
+    def answer(self) -> str:
+        """Return what comes of a connection to its controller: ``"there"``, ``"refused"``, or what the system says."""
         host, _, port = channel_url(self.connection, "control").partition("://")[2].rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
         except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        return False
+            return "refused"
+        except OSError as error:
+            return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+        return "there"
+
+    def is_refused(self) -> bool:
+        """Whether the job has ended; one whose host says nothing may be cut off."""
+        return self.answer() == "refused"
 
 
 def package_version() -> str:

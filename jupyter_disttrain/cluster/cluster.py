@@ -21,7 +21,7 @@ from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..messages import NANNY_REQUEST
 from ..ranks import label_ranks, parse_ranks
-from . import attach
+from . import attach, job
 from .cells import Cells
 from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
@@ -37,11 +37,12 @@ from .telemetry import Telemetry
 from .variables import VariableMover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from typing_extensions import Self
 
+    from ..job_file import JobFile
     from .cell_run import CellRun, Listener
     from .link import Message
     from .rank_table import RankEntry
@@ -88,6 +89,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         self.config = config
         self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
+        self.is_met = False  # it is a job whose ranks no notebook had joined before
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
@@ -97,13 +99,15 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         self._last_use = time.monotonic()
 
     @classmethod
-    def attach(cls, which: str | None = None) -> Self:
+    def attach(cls, which: str | None = None, *, unless: Callable[[str], None] = lambda _name: None) -> Self:
         """Join a cluster that outlived the notebook which held it.
 
         Parameters
         ----------
         which
-            Its name or id; None where there is only one.
+            Its name or id, or the file of a job; None where there is only one.
+        unless
+            Called with its name before it is joined; raises an error if that must not be.
 
         Returns
         -------
@@ -115,12 +119,25 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         UsageError
             If there is none, or a process that runs holds it.
         """
-        there = find(which, free=True)
+        there = job.find(which) if which is not None and job.is_file(which) else find(which, free=True)
+        unless(there.name)
         self = cls.__new__(cls)
-        self._prepare(there.load_config())
-        self._join(there)
+        if isinstance(there, ClusterFile):
+            self._prepare(there.load_config())
+            self._join(there)
+        else:
+            self._prepare(job.config_of(there, str(which)))
+            self._meet(there)
         _open.add(self)
         return self
+
+    def _meet(self, told: JobFile) -> None:
+        started = time.monotonic()
+        self._launch = job.JobLaunch(told, self.config, self._on_message, self._on_lost)
+        self._launch.start()
+        self.is_met = True
+        self.start_seconds = time.monotonic() - started
+        self._look_after()
 
     def _join(self, there: ClusterFile) -> None:
         started = time.monotonic()
@@ -333,6 +350,11 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         LaunchError
             If they can't be started again; the cluster is closed then.
         """
+        if self.config.job:
+            raise UsageError(
+                f"the ranks of {self.config.job_file} are a job's own; %dist_shutdown ends it, and only where it was "
+                "started it can be started anew"
+            )
         with self._restarting:
             self._guardian.close()
             self._launch.stop()
@@ -370,8 +392,15 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         _open.discard(self)
         self._guardian.close()
         attach.let_begin(self._launch)
-        self._launch.leave()
+        self._drop("was left to itself")
         self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
+
+    def _drop(self, because: str) -> None:
+        """Close the cluster and leave its ranks to themselves."""
+        self._closed = True
+        _open.discard(self)
+        self._guardian.close()
+        self._launch.leave(because)
 
 
 @atexit.register

@@ -326,7 +326,7 @@ class Guardian:
         try:
             self._launch.replace(rank)
         except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
-            note = f"rank {rank} can't be replaced: {_words(error)}; %dist_reset starts all ranks anew"
+            note = f"rank {rank} can't be replaced: {_words(error)}; {self._launch.remedy}"
             self._finish(lambda state, _now: state.on_replaced(rank, well=False), note)
             return
         self._write_down()

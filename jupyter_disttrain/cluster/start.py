@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from ..config import ClusterConfig
     from ..ranks import RankInfo
+    from .job import JobProcesses
 
 RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
@@ -71,11 +72,11 @@ class Launch(Introduction):
         self._is_being_stopped = False
         self._is_visitor = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
-        self._processes: Processes | None = None
+        self._processes: Processes | JobProcesses | None = None
         self._hold: Hold | None = None
         self.link: Link | None = None
         self.closed_because = "was shut down"
-        self.folders = there.folders if there else Folders.make(config.name)
+        self.folders = there.folders if there else self._make_folders()
         if there:
             self.placement, self.gpus = Placement.load(there.placement), there.gpus
             self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
@@ -91,6 +92,16 @@ class Launch(Introduction):
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
+
+    def _make_folders(self) -> Folders:
+        return Folders.make(self.config.name)
+
+    def _make_processes(self) -> Processes | JobProcesses:
+        if self.config.job:
+            from .job import JobProcesses  # noqa: PLC0415  (which imports this module)
+
+            return JobProcesses(self.config)
+        return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
     def _decide_where(self) -> None:
         """Decide how many ranks there will be, and where; nothing is left if that can't be."""
@@ -115,11 +126,11 @@ class Launch(Introduction):
         LaunchError
             If a rank can't be started; what was started has ended by then.
         """
-        self._processes = Processes(self.config, self.folders, self.n, self.gpus, placement=self.placement)
+        self._processes = processes = Processes(self.config, self.folders, self.n, self.gpus, placement=self.placement)
         try:
             with deferred_interrupts():  # ipyparallel's event loop would lose one
-                self._processes.start()
-            self.mpi_heals = self._processes.mpi_heals
+                processes.start()
+            self.mpi_heals = processes.mpi_heals
             info = self._wait_for_connection()
             self._hold = Hold(self.folders.profile)
             self._connect(info, self.folders.cluster_id)
@@ -150,9 +161,7 @@ class Launch(Introduction):
         self._is_visitor = visitor
         if not visitor:
             self._hold = Hold(self.folders.profile)
-        self._processes = Processes(
-            self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement
-        )
+        self._processes = self._make_processes()
         identity = (
             f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if visitor else self.folders.cluster_id
         )
@@ -219,9 +228,8 @@ class Launch(Introduction):
     def check_open(self) -> None:
         """Raise a ClusterClosedError if the cluster was shut down."""
         if self.link is None:
-            raise ClusterClosedError(
-                f"the cluster {self.config.name!r} {self.closed_because}; start one with %dist_init"
-            )
+            how = "" if self.config.job else "; start one with %dist_init"
+            raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
 
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
@@ -258,6 +266,8 @@ class Launch(Introduction):
     def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
+        if self.config.job:
+            raise LaunchError(f"nothing can be started within a job of {self.config.job} from outside")
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
             command, host = self._processes.command, self.table[rank].launch_host
@@ -282,10 +292,24 @@ class Launch(Introduction):
 
     # What goes wrong on the way
 
+    @property
+    def why_lost(self) -> str:
+        """Why nobody can be reached any more once the controller is lost, and what to do."""
+        if self.config.job:
+            return f"the job of {self.config.job_file} has ended; start it again and %dist_attach its file"
+        return f"the controller of cluster {self.config.name!r} ended; %dist_reset starts the ranks anew"
+
+    @property
+    def remedy(self) -> str:
+        """What helps once a rank can't be replaced."""
+        if self.config.job:
+            return "the others go on, with -r; a new job has all ranks again: %dist_shutdown ends this one"
+        return "%dist_reset starts all ranks anew"
+
     def _on_controller_lost(self) -> None:
         """Tell the cluster, unless this is how it was ended; called on the link's thread."""
         if self.link is not None and self._started:
-            self.link.fail_requests("the controller ended; %dist_reset starts the ranks anew")
+            self.link.fail_requests(self.why_lost)
             self._on_lost()
 
     def _on_early_message(self, channel: str, message: Message) -> None:
@@ -344,11 +368,11 @@ class Launch(Introduction):
             with deferred_interrupts():
                 self.folders.remove()
 
-    def leave(self) -> None:
+    def leave(self, because: str = "was left to itself") -> None:
         """Leave the processes to themselves: they are there for who joins them later."""
         link, self.link = self.link, None
         self._processes = None
-        self.closed_because = "was left to itself"
+        self.closed_because = because
         if link is not None:
             link.close()
         self._let_go()

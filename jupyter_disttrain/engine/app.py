@@ -261,6 +261,7 @@ def _prepare() -> RankHello:
         launch_rank=_launch_rank(),
         launcher=os.environ[LAUNCHER],
         launch_host=os.environ.get(HOST, ""),
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,

@@ -4,7 +4,7 @@ Covers: what the first process does for all of them, what the others wait for, t
 Does not cover: what the job's launcher tells (``launched``), the notebook's side (``cluster.job``).
 
 The first process starts the controller and stays as its keeper beside the nanny, because the other ranks must not lose
-their controller with rank 0. It writes FILE, and by it the others, and the notebook, find the controller. Nobody but the
+their controller with rank 0. It writes FILE, by which the others and the notebook find the controller. Nobody but the
 job's user can read FILE, or the folder beside it.
 """
 
