@@ -15,6 +15,7 @@ import warnings
 import weakref
 from concurrent.futures import wait
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -126,7 +127,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
             self._prepare(there.load_config())
             self._join(there)
         else:
-            self._prepare(job.config_of(there, str(which)))
+            self._prepare(job.config_of(there, str(Path(str(which)).expanduser().absolute())))
             self._meet(there)
         _open.add(self)
         return self

@@ -46,7 +46,7 @@ from .connection import (
 from .crash_reports import begin_reports
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
-from .mpi_world import join_starters
+from .mpi_world import finalize, join_starters
 from .on_import import on_import
 from .process_group import RendezvousError
 from .publisher import Publisher
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
 HELLO_LIMIT_SECONDS = 1.0
+FINALIZE_SECONDS = 2.0  # less than a nanny's patience
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
 
@@ -140,8 +141,11 @@ class RankEngine(IPEngine):
 
 
 def _end(number: int, _frame: Any) -> None:
-    # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck.
+    # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
+    # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
     _flush()
+    if os.environ.get(LAUNCH_RANK):
+        finalize(FINALIZE_SECONDS)
     # The signal's own effect: a rank that somebody else ends is told of as what it is.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

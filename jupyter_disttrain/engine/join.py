@@ -30,6 +30,7 @@ from ..framework_variables import WITHOUT_GPUS
 from ..job_file import JobFile, package_version
 from ..shelf import ROOT
 from .connection import (
+    CHANNELS,
     CLIENT_IDENTITY,
     CONNECTION_FILE,
     KEEP,
@@ -39,6 +40,7 @@ from .connection import (
     PROFILE_DIR,
     SAMPLE,
     WITHOUT_TORCH,
+    Connection,
 )
 from .host_folder import PREFIX
 from .launched import Launched, interface_towards, network_of, own_address
@@ -189,10 +191,10 @@ def _start_controller(
 
 
 def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, cluster_id: str) -> dict[str, Any]:
-    """Wait for its files; return that for clients."""
+    """Wait for its files and, because it writes those first, for all its sockets; return what clients need."""
     files = [profile / "security" / f"ipcontroller-{cluster_id}-{who}.json" for who in ("engine", "client")]
     deadline = time.monotonic() + CONTROLLER_SECONDS
-    while not all(file.exists() for file in files):
+    while not all(map(_listens, files)):
         if controller.poll() is not None or time.monotonic() > deadline:
             controller.kill()
             said = (profile / "log" / "controller.log").read_text(errors="replace").strip()[-2000:]
@@ -200,6 +202,21 @@ def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, clu
         time.sleep(POLL_SECONDS)
     found: dict[str, Any] = json.loads(files[1].read_text())
     return found
+
+
+def _listens(file: Path) -> bool:
+    """Whether a controller takes connections on all channels that its file names for us."""
+    try:
+        connection = Connection(file, json.loads(file.read_text()))
+    except FileNotFoundError:
+        return False
+    channels = [channel for channel in CHANNELS if channel in connection.info]
+    try:
+        for channel in channels:
+            socket.create_connection(connection.place(channel), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _free_ports(address: str, count: int) -> list[int]:
