@@ -15,7 +15,6 @@ import warnings
 import weakref
 from concurrent.futures import wait
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -100,13 +99,17 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         self._last_use = time.monotonic()
 
     @classmethod
-    def attach(cls, which: str | None = None, *, unless: Callable[[str], None] = lambda _name: None) -> Self:
+    def attach(
+        cls, which: str | None = None, *, ssh: str = "ssh", unless: Callable[[str], None] = lambda _name: None
+    ) -> Self:
         """Join a cluster that outlived the notebook which held it.
 
         Parameters
         ----------
         which
-            Its name or id, or the file of a job; None where there is only one.
+            Its name or id; or a job's ``FILE``, or ``HOST:FILE`` to go through ssh; None where there is only one.
+        ssh
+            The command, with its options.
         unless
             Called with its name before it is joined; raises an error if that must not be.
 
@@ -120,15 +123,20 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         UsageError
             If there is none, or a process that runs holds it.
         """
-        there = job.find(which) if which is not None and job.is_file(which) else find(which, free=True)
-        unless(there.name)
+        is_job = which is not None and job.is_file(which)
+        there = job.find(str(which), ssh) if is_job else find(which, free=True)
         self = cls.__new__(cls)
-        if isinstance(there, ClusterFile):
-            self._prepare(there.load_config())
-            self._join(there)
-        else:
-            self._prepare(job.config_of(there, str(Path(str(which)).expanduser().absolute())))
-            self._meet(there)
+        try:
+            unless(there.name)
+            if isinstance(there, ClusterFile):
+                self._prepare(there.load_config())
+                self._join(there)
+            else:
+                self._prepare(job.config_of(there, job.full_path(str(which))))
+                self._meet(there)
+        except BaseException:  # an interrupt too leaves no tunnel
+            job.let_go(there)
+            raise
         _open.add(self)
         return self
 

@@ -9,7 +9,7 @@ cells, output and tensors pass through the controller without being looked at.
 Where ranks are on other hosts it listens for them on one address alone, and every socket speaks CurveZMQ; messages are
 signed as well. The keys are made here and lie in the connection files, which the user alone can read.
 
-That of a job, whose ranks belong to no notebook, ends by ``--DisttrainController.follow_ranks=True`` once they are gone.
+That of a job, whose ranks belong to no notebook, ends by ``--DisttrainController.follow_ranks=True`` once they left.
 """
 
 from __future__ import annotations

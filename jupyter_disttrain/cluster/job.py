@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shlex
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
@@ -22,8 +24,9 @@ from .folders import Folders
 from .placement import Placement
 from .processes import POLL_SECONDS
 from .rank_table import decide
-from .registry import ClusterFile, Hold
+from .registry import VERSION, ClusterFile, Hold
 from .start import Launch
+from .tunnel import Tunnel, split, tunnel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,22 +39,31 @@ if TYPE_CHECKING:
 MEET_SECONDS = 60.0  # for all ranks to come
 
 
-def is_file(which: str | None) -> bool:
-    """Whether this means a job's file, and no cluster's name or id."""
-    return which is not None and ("/" in which or Path(which).is_file())
+def is_file(which: str) -> bool:
+    """Whether this means a job's file, here or as ``HOST:FILE``, and no cluster's name or id."""
+    return split(which) is not None or "/" in which or Path(which).is_file()
 
 
-def find(path: str) -> JobFile | ClusterFile:
+def find(which: str, ssh: str) -> JobFile | ClusterFile:
     """Return the cluster whose ranks a job's file names: as a notebook has left it, or as the job has started it.
+
+    Through a tunnel, which is open then and which :func:`let_go` closes again, if the file is on another host.
 
     Raises
     ------
     UsageError
         If it can't be joined; the message says why and what to do.
+    LaunchError
+        If ssh fails.
     """
-    told = read(Path(path).expanduser().absolute())
+    remote = split(which)
+    if remote is not None:
+        told = Tunnel(*remote, shlex.split(ssh)).told
+        return left_by_notebook(told, which) or told
+    path = full_path(which)
+    told = read(Path(path))
     _check_reached(told, path)
-    there = left_by_notebook(told)
+    there = left_by_notebook(told, path)
     if there is None:
         return told
     if there.is_held:
@@ -81,7 +93,7 @@ def read(path: Path) -> JobFile:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"cannot read {path}: {why}; only the user whose job it is may join it") from error
     # The same folder, wherever its file system is mounted here.
-    return _with(told, profile=str(path.with_name(Path(told.profile).name)))
+    return replace(told, profile=str(path.with_name(Path(told.profile).name)))
 
 
 def parse(text: str, path: str) -> JobFile:
@@ -98,22 +110,22 @@ def parse(text: str, path: str) -> JobFile:
         version = str(error) if type(error) is ValueError else ""
         if version:
             raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and here is {_own_version()}; install "
+                f"{path} was written by version {version} of jupyter_disttrain, and here is {VERSION}; install "
                 "the same one here and there"
             ) from error
         raise UsageError(f"{path} is no file of a job that was started with --join") from error
 
 
-def _own_version() -> str:
-    from .registry import VERSION  # noqa: PLC0415
+def full_path(which: str) -> str:
+    """Return a job's file as messages name it."""
+    return which if split(which) else str(Path(which).expanduser().absolute())
 
-    return VERSION
 
-
-def _with(told: JobFile, **changed: Any) -> JobFile:
-    from dataclasses import replace  # noqa: PLC0415
-
-    return replace(told, **changed)
+def let_go(there: JobFile | ClusterFile) -> None:
+    """Close the tunnel to a cluster that is not joined after all."""
+    tunnel = tunnel_of(Path(there.profile))
+    if tunnel is not None:
+        tunnel.close()
 
 
 def _check_reached(told: JobFile, path: str) -> None:
@@ -138,12 +150,20 @@ def _check_reached(told: JobFile, path: str) -> None:
         )
 
 
-def left_by_notebook(told: JobFile) -> ClusterFile | None:
-    """Return what an earlier notebook wrote of the cluster; None if there was none."""
+def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:
+    """Return what an earlier notebook wrote of the cluster, with the paths of here; None if there was none."""
+    profile = Path(told.profile)
     try:
-        return ClusterFile.read(Path(told.profile))
+        there = ClusterFile.read(profile)
     except FileNotFoundError:
         return None
+    config = there.config | {"job_file": path}
+    return replace(there, profile=str(profile), local=str(_own_part(profile)), config=config)
+
+
+def _own_part(profile: Path) -> Path:
+    """Return the folder of what is a client's own: no host's, because the next notebook may be on another."""
+    return profile if tunnel_of(profile) else profile / "client"
 
 
 def config_of(told: JobFile, path: str) -> ClusterConfig:
@@ -168,8 +188,8 @@ class JobProcesses:
     births: Births = {}  # noqa: RUF012  (never any)
     command: tuple[str, ...] = ()
 
-    def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
+    def __init__(self, config: ClusterConfig, tunnel: Tunnel | None) -> None:
+        self._config, self._tunnel = config, tunnel
         self.launcher = config.job
 
     def check(self) -> None:
@@ -187,6 +207,9 @@ class JobProcesses:
 
     def end(self, patience_s: float) -> None:
         """Wait until the job's controller has gone with the last rank, and with it the file."""
+        if self._tunnel is not None:
+            self._tunnel.wait_for_end(patience_s)
+            return
         deadline = time.monotonic() + patience_s
         while Path(self._config.job_file).exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -208,8 +231,8 @@ class JobLaunch(Launch):
     def _make_folders(self) -> Folders:
         told = self._told
         profile = Path(told.profile)
-        # No folder of this host: the next notebook may be on another. So large values travel as messages.
-        local = profile / "client"
+        # Not in shared memory, so that large values travel as messages.
+        local = _own_part(profile)
         local.mkdir(mode=0o700, exist_ok=True)
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
         return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)

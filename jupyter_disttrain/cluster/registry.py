@@ -26,6 +26,7 @@ from ..hosts import HostSlots
 from ..ranks import RankInfo
 from .folders import Folders, answers
 from .rank_table import RankEntry
+from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -201,6 +202,9 @@ def _write(path: Path, content: Any) -> None:
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file)
     temporary.replace(path)
+    tunnel = tunnel_of(path.parent)
+    if tunnel is not None:
+        tunnel.push(path)
 
 
 def running() -> list[ClusterFile]:

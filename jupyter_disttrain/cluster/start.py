@@ -30,6 +30,7 @@ from .rank_table import RankEntry, decide
 from .reach import Reach
 from .registry import ClusterFile, Hold
 from .respawn import Respawn
+from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ class Launch(Introduction):
         if self.config.job:
             from .job import JobProcesses  # noqa: PLC0415  (which imports this module)
 
-            return JobProcesses(self.config)
+            return JobProcesses(self.config, tunnel_of(self.folders.profile))
         return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
     def _decide_where(self) -> None:
@@ -295,6 +296,9 @@ class Launch(Introduction):
     @property
     def why_lost(self) -> str:
         """Why nobody can be reached any more once the controller is lost, and what to do."""
+        tunnel = tunnel_of(self.folders.profile)
+        if tunnel is not None and tunnel.why_ended:
+            return tunnel.why_ended
         if self.config.job:
             return f"the job of {self.config.job_file} has ended; start it again and %dist_attach its file"
         return f"the controller of cluster {self.config.name!r} ended; %dist_reset starts the ranks anew"
@@ -381,6 +385,9 @@ class Launch(Introduction):
         if self._hold is not None:
             self._hold.release()
             self._hold = None
+        tunnel = tunnel_of(self.folders.profile)
+        if tunnel is not None:
+            tunnel.close()
 
     def _end_ranks(self, link: Link) -> None:
         for entry in self.table:

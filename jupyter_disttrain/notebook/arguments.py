@@ -155,8 +155,9 @@ def _attach() -> _Parser:
         "cluster",
         nargs="?",
         help="its name or id, as `jupyter disttrain list` shows them (default: the only one); or FILE, that a job "
-        "wrote whose ranks run `python -m jupyter_disttrain.engine --join FILE`",
+        "wrote whose ranks run `python -m jupyter_disttrain.engine --join FILE`; or HOST:FILE, to go through ssh",
     )
+    add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
     add("--noblock", action="store_true", help="don't wait for a cell that still runs; %%dist_wait shows it")
     return parser
 

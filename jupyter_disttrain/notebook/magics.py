@@ -101,7 +101,7 @@ class DistributedMagics(ScriptMagics):
         for here in self._clusters.values():
             if not here.closed and args.cluster in (here.name, here.cluster_id):
                 raise UsageError(f"the cluster {here.name!r} is in this notebook already; %dist_status shows it")
-        cluster = Cluster.attach(args.cluster, unless=self._has)
+        cluster = Cluster.attach(args.cluster, ssh=args.ssh or self.ssh, unless=self._has)
         self._add(cluster)
         print(started_text(cluster) if cluster.is_met else attached_text(cluster))  # noqa: T201
         self._waiting[cluster.name] = [(run, None) for run in cluster.missed]
