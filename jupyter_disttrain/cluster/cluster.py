@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 import warnings
-import weakref
 from concurrent.futures import wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,28 +20,26 @@ from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..messages import NANNY_REQUEST
 from ..ranks import label_ranks, parse_ranks
-from . import attach, job
 from .cells import Cells
 from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
 from .guardian import Guardian
-from .hearing import Hearing
 from .interrupts import held_interrupts
+from .joining import Joining, open_clusters
 from .journal import Origin
 from .recovery import Rules
-from .registry import ClusterFile, Ledger, find
+from .registry import Ledger
 from .scripts import ScriptRunner
 from .start import Launch
 from .telemetry import Telemetry
 from .variables import VariableMover
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from typing_extensions import Self
 
-    from ..job_file import JobFile
     from .cell_run import CellRun, Listener
     from .link import Message
     from .rank_table import RankEntry
@@ -50,10 +47,8 @@ if TYPE_CHECKING:
 NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
 SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new process imports torch meanwhile
 
-_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
-
-class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
+class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
     """Ranks that are ready to train.
 
     Parameters
@@ -83,7 +78,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
     def __init__(self, n: int | None = None, launcher: str = "mpi", **options: Any) -> None:
         self._prepare(ClusterConfig(n=n, launcher=launcher, **options))
         self._start()
-        _open.add(self)
+        open_clusters.add(self)
 
     def _prepare(self, config: ClusterConfig) -> None:
         self.config = config
@@ -97,71 +92,6 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         self._places = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
-
-    @classmethod
-    def attach(
-        cls, which: str | None = None, *, ssh: str = "ssh", unless: Callable[[str], None] = lambda _name: None
-    ) -> Self:
-        """Join a cluster that outlived the notebook which held it.
-
-        Parameters
-        ----------
-        which
-            Its name or id; or a job's ``FILE``, or ``HOST:FILE`` to go through ssh; None where there is only one.
-        ssh
-            The command, with its options.
-        unless
-            Called with its name before it is joined; raises an error if that must not be.
-
-        Returns
-        -------
-        Cluster
-            With its variables; in :attr:`missed` the cells whose end nobody saw, which may still run.
-
-        Raises
-        ------
-        UsageError
-            If there is none, or a process that runs holds it.
-        """
-        is_job = which is not None and job.is_file(which)
-        there = job.find(str(which), ssh) if is_job else find(which, free=True)
-        self = cls.__new__(cls)
-        try:
-            unless(there.name)
-            if isinstance(there, ClusterFile):
-                self._prepare(there.load_config())
-                self._join(there)
-            else:
-                self._prepare(job.config_of(there, job.full_path(str(which))))
-                self._meet(there)
-        except BaseException:  # an interrupt too leaves no tunnel
-            job.let_go(there)
-            raise
-        _open.add(self)
-        return self
-
-    def _meet(self, told: JobFile) -> None:
-        started = time.monotonic()
-        self._launch = job.JobLaunch(told, self.config, self._on_message, self._on_lost)
-        self._launch.start()
-        self.is_met = True
-        self.start_seconds = time.monotonic() - started
-        self._look_after()
-
-    def _join(self, there: ClusterFile) -> None:
-        started = time.monotonic()
-        gate = attach.Gate(self._on_message)
-        self._launch = attach.join(there, gate, self._on_lost)
-        self._look_after()
-        if any(self._launch.folders.run.glob("*.metrics.jsonl")):
-            self.metrics.read(self._launch.folders.run)
-        try:
-            self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
-        except BaseException:  # an interrupt too: the cluster must be there for the next who asks
-            self._guardian.close()
-            self._launch.leave()
-            raise
-        self.start_seconds = time.monotonic() - started
 
     def _start(self) -> None:
         started = time.monotonic()
@@ -335,6 +265,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         LaunchError
             If a rank can't be replaced.
         """
+        self._check_own()
         chosen = sorted(set(ranks))
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
@@ -359,11 +290,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         LaunchError
             If they can't be started again; the cluster is closed then.
         """
-        if self.config.job:
-            raise UsageError(
-                f"the ranks of {self.config.job_file} are a job's own; %dist_shutdown ends it, and only where it was "
-                "started it can be started anew"
-            )
+        self._check_own()
         with self._restarting:
             self._guardian.close()
             self._launch.stop()
@@ -372,7 +299,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
                 self._start()
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
                 self._closed = True
-                _open.discard(self)
+                open_clusters.discard(self)
                 raise
 
     def shutdown(self) -> None:
@@ -380,40 +307,15 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         if self._closed or self._pid != os.getpid():  # a forked child has no right to its parent's ranks
             return
         self._closed = True
-        _open.discard(self)
+        open_clusters.discard(self)
         with self._restarting:
             self._guardian.close()
             self._launch.stop()
         self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
-    def detach(self) -> None:
-        """Leave the ranks to themselves, with all that runs on them, until somebody attaches to them.
-
-        Raises
-        ------
-        UsageError
-            If the cluster was not started to be kept: it would end with this process.
-        """
-        if not self.config.keep:
-            raise UsageError(f"the cluster {self.name!r} ends with its notebook; start it with %dist_init --keep")
-        self._launch.check_open()
-        self._closed = True
-        _open.discard(self)
-        self._guardian.close()
-        attach.let_begin(self._launch)
-        self._drop("was left to itself")
-        self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
-
-    def _drop(self, because: str) -> None:
-        """Close the cluster and leave its ranks to themselves."""
-        self._closed = True
-        _open.discard(self)
-        self._guardian.close()
-        self._launch.leave(because)
-
 
 @atexit.register
 def _shutdown_all() -> None:
-    for cluster in list(_open):
+    for cluster in list(open_clusters):
         if not cluster.config.keep:
             cluster.shutdown()

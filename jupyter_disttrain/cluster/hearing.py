@@ -99,6 +99,7 @@ class Hearing(Overview):
         """Take note that the controller is gone, and nobody can be reached any more."""
         if self._cells is None:
             return  # it is just being joined, and that fails now
+        why = self._launch.why_lost
         for entry in self.table:
             entry.state = "dead"
         self._guardian.close()
@@ -108,9 +109,9 @@ class Hearing(Overview):
         elif limit and self.idle_s >= limit:
             self._end_because(f"was ended, because nobody had used it for {limit:g} s")
         elif self.config.job:
-            self._leave_because(self._launch.why_lost)
+            self._leave_because(why)
         else:
-            self._cells.abandon(self._launch.why_lost)
+            self._cells.abandon(why)
 
     def _leave_because(self, reason: str) -> None:
         """Close the cluster here; what is left of it there is not ended."""

@@ -192,6 +192,9 @@ class JobProcesses:
         self._config, self._tunnel = config, tunnel
         self.launcher = config.job
 
+    def start(self) -> None:
+        """Do nothing: they run."""
+
     def check(self) -> None:
         """Do nothing: a job's processes are its launcher's business."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
 from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
+from ..ranks import label_ranks
 from .arrivals import Arrivals, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .job import JobProcesses
 
 RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
+GO_ON = "the others go on, with -r"
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
@@ -127,11 +129,11 @@ class Launch(Introduction):
         LaunchError
             If a rank can't be started; what was started has ended by then.
         """
-        self._processes = processes = Processes(self.config, self.folders, self.n, self.gpus, placement=self.placement)
+        self._processes = self._make_processes()
         try:
             with deferred_interrupts():  # ipyparallel's event loop would lose one
-                processes.start()
-            self.mpi_heals = processes.mpi_heals
+                self._processes.start()
+            self.mpi_heals = self._processes.mpi_heals
             info = self._wait_for_connection()
             self._hold = Hold(self.folders.profile)
             self._connect(info, self.folders.cluster_id)
@@ -268,7 +270,7 @@ class Launch(Introduction):
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
         if self.config.job:
-            raise LaunchError(f"nothing can be started within a job of {self.config.job} from outside")
+            raise LaunchError(f"nothing can be started within a job of {self.config.job} from outside; {GO_ON}")
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
             command, host = self._processes.command, self.table[rank].launch_host
@@ -295,20 +297,25 @@ class Launch(Introduction):
 
     @property
     def why_lost(self) -> str:
-        """Why nobody can be reached any more once the controller is lost, and what to do."""
+        """Why nobody can be reached any more once the controller is lost, and what to do.
+
+        A job may end with the first rank that dies.
+        """
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None and tunnel.why_ended:
             return tunnel.why_ended
         if self.config.job:
-            return f"the job of {self.config.job_file} has ended; start it again and %dist_attach its file"
+            dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
+            after = f" after {label_ranks(dead)} died" if dead else ""
+            return f"the job of {self.config.job_file} has ended{after}; start it again and %dist_attach its file"
         return f"the controller of cluster {self.config.name!r} ended; %dist_reset starts the ranks anew"
 
     @property
     def remedy(self) -> str:
         """What helps once a rank can't be replaced."""
         if self.config.job:
-            return "the others go on, with -r; a new job has all ranks again: %dist_shutdown ends this one"
-        return "%dist_reset starts all ranks anew"
+            return "a new job has all ranks again (%dist_shutdown ends this one)"
+        return "%dist_reset starts the ranks anew"
 
     def _on_controller_lost(self) -> None:
         """Tell the cluster, unless this is how it was ended; called on the link's thread."""
