@@ -8,6 +8,7 @@ Who can read it can run code as the job's user: so it is readable by that user a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -89,6 +90,20 @@ class JobFile:
     def is_refused(self) -> bool:
         """Whether the job has ended; one whose host says nothing may be cut off."""
         return self.answer() == "refused"
+
+
+def read_own(path: Path) -> str:
+    """Return what is in a file of this user's: who wrote another's could have us run anything.
+
+    Raises
+    ------
+    OSError
+        If it can't be read, or belongs to another user.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+        return file.read()
 
 
 def package_version() -> str:

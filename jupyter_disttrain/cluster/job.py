@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots
-from ..job_file import JobFile
+from ..job_file import JobFile, read_own
 from ..shelf import NOTEBOOK
 from .folders import Folders
 from .placement import Placement
@@ -83,15 +83,14 @@ def read(path: Path) -> JobFile:
         If that can't be; the message says what to do.
     """
     try:
-        told = parse(path.read_text(), str(path))
+        told = parse(read_own(path), str(path))
     except FileNotFoundError:
         raise UsageError(
             f"there is no {path}: the job has not begun, has ended, or wrote its file elsewhere; it is what rank 0 "
             "names when it starts with --join"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"cannot read {path}: {why}; only the user whose job it is may join it") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; only the user whose job it is may join it") from error
     # The same folder, wherever its file system is mounted here.
     return replace(told, profile=str(path.with_name(Path(told.profile).name)))
 

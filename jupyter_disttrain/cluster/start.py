@@ -91,7 +91,8 @@ class Launch(Introduction):
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
-        self._reach = Reach(self._on_untold, self._note)
+        self._cut_s = 0.0  # that no host of a job has answered
+        self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
@@ -304,6 +305,11 @@ class Launch(Introduction):
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None and tunnel.why_ended:
             return tunnel.why_ended
+        if self._cut_s:
+            return (
+                f"no host of {self.config.job_file} has answered for {self._cut_s:.1f} s, as if the network was cut; "
+                "the ranks go on without this notebook, and %dist_attach brings them back"
+            )
         if self.config.job:
             dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
             after = f" after {label_ranks(dead)} died" if dead else ""
@@ -342,6 +348,11 @@ class Launch(Introduction):
             self._on_untold(death)
         if self.placement.hosts and self.link is not None and self._started and not self._is_visitor:
             self._reach.turn(self.link, self.table)
+
+    def _on_cut(self, silent_s: float) -> None:
+        """Leave the ranks of a job to themselves: a notebook that loses its network must not end them."""
+        self._cut_s = silent_s
+        self._on_controller_lost()
 
     def _note(self, words: str) -> None:
         self.on_note(words)

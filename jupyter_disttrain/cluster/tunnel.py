@@ -98,7 +98,10 @@ class Tunnel:
     def _read_file(self) -> JobFile:
         from .job import parse  # noqa: PLC0415  (which imports this module)
 
-        command = [*self._ssh, "-T", self.host, f"cat {_quoted(self.file)}"]
+        file = _quoted(self.file)
+        # Who wrote a file of another user's could have us run anything.
+        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi"
+        command = [*self._ssh, "-T", self.host, script]
         done = subprocess.run(  # noqa: S603
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True
         )

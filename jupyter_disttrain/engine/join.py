@@ -22,12 +22,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_core.paths import jupyter_data_dir
-
 from ..controller_arguments import controller_arguments
 from ..errors import LaunchError, UsageError
 from ..framework_variables import WITHOUT_GPUS
-from ..job_file import JobFile, package_version
+from ..job_file import JobFile, package_version, read_own
 from ..shelf import ROOT
 from .connection import (
     CHANNELS,
@@ -60,8 +58,8 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 class Keeper:
     """The controller of a job, and the process that stays with it."""
 
-    def __init__(self, controller: subprocess.Popen[bytes]) -> None:
-        self._controller = controller
+    def __init__(self, controller: subprocess.Popen[bytes], run: Path) -> None:
+        self._controller, self._run = controller, run
 
     def stay(self, nanny: int) -> None:
         """Stay until this host's rank 0 and the controller have ended: it ends once no rank is left."""
@@ -78,6 +76,8 @@ class Keeper:
         os.waitpid(nanny, 0)
         nannies.clear()
         self._controller.wait()
+        with contextlib.suppress(OSError):  # there are logs in it
+            self._run.rmdir()
 
 
 def join(setup: Setup) -> Keeper | None:
@@ -118,7 +118,7 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
     name = wanted.name or _NO_NAME.sub("-", path.stem).strip("-._")[:40] or "job"
     cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
     profile = path.with_name(f".{path.name}-{cluster_id}")
-    run = Path(jupyter_data_dir()) / "disttrain" / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
+    run = path.with_name(f"{path.stem}-logs-{time.strftime('%Y%m%d-%H%M%S')}")  # where all hosts can write
     local = _local(cluster_id)
     try:
         for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup")), run, local):
@@ -145,9 +145,13 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
         started_s=time.time(),
         connection=_wait_for_controller(controller, profile, cluster_id),
     )
-    told.write(path)
+    try:
+        told.write(path)
+    except OSError as error:
+        controller.terminate()
+        raise LaunchError(f"{socket.gethostname()} can't write {path}: {error.strerror}; name another file") from error
     print(f"{told.world_size} ranks wait; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
-    return Keeper(controller), told
+    return Keeper(controller, run), told
 
 
 def _check_free(path: Path) -> None:
@@ -258,7 +262,7 @@ def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: f
 def _read(path: Path) -> JobFile | None:
     """Return what is in the file; None if there is nothing that a job of this version has written."""
     try:
-        return JobFile.parse(path.read_text())
+        return JobFile.parse(read_own(path))
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
