@@ -15,6 +15,7 @@ from . import memory, variables
 from .cell_run import CellRun, Listener
 from .events import Died, Replied, Silent
 from .journal import Origin, Ran
+from .loss import remedy
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Cells:
         """Refuse to queue a cell behind one that may never end."""
         with self._lock:
             self._launch.check_open()
-            check_idle(self._launch.table, ranks, self._launch.remedy)
+            check_idle(self._launch.table, ranks, remedy(self._launch.config))
             self._cells = {
                 msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
             }

@@ -20,6 +20,7 @@ from ..errors import DisttrainError, LaunchError
 from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
 from .hang import PATIENCE_SECONDS, Look, explain, mismatches, waited_for
+from .loss import remedy
 from .rank_table import ended
 from .recovery import LOOK_SECONDS, Do, Phase, Recovery
 
@@ -326,7 +327,7 @@ class Guardian:
         try:
             self._launch.replace(rank)
         except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
-            note = f"rank {rank} can't be replaced: {_words(error)}; {self._launch.remedy}"
+            note = f"rank {rank} can't be replaced: {_words(error)}; {remedy(self._launch.config)}"
             self._finish(lambda state, _now: state.on_replaced(rank, well=False), note)
             return
         self._write_down()

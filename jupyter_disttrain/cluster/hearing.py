@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..messages import NANNY_REQUEST, Asked, Heard, RankDeath, Used
 from .inbox import event_from
 from .link import FIGURES
+from .loss import why_lost
 from .overview import Overview
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Hearing(Overview):
         """Take note that the controller is gone, and nobody can be reached any more."""
         if self._cells is None:
             return  # it is just being joined, and that fails now
-        why = self._launch.why_lost
+        why = why_lost(self._launch)
         for entry in self.table:
             entry.state = "dead"
         self._guardian.close()

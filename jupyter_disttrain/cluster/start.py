@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
 from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
-from ..ranks import label_ranks
 from .arrivals import Arrivals, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
@@ -25,6 +24,7 @@ from .interrupts import deferred_interrupts
 from .introduction import Introduction
 from .journal import Journal
 from .link import Link, Message
+from .loss import why_lost
 from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
 from .rank_table import RankEntry, decide
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from .job import JobProcesses
 
 RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
-GO_ON = "the others go on, with -r"
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
@@ -91,7 +90,7 @@ class Launch(Introduction):
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
-        self._cut_s = 0.0  # that no host of a job has answered
+        self.cut_s = 0.0  # that no host of a job has answered
         self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
@@ -271,7 +270,9 @@ class Launch(Introduction):
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
         if self.config.job:
-            raise LaunchError(f"nothing can be started within a job of {self.config.job} from outside; {GO_ON}")
+            raise LaunchError(
+                f"nothing can be started within a job of {self.config.job} from outside; the others go on, with -r"
+            )
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
             command, host = self._processes.command, self.table[rank].launch_host
@@ -296,37 +297,10 @@ class Launch(Introduction):
 
     # What goes wrong on the way
 
-    @property
-    def why_lost(self) -> str:
-        """Why nobody can be reached any more once the controller is lost, and what to do.
-
-        A job may end with the first rank that dies.
-        """
-        tunnel = tunnel_of(self.folders.profile)
-        if tunnel is not None and tunnel.why_ended:
-            return tunnel.why_ended
-        if self._cut_s:
-            return (
-                f"no host of {self.config.job_file} has answered for {self._cut_s:.1f} s, as if the network was cut; "
-                "the ranks go on without this notebook, and %dist_attach brings them back"
-            )
-        if self.config.job:
-            dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
-            after = f" after {label_ranks(dead)} died" if dead else ""
-            return f"the job of {self.config.job_file} has ended{after}; start it again and %dist_attach its file"
-        return f"the controller of cluster {self.config.name!r} ended; %dist_reset starts the ranks anew"
-
-    @property
-    def remedy(self) -> str:
-        """What helps once a rank can't be replaced."""
-        if self.config.job:
-            return "a new job has all ranks again (%dist_shutdown ends this one)"
-        return "%dist_reset starts the ranks anew"
-
     def _on_controller_lost(self) -> None:
         """Tell the cluster, unless this is how it was ended; called on the link's thread."""
         if self.link is not None and self._started:
-            self.link.fail_requests(self.why_lost)
+            self.link.fail_requests(why_lost(self))
             self._on_lost()
 
     def _on_early_message(self, channel: str, message: Message) -> None:
@@ -346,12 +320,15 @@ class Launch(Introduction):
         """Tell of ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
         for death in untold_deaths(self.table):
             self._on_untold(death)
+        tunnel = tunnel_of(self.folders.profile)
+        if tunnel is not None:
+            tunnel.beat()
         if self.placement.hosts and self.link is not None and self._started and not self._is_visitor:
             self._reach.turn(self.link, self.table)
 
     def _on_cut(self, silent_s: float) -> None:
         """Leave the ranks of a job to themselves: a notebook that loses its network must not end them."""
-        self._cut_s = silent_s
+        self.cut_s = silent_s
         self._on_controller_lost()
 
     def _note(self, words: str) -> None:

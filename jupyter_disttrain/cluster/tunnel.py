@@ -46,6 +46,16 @@ ANSWER_SECONDS = 20.0  # for the host's shell
 GREETING_SECONDS = 10.0  # for the controller, which speaks first
 END_SECONDS = 3.0  # for ssh to send the rest
 DYING_SECONDS = 0.5  # for ssh, whose sockets close before its end can be seen
+BEAT_SECONDS = 5.0
+STALE_SECONDS = 30  # without a beat: a notebook whose network is gone keeps no other away
+# The shell of a notebook whose network is gone knows nothing of that for hours, and would hold the lock.
+HOLD = """umask 077; cd {folder} && exec 9>>holder
+if ! flock -n 9; then
+  read pid host 2>/dev/null < holder.shell
+  if [ "$host" = "$(hostname)" ] && [ $(($(date +%s) - $(stat -c %Y holder.shell))) -gt {stale} ]; then kill $pid; fi
+  flock -w 1 9
+fi
+code=$?; if [ $code = 0 ]; then echo "$$ $(hostname)" > holder.shell; fi; cd; echo $code"""
 _REMOTE = re.compile(r"^(?P<host>[^-/:\s][^/:\s]*|\[[0-9a-fA-F:.%]+\]):(?P<file>.+)$")
 
 _open: dict[Path, Tunnel] = {}  # by the folder here
@@ -79,6 +89,7 @@ class Tunnel:
         self._lock = threading.Lock()
         self._read_buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
+        self._next_beat = 0.0
         self._words = ""  # of ssh's, once it has ended
         told = self._read_file()
         self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(told.profile))
@@ -211,13 +222,22 @@ class Tunnel:
 
     def _hold(self) -> None:
         """Take the right to send cells, there, for as long as the shell runs."""
-        holder = _quoted(posixpath.join(self._profile, "holder"))
-        answer = self.ask(f"umask 077; exec 9>>{holder}; flock -n 9; echo $?").strip()
+        answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=STALE_SECONDS)).strip()
         if answer != "0":
             raise UsageError(
                 f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "
                 f"there, or shut that kernel down or restart it first (flock there ended with {answer or 'nothing'})"
             )
+
+    def beat(self) -> None:
+        """Show, every ``BEAT_SECONDS``, that this notebook is there; called often."""
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_SECONDS
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._send(f"touch {_quoted(posixpath.join(self._profile, 'holder.shell'))}\n")
 
     def _fetch(self) -> None:
         """Bring the files here that somebody who joins has to know."""

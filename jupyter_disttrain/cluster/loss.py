@@ -1,0 +1,44 @@
+"""What a person is told when ranks can't be reached any more, or can't be replaced.
+
+Covers: the words for ranks of a notebook's own, of a job, and behind a tunnel.
+Does not cover: noticing it (``link``, ``reach``), what is done then (``hearing``, ``guardian``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..ranks import label_ranks
+from .tunnel import tunnel_of
+
+if TYPE_CHECKING:
+    from ..config import ClusterConfig
+    from .start import Launch
+
+
+def why_lost(launch: Launch) -> str:
+    """Return why nobody can be reached once the controller is lost, and what to do; asked before ranks count as dead.
+
+    A job may end with the first rank that dies.
+    """
+    tunnel = tunnel_of(launch.folders.profile)
+    if tunnel is not None and not launch.cut_s and tunnel.why_ended:
+        return tunnel.why_ended
+    config = launch.config
+    if launch.cut_s:
+        return (
+            f"no host of {config.job_file} has answered for {launch.cut_s:.1f} s, as if the network was cut; the ranks "
+            "go on without this notebook, and %dist_attach brings them back"
+        )
+    if config.job:
+        dead = [entry.info.rank for entry in launch.table if entry.state == "dead"]
+        after = f" after {label_ranks(dead)} died" if dead else ""
+        return f"the job of {config.job_file} has ended{after}; start it again and %dist_attach its file"
+    return f"the controller of cluster {config.name!r} ended; %dist_reset starts the ranks anew"
+
+
+def remedy(config: ClusterConfig) -> str:
+    """Return what helps once a rank can't be replaced."""
+    if config.job:
+        return "a new job has all ranks again (%dist_shutdown ends this one)"
+    return "%dist_reset starts the ranks anew"
