@@ -16,6 +16,7 @@ LAUNCHERS = ("mpi", "local", "ssh")
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
+CONTROLLER_PORTS = 8  # that ranks on other hosts connect to
 SHORTEST_SAMPLE_SECONDS = 0.1
 TF_ROLES = ("chief", "worker", "ps", "evaluator")
 Roles = tuple[tuple[str, int], ...]  # of TensorFlow, each with the number of ranks that have it
@@ -37,6 +38,7 @@ class ClusterConfig:
     hosts: tuple[HostSlots, ...] = ()  # reached by ssh; empty: this machine alone
     spares: tuple[str, ...] = ()  # hosts on which the ranks of one that is lost are started, by the launcher "ssh"
     interface: str | None = None  # of the hosts' network, or the network as in "10.1.0.0/16"; None: chosen
+    controller_ports: tuple[int, int] | None = None  # first and last, for ranks on other hosts; None: any
     ssh: str = "ssh"  # the command, with its options
     forward: tuple[str, ...] = ()  # variables for ranks on other hosts: "NAME" or "NAME=VALUE"
     backend: str = "auto"  # "none": ranks without torch and without a process group
@@ -98,6 +100,11 @@ class ClusterConfig:
             if self.spares or self.interface:
                 raise UsageError("--spare and --interface are for ranks on hosts; name those, e.g. --hosts node1,node2")
             return
+        first, last = self.controller_ports or (1, CONTROLLER_PORTS)
+        if not 0 < first <= last < 2**16 or last - first + 1 < CONTROLLER_PORTS:
+            raise UsageError(
+                f"the controller needs {CONTROLLER_PORTS} ports, not {first} to {last}; name e.g. 40000-40007"
+            )
         if self.launcher == "local":
             raise UsageError("the launcher local starts ranks on this machine; for hosts use --launcher mpi, or ssh")
         if self.spares and self.launcher != "ssh":

@@ -7,13 +7,13 @@ from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
 from ipyparallel.util import select_random_ports
-from traitlets import Float, Integer, Unicode
+from traitlets import Float, Int, Integer, List, Unicode
 
+from ..config import CONTROLLER_PORTS
 from .launchers.local import is_alive
 
 HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a beat
 MISSED_BEATS = 20
-ENGINE_PORTS = 8  # registration, control, mux, task, iopub, two for hearts, one that stays free
 
 
 class ControllerProcess(LocalControllerLauncher):
@@ -23,6 +23,7 @@ class ControllerProcess(LocalControllerLauncher):
     idle_timeout_s = Float(0.0)
     remove_dirs = Unicode("")
     sockets = Unicode("")
+    ports = List(Int())  # that they connect to; empty: any that are free
     listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none
 
     def find_args(self) -> list[Any]:
@@ -48,7 +49,7 @@ class ControllerProcess(LocalControllerLauncher):
         ]
 
     def _for_other_hosts(self) -> list[str]:
-        ports = ",".join(map(str, select_random_ports(ENGINE_PORTS)))
+        ports = ",".join(map(str, self.ports or select_random_ports(CONTROLLER_PORTS)))
         return [
             "--IPController.engine_transport=tcp",
             f"--IPController.engine_ip={self.listen}",

@@ -88,6 +88,7 @@ class Processes:
     def start(self) -> None:
         """Start them all at the same moment."""
         removable = os.pathsep.join(map(str, self._folders.removable))
+        ports = self._config.controller_ports
         start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
         _outside_loop(
             start_controller,
@@ -96,6 +97,7 @@ class Processes:
             remove_dirs=removable,
             sockets=self._folders.sockets,
             listen=self._placement.listen,
+            ports=list(range(ports[0], ports[1] + 1)) if ports else [],
         )
         places = [(host.name, host.slots) for host in self._placement.hosts]
         _outside_loop(start_engines, self._n, environment=self._environment, **self._over_hosts(places))

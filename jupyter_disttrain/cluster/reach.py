@@ -6,6 +6,7 @@ Does not cover: ranks of the notebook's own host, whose processes can be seen (`
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class Reach:
         }
         for probe in self._watch.questions(now):
             asked = link.request(probe, NANNY_REQUEST, {"do": "ping", "nannies": nannies.get(probe, [])})
-            asked.add_done_callback(lambda done, probe=probe: self._on_answer(link, table, probe, done))
+            asked.add_done_callback(functools.partial(self._on_answer, link, table, probe))
 
     def _on_answer(self, link: Link, table: Sequence[RankEntry], probe: str, done: Future[Message]) -> None:
         if done.exception() is not None:

@@ -114,6 +114,8 @@ class ClusterFile:
         roles = tuple((role, count) for role, count in self.config["tf_roles"])  # JSON has lists
         lists = {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles}
         lists |= {name: tuple(self.config[name]) for name in ("spares", "forward")}
+        ports = self.config["controller_ports"]
+        lists["controller_ports"] = None if ports is None else (ports[0], ports[1])
         lists["hosts"] = tuple(HostSlots(**host) for host in self.config["hosts"])
         return ClusterConfig(**self.config | lists)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CHANNELS = ("registration", "mux", "control", "iopub", "hb_ping", "hb_pong")
 CONNECT_SECONDS = 0.25  # to ask a host that may be cut off, again and again
+RETRY_SECONDS = 0.02  # between two attempts
 REACH_SECONDS = 5.0  # for a connection over a network that should be whole
 
 # The environment of a rank's process, set by the launcher.
@@ -141,8 +142,16 @@ class Connection:
 
 
 def _why_closed(host: str, port: int) -> str:
-    try:
-        socket.create_connection((host, port), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        return "no answer, as if packets were dropped" if isinstance(error, TimeoutError) else str(error.strerror)
-    return ""
+    """Return why a port can't be reached; the controller opens the last ones after it has written their numbers."""
+    deadline = time.monotonic() + REACH_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=REACH_SECONDS).close()
+        except TimeoutError:
+            return "no answer, as if packets were dropped"
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return str(error.strerror)
+            time.sleep(RETRY_SECONDS)
+        else:
+            return ""

@@ -52,6 +52,11 @@ def _init() -> _Parser:
     add("--process-count-per-node", type=int, metavar="N", help="ranks on each (default: as named, or one per GPU)")
     add("--spare", metavar="HOSTS", help="hosts on which ranks start again if one is lost (--launcher ssh)")
     add("--interface", help="of the hosts' network: its name, or the network as in 10.1.0.0/16 (default: chosen)")
+    add(
+        "--controller-ports",
+        metavar="FIRST-LAST",
+        help="8 ports of this machine that ranks on other hosts connect to, for a firewall (default: any)",
+    )
     add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
     add("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable for ranks on other hosts")
     add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch (default: auto)")
@@ -304,5 +309,15 @@ def hosts_of(args: argparse.Namespace) -> dict[str, Any]:
     hosts = parse_hosts(args.hosts) if args.hosts else parse_hostfile(args.hostfile) if args.hostfile else ()
     if not hosts and (args.node_count or args.process_count_per_node):
         raise UsageError("--node-count and --process-count-per-node need hosts; name them, e.g. --hosts node1,node2")
+    ports = _read_ports(args.controller_ports) if args.controller_ports else None
     spares = tuple(host.name for host in parse_hosts(args.spare)) if args.spare else ()
-    return {"hosts": take_hosts(hosts, args.node_count, args.process_count_per_node), "spares": spares}
+    return {"hosts": take_hosts(hosts, args.node_count, args.process_count_per_node), "spares": spares} | {
+        "controller_ports": ports
+    }
+
+
+def _read_ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"cannot read the ports {text!r}; name the first and the last, e.g. 40000-40007")
+    return int(first), int(last)

@@ -21,6 +21,7 @@ from .places import PATIENCE_S, LabError, Place, command, end
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+CACHE_OF_TORCH = "/torchinductor_"  # a folder that every program with torch makes
 SSH_PORT = 2222
 LOCAL_DISK_MIB = 64
 
@@ -150,7 +151,8 @@ class Host:
             except psutil.NoSuchProcess:
                 continue
         folders = ("/dev/shm", f"{self.place.folder}/tmp", f"{self.place.folder}/local")
-        return left + self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
+        found = self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
+        return left + [path for path in found if CACHE_OF_TORCH not in path]
 
     def die(self) -> None:
         """Lose power: nobody hears a goodbye, and everything that ran is gone."""
