@@ -75,6 +75,7 @@ class HostReport:
     unreached: Mapping[str, str] = field(
         default_factory=dict
     )  # other hosts, by name; "" is the client: the system's words
+    client_address: str = ""  # this machine's, that it tried
     address: str = ""  # that the others tried
     port: int = 0  # that the others tried; 0: none could be opened
     unopened: str = ""  # why no port could be opened

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Wanted", "check", "choose_network", "describe", "environment_for", "survey"]
 
 MOST_CLOCK_SECONDS = 5.0  # apart
+MOST_NAMED = 8  # hosts, for one problem
 OPEN_PORTS = (
     "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
     "another network with --interface"
@@ -61,9 +62,14 @@ def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SS
     if problems:
         bad = {host for hosts in problems.values() for host in hosts}
         who = "the host" if len(reports) == 1 else f"{len(bad)} of {len(reports)} hosts"
-        lines = [f"{', '.join(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
+        lines = [f"{_named(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
         raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
     return list(_warnings(reports))
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+    return ", ".join(hosts[:MOST_NAMED]) + more
 
 
 def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Problem]:
@@ -188,18 +194,23 @@ def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[
             f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
             "name another network with --interface",
         )
-    for other, why in report.unreached.items():
-        if other == CLIENT:
-            yield (
-                f"it can't reach this machine ({why})",
-                "open this machine's firewall for the hosts, or name another network with --interface",
-            )
-            continue
-        target = next(each for each in reports if each.name == other)
+    unreached = dict(report.unreached)
+    why = unreached.pop(CLIENT, "")
+    if why:
         yield (
-            f"it can't reach {other} ({target.address}) on port {target.port} ({why})",
-            OPEN_PORTS,
+            f"it can't reach this machine at {report.client_address} ({why})",
+            "open this machine's firewall for the hosts, or name another network with --interface",
         )
+    others = [each for each in reports if each.port and each is not report]
+    if len(others) > 1 and len(unreached) == len(others):
+        yield f"it reaches none of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
+        return
+    for other in others:
+        if other.name in unreached:
+            yield (
+                f"it can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
+                OPEN_PORTS,
+            )
 
 
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:

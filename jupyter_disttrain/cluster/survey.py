@@ -129,11 +129,9 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
     for talk in asked:
         talk.ask({"ask": "listen", "address": addresses[talk.host]})
     _hear(asked, wanted.limit_s)
-    opened = {talk.host: talk.answer or {"port": 0, "why": talk.why} for talk in asked}
+    opened = {talk.host: talk.answer or {"port": 0, "why": talk.why or "no answer"} for talk in asked}
     targets = {host: (addresses[host], answer["port"]) for host, answer in opened.items() if answer["port"]}
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another's address, behind which this machine is hidden
-            targets[CLIENT] = stack.enter_context(_listener(network.client_address))
+    with _listener(network.client_address) as targets[CLIENT]:
         named = {talk.host: [name for name in targets if name != talk.host] for talk in asked}
         for talk in asked:
             limits = {"limit_s": wanted.reach_s, "targets": [targets[name] for name in named[talk.host]]}
@@ -145,9 +143,10 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
         unreached = {name: why for name, why in zip(named[talk.host], outcomes, strict=False) if why}
         known[talk.host] = {
             "unreached": unreached,
+            "client_address": network.client_address,
             "address": addresses[talk.host],
             "port": opened[talk.host]["port"],
-            "unopened": opened[talk.host]["why"] or ("" if talk.answer else talk.why),
+            "unopened": opened[talk.host]["why"] or ("" if talk.answer else talk.why or "no answer"),
         }
     return [replace(report, **known.get(report.name, {})) for report in reports]
 
@@ -156,7 +155,7 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
 def _listener(address: str) -> Iterator[tuple[str, int]]:
     listener, answer = host_probe.listen(address)
     if listener is None:
-        raise OSError(answer["why"])
+        raise LaunchError(f"cannot listen on {address}, an address of this machine: {answer['why']}")
     with listener:
         yield address, answer["port"]
 
@@ -238,9 +237,10 @@ class _Talk:
     def _look_for_answer(self) -> None:
         while b"\n" in self._out:
             line, _, self._out = self._out.partition(b"\n")
-            said = line.decode(errors="replace")
-            if said.startswith(host_probe.MARK):  # a login script's words may come before
-                self.answer, self.answered_s = json.loads(said.removeprefix(host_probe.MARK)), time.time()
+            # A login script's words may come before it, even in the same line.
+            _, mark, said = line.decode(errors="replace").partition(host_probe.MARK)
+            if mark:
+                self.answer, self.answered_s = json.loads(said), time.time()
 
     def report(self) -> HostReport:
         """Return what it said of its host, or why it said nothing."""
