@@ -7,7 +7,6 @@ Does not cover: asking the hosts (``survey``), judging their answers (``prefligh
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -98,7 +97,7 @@ class Wanted:
     package_digest: str
     torch: str | None  # None: the ranks do without
     mpiexec: str | None = None  # Open MPI's; None: the ranks do without
-    mpi_version: str = ""
+    mpi_version: str = ""  # empty: it is not Open MPI
     shared_folder: Path | None = None  # that all must see; None: none is needed
     temporary_folder: str = field(default_factory=tempfile.gettempdir)
     working_folder: str = field(default_factory=os.getcwd)
@@ -120,14 +119,12 @@ class Wanted:
         others
             Fields of this class.
         """
-        said = ""
-        if mpiexec is not None:
-            said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+        said = host_probe.hear(host_probe.ask_version(mpiexec)) if mpiexec else ""
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         return cls(
             torch=host_probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
-            mpi_version=host_probe.mpi_version(said),
+            mpi_version=host_probe.open_mpi_version(said),
             python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (links stay)
             **{**host_probe.package(), **others},
         )

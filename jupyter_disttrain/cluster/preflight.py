@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Wanted", "check", "choose_network", "describe", "environment_for", "survey"]
 
 MOST_CLOCK_SECONDS = 5.0  # apart
+LET_IN = (
+    "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
+    "machine in the hosts' network"
+)
 MOST_NAMED = 8  # hosts, for one problem
 OPEN_PORTS = (
     "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
@@ -78,7 +82,7 @@ def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted)
     yield from _python(report, wanted)
     if wanted.torch is not None:
         yield from _torch(report, reports, wanted.torch)
-    if wanted.mpiexec is not None:
+    if wanted.mpiexec is not None and wanted.mpi_version:  # other MPIs have other daemons
         yield from _mpi(report, wanted, wanted.mpiexec)
     yield from _folders(report, wanted)
     yield from _connections(report, reports)
@@ -125,14 +129,15 @@ def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
 def _torch(report: HostReport, reports: Sequence[HostReport], here: str) -> Iterator[Problem]:
     """Yield what is wrong with torch; its build (the part behind the plus) has to be the same on the hosts alone."""
     if not report.torch:
-        yield f"torch is not installed in its Python, here it is {here}", "install the same torch on all hosts"
-    elif _release(report.torch) != _release(here):
+        yield "torch is not installed in its Python", f"install the same on all hosts: torch {here}".rstrip()
+    elif here and _release(report.torch) != _release(here):
         yield (
             f"torch is {report.torch} there, here it is {here}",
             f"install the same on all hosts, e.g. pip install torch=={_release(here)}",
         )
     else:
-        builds = Counter(each.torch for each in reports if each.torch and _release(each.torch) == _release(here))
+        release = _release(here or report.torch)
+        builds = Counter(each.torch for each in reports if _release(each.torch) == release)
         usual = builds.most_common(1)[0][0]
         if report.torch != usual:
             names = ", ".join(each.name for each in reports if each.torch == usual)
@@ -199,7 +204,7 @@ def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[
     if why:
         yield (
             f"it can't reach this machine at {report.client_address} ({why})",
-            "open this machine's firewall for the hosts, or name another network with --interface",
+            LET_IN,
         )
     others = [each for each in reports if each.port and each is not report]
     if len(others) > 1 and len(unreached) == len(others):

@@ -125,30 +125,42 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
     except LaunchError:
         return reports  # whoever chooses the network next tells it
     addresses = {node.name: node.address for node in network.nodes}
-    asked = [talk for talk in talks if talk.host in addresses and not talk.has_ended]
-    for talk in asked:
-        talk.ask({"ask": "listen", "address": addresses[talk.host]})
-    _hear(asked, wanted.limit_s)
-    opened = {talk.host: talk.answer or {"port": 0, "why": talk.why or "no answer"} for talk in asked}
-    targets = {host: (addresses[host], answer["port"]) for host, answer in opened.items() if answer["port"]}
+    inside = {talk.host: talk for talk in talks if talk.host in addresses}
+    ports = {host: told.get("port", 0) for host, told in _ask_each(inside, addresses, wanted).items()}
+    targets = {host: (addresses[host], port) for host, port in ports.items() if port}
     with _listener(network.client_address) as targets[CLIENT]:
-        named = {talk.host: [name for name in targets if name != talk.host] for talk in asked}
-        for talk in asked:
-            limits = {"limit_s": wanted.reach_s, "targets": [targets[name] for name in named[talk.host]]}
-            talk.ask({"ask": "reach", **limits})
-        _hear(asked, wanted.reach_s + wanted.limit_s)
-    known = {}
-    for talk in asked:
-        outcomes = talk.answer["reached"] if talk.answer else []
-        unreached = {name: why for name, why in zip(named[talk.host], outcomes, strict=False) if why}
-        known[talk.host] = {
-            "unreached": unreached,
-            "client_address": network.client_address,
-            "address": addresses[talk.host],
-            "port": opened[talk.host]["port"],
-            "unopened": opened[talk.host]["why"] or ("" if talk.answer else talk.why or "no answer"),
-        }
-    return [replace(report, **known.get(report.name, {})) for report in reports]
+        named = {host: [name for name in targets if name != host] for host in ports if ports[host]}
+        for host, names in named.items():
+            limits = {"limit_s": wanted.reach_s, "targets": [targets[name] for name in names]}
+            inside[host].ask({"ask": "reach", **limits})
+        _hear([inside[host] for host in named], wanted.reach_s + wanted.limit_s)
+    return [
+        replace(
+            report,
+            client_address=network.client_address,
+            address=addresses[report.name],
+            port=ports[report.name],
+            **_outcome(inside[report.name], named.get(report.name, [])),
+        )
+        if report.name in inside
+        else report
+        for report in reports
+    ]
+
+
+def _ask_each(inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: Wanted) -> dict[str, dict[str, Any]]:
+    """Have each open a port on its address, and return what each told."""
+    for host, talk in inside.items():
+        talk.ask({"ask": "listen", "address": addresses[host]})
+    _hear(list(inside.values()), wanted.limit_s)
+    return {host: talk.answer or {} for host, talk in inside.items()}
+
+
+def _outcome(talk: _Talk, names: Sequence[str]) -> dict[str, Any]:
+    """Return whom a host did not reach, or why it could not try."""
+    answer = talk.answer or {"why": talk.why or "no answer"}
+    unreached = {name: why for name, why in zip(names, answer.get("reached", ()), strict=False) if why}
+    return {"unreached": unreached, "unopened": answer.get("why", "")}
 
 
 @contextlib.contextmanager
