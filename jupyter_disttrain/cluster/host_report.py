@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+SILENT = "no answer"  # the failure of a host of which not even ssh says anything
 LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
 
 

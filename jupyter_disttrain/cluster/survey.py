@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
 from . import host_probe
-from .host_report import HostReport, own_addresses, read_report
+from .host_report import SILENT, HostReport, own_addresses, read_report
 from .interrupts import deferred_interrupts
 from .network import choose_network
 
@@ -157,10 +157,11 @@ def _ask_each(inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted:
 
 
 def _outcome(talk: _Talk, names: Sequence[str]) -> dict[str, Any]:
-    """Return whom a host did not reach, or why it could not try."""
-    answer = talk.answer or {"why": talk.why or "no answer"}
-    unreached = {name: why for name, why in zip(names, answer.get("reached", ()), strict=False) if why}
-    return {"unreached": unreached, "unopened": answer.get("why", "")}
+    """Return whom a host did not reach, why it could not try, or that it fell silent."""
+    if talk.answer is None:
+        return {"failure": talk.why or SILENT}
+    unreached = {name: why for name, why in zip(names, talk.answer.get("reached", ()), strict=False) if why}
+    return {"unreached": unreached, "unopened": talk.answer.get("why", "")}
 
 
 @contextlib.contextmanager
@@ -264,7 +265,7 @@ class _Talk:
                 code = self.process.wait(END_SECONDS)
             while self.read(self.pipes[1]) and self._more_to_read():
                 pass
-        return HostReport(name=self.host, failure=self.why or "no answer", exit_code=code)
+        return HostReport(name=self.host, failure=self.why or SILENT, exit_code=code)
 
     def _more_to_read(self) -> bool:
         with selectors.DefaultSelector() as selector:
