@@ -7,6 +7,7 @@ Does not cover: Slurm's configuration (``slurm``).
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,7 @@ class Lab:
         self.slurm: Slurm | None = None
         self._closed: set[str] = set()  # hosts with closed ports
         self._stopped = False
+        self._owner_pid = os.getpid()
         self._hosts = {host.name: host for host in (Host(self.place, number) for number in range(1, hosts + 1))}
         try:
             self._prepare()
@@ -166,6 +168,8 @@ class Lab:
         for name in self._closed:
             self.firewall(name)
         self._closed.clear()
+        if self.slurm is not None:
+            self.slurm.wait()
 
     def left_on(self, host: str) -> list[str]:
         """Return what runs or lies on a host that was not there at its start, in words; waits for it to go."""
@@ -194,7 +198,7 @@ class Lab:
 
     def stop(self) -> None:
         """Remove the lab with everything that runs in it."""
-        if self._stopped:
+        if self._stopped or os.getpid() != self._owner_pid:  # a fork of the owner may end before it
             return
         self._stopped = True
         atexit.unregister(self.stop)

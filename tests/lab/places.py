@@ -111,8 +111,7 @@ def claim() -> Place:
                 continue
             command("ip", "link", "add", place.bridge, "type", "bridge")
             place.folder.mkdir()
-            me = psutil.Process()
-            (place.folder / "owner").write_text(json.dumps([me.pid, me.create_time()]))
+            (place.folder / "owner").write_text(json.dumps([os.getpid(), _began_ticks(os.getpid())]))
             claimed.append(place)
             return place
     raise LabError(f"all {HIGHEST_ID} numbers of labs are taken: see {ROOT}")
@@ -200,29 +199,40 @@ def _known() -> list[Place]:
     return [Place(int(path.name)) for path in ROOT.iterdir() if path.name.isdigit()]
 
 
-def _owner(place: Place) -> list[float]:
+def _owner(place: Place) -> tuple[int, int]:
+    """Return the owner's pid and when it began; zeros if it was killed before it could say so."""
     try:
-        return list(json.loads((place.folder / "owner").read_text()))
+        pid, began_ticks = json.loads((place.folder / "owner").read_text())
     except FileNotFoundError:
-        return []  # killed in the moment between the two
+        return 0, 0
+    return pid, began_ticks
 
 
 def _owner_runs(place: Place) -> bool:
-    owner = _owner(place)
-    try:
-        return bool(owner) and psutil.Process(int(owner[0])).create_time() == owner[1]
-    except psutil.NoSuchProcess:
-        return False
+    pid, began_ticks = _owner(place)
+    return pid != 0 and _began_ticks(pid) == began_ticks
 
 
 def _is_mine(place: Place) -> bool:
-    return _owner(place)[:1] in ([], [os.getpid()])
+    return _owner(place)[0] in (0, os.getpid())
+
+
+def _began_ticks(pid: int) -> int | None:
+    """Return when a process began, by a clock that nobody sets; None if it does not run."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else int(fields[18])
 
 
 @contextmanager
 def _locked() -> Iterator[None]:
     """Only one process at a time takes, sweeps or removes."""
     ROOT.mkdir(mode=0o755, exist_ok=True)
-    with (ROOT / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    root = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(root, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(root)
