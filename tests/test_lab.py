@@ -119,6 +119,21 @@ def test_what_listens_on_a_host_is_told(lab: Lab) -> None:
     assert {(socket.program, socket.port) for socket in lab.listening(lab.hosts[0])} >= {("sshd", SSH_PORT)}
 
 
+def test_what_is_left_on_a_host_or_of_an_ssh_is_told(lab: Lab) -> None:
+    host = lab.hosts[0]
+    with subprocess.Popen(
+        [lab.ssh, host, "touch /dev/shm/mine; echo; exec sleep 1000"], stdout=subprocess.PIPE
+    ) as login:
+        assert login.stdout is not None
+        login.stdout.readline()
+        look = lab._hosts[host].left()
+        assert [line for line in look if "sleep 1000" in line or line == "/dev/shm/mine"] == look[-2:]
+        assert [line for line in lab._left_on_head() if str(lab.folder) in line]
+        lab.run(host, "rm /dev/shm/mine")
+        places.end([process for process in lab.processes(host) if "sleep 1000" in places.words_of(process)])
+    assert lab.left_on("head") == lab.left_on(host) == []
+
+
 def test_slurm_runs_a_job_on_two_hosts(lab: Lab, slurm: Slurm) -> None:
     names = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix", "hostname").split()
     assert len(set(names)) == 2
