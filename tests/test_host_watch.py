@@ -30,6 +30,7 @@ def test_a_host_is_lost_once_after_long_silence_and_enough_turns() -> None:
         lost += [(name, now) for name in hosts.take_lost(now)]
     assert [name for name, _ in lost] == ["node2"]
     assert LOST_SECONDS <= lost[0][1] <= LOST_SECONDS + TURN
+    assert hosts.questions(100.0).count("c") == 1
 
 
 def test_a_notebook_that_was_stopped_takes_no_host_for_lost() -> None:

@@ -27,7 +27,7 @@ from ..messages import FIGURES_TOPIC, NANNY_REQUEST, channel_url, encrypt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TICK_SECONDS = 0.5
+TICK_SECONDS = 0.25
 TURN_SECONDS = 0.05  # for one socket, before the others have their turn
 
 log = logging.getLogger(__name__)

@@ -199,8 +199,18 @@ class Processes:
                 time.sleep(POLL_SECONDS)
             psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
         finally:  # who interrupts it only doesn't want to wait
+            left = list(self._started_by_launchers())
             _outside_loop(self._cluster.stop_cluster_sync)
-            _end([each for processes in self._inherited.values() for each in processes])
+            _end([*left, *(each for processes in self._inherited.values() for each in processes)])
+
+    def _started_by_launchers(self) -> Iterator[psutil.Process]:
+        """Yield what mpiexec has started here, which waits on when that is killed: an ssh to a host that is lost."""
+        if not self._placement.hosts:
+            return
+        for engines in self._cluster.engines.values():
+            process = getattr(engines, "process", None)
+            if process is not None and process.is_running():
+                yield from process.children(recursive=True)
 
 
 def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:

@@ -39,6 +39,11 @@ class Reach:
         self._watch = HostWatch()
         self._buried: dict[str, list[str]] = {}  # by host that was lost: the nannies of its ranks
 
+    @property
+    def lost_hosts(self) -> list[str]:
+        """The hosts that count as lost."""
+        return list(self._buried)
+
     def is_lost(self, host: str) -> bool:
         """Whether a host counts as lost."""
         return host in self._buried

@@ -32,11 +32,12 @@ from .registry import ClusterFile, Hold
 from .respawn import Respawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..config import ClusterConfig
     from ..ranks import RankInfo
 
+TICKS_PER_LOOK = 2  # at the processes of this machine
 RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
@@ -66,6 +67,7 @@ class Launch(Introduction):
         self._on_lost = on_lost
         self._arrivals = Arrivals()
         self._started = False
+        self._ticks = 0  # of the link
         self._awaits_rank = False  # a new process for a rank that died
         self._moved: dict[str, str] = {}  # hosts that were lost, and the spares in their place
         self._is_being_stopped = False
@@ -258,6 +260,8 @@ class Launch(Introduction):
     def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
+        if self.config.launcher == "mpi" and self._reach.lost_hosts:
+            raise LaunchError(_lost_with_mpi(self._reach.lost_hosts, self.placement))
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
             command, host = self._processes.command, self.table[rank].launch_host
@@ -303,8 +307,10 @@ class Launch(Introduction):
 
     def _on_tick(self) -> None:
         """Tell of ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
-        for death in untold_deaths(self.table):
-            self._on_untold(death)
+        self._ticks += 1
+        if self._ticks % TICKS_PER_LOOK == 0:
+            for death in untold_deaths(self.table):
+                self._on_untold(death)
         if self.placement.hosts and self.link is not None and self._started and not self._is_visitor:
             self._reach.turn(self.link, self.table)
 
@@ -335,7 +341,9 @@ class Launch(Introduction):
                 self._end_ranks(link)
             if processes is not None:
                 # Who can't be told to end is not waited for: Jupyter gives a kernel a few seconds to put all away.
+                # mpiexec waits for a daemon that is lost with its host, and nothing can be said to it.
                 can_be_told = link is not None and any(entry.state != "dead" for entry in self.table)
+                can_be_told = can_be_told and not self._reach.lost_hosts
                 processes.end(END_SECONDS if can_be_told else 0.0)
         finally:  # an interrupt here, too
             if link is not None:
@@ -362,3 +370,12 @@ class Launch(Introduction):
         for entry in self.table:
             if entry.state != "dead":
                 link.request(entry.nanny, NANNY_REQUEST, {"do": "end"})
+
+
+def _lost_with_mpi(lost: Sequence[str], placement: Placement) -> str:
+    left = ",".join(f"{host.name}:{host.slots}" for host in placement.hosts if host.name not in lost)
+    without = f" --hosts {left}" if left else " on other hosts"
+    return (
+        f"one MPI job over hosts does not outlive the loss of {', '.join(lost)}; %dist_shutdown, then "
+        f"%dist_init{without}, or with --launcher ssh --spare HOST, which does"
+    )
