@@ -143,8 +143,9 @@ def test_a_killed_rank_comes_back_on_its_host(hosted: Cluster) -> None:
 
 
 def test_a_nanny_that_is_killed_on_another_host_is_told_as_its_rank_s_death(hosted: Cluster) -> None:
+    kill = f"import os, threading\nif rank == 2:\n    os.kill(os.getppid(), {signal.SIGKILL})\n"
     with pytest.raises(RankFailure, match=r"rank 2 \(node2\)"):
-        hosted.run(f"import os\nif rank == 2: os.kill(os.getppid(), {signal.SIGKILL})\ndist.barrier()")
+        hosted.run(f"{kill}    threading.Event().wait()  # the kernel ends it a moment later\ndist.barrier()")
     assert hosted.run("dist.barrier(); rank").results == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
