@@ -4,7 +4,7 @@
 # PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks lab horovod bench faults telemetry scaling check labextension clean
+.PHONY: help demo test test-frameworks lab horovod bench faults hosts telemetry scaling check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not meet in one .venv
 
@@ -42,6 +42,10 @@ bench: .venv/.installed-bench ## measure against the peers; print the table that
 
 faults: .venv/.installed-bench ## break sessions at random and count how they come back
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
+
+hosts: .venv/.installed-bench ## measure ranks over hosts: start, lost hosts, what listens; takes root
+	scripts/lab.sh
+	python -m benchmarks.hosts --write $(ARGS)
 
 telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
 	python -m benchmarks.telemetry --write $(ARGS)
