@@ -47,6 +47,10 @@ class UnserializableValueError(DisttrainError, TypeError):
     """A value can't travel between a rank and the notebook."""
 
 
+class StageError(DisttrainError, RuntimeError):
+    """A data set could not be copied to the nodes."""
+
+
 class CellTimeoutError(DisttrainError, TimeoutError):
     """A cell ran longer than its ``--timeout``.
 

@@ -30,6 +30,7 @@ from .replacing import replace_everywhere
 from .sampler import Sampler
 from .script_modules import note_modules
 from .scripts import Scripts
+from .staging import Staging
 from .torch_state import note_switches
 from .where import where
 from .wire import IDENTITY, SAMPLES, RankEnd
@@ -69,6 +70,7 @@ class Bootstrap:
         self.shelf: str | None = None
         self.progress = Progress()
         self.scripts = Scripts()
+        self.staging = Staging()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
 
@@ -76,6 +78,7 @@ class Bootstrap:
         """Take the shell whose namespace is filled."""
         self._shell = shell
         shell.scripts = self.scripts
+        shell.staging = self.staging
         shell.checkpoints = Checkpoints(lambda: shell.user_ns)
 
     def serve(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
@@ -145,6 +148,11 @@ class Bootstrap:
             told |= {"port": self.scripts.open_port(served=request["served"]), "horovod": self.scripts.open_horovod()}
         return told, []
 
+    def _do_get_ready_to_stage(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Reply where the node before this one can send it a data set."""
+        told = self.staging.get_ready(request["source"], request["to"], request["mark"], self._info)
+        return {"status": "ok", **told}, []
+
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
         """Put MPI's new world where the old one was held; returns what would not be changed."""
         if change is None:
@@ -173,10 +181,13 @@ class Bootstrap:
             self.mpi.release(request["generation"], forced=request["forced"])
             self.horovod.release(request["generation"])
             self.scripts.programs.release(request["generation"])
+            self.staging.release()
             return {"status": "ok"}
         if request["do"] == "respawn":
             self.mpi.respawn(request["command"], request["host"])
             return {"status": "ok"}
+        if request["do"] == "staging":
+            return {"status": "ok", **self.staging.tell()}
         if request["do"] == "mpi_failure":
             return {"status": "ok", "failure": self.mpi.failure}
         raise ValueError(f"a rank knows no {request['do']!r} beside a cell")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from .checkpoints import Checkpoints
     from .scripts import Scripts
+    from .staging import Staging
 
 NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
@@ -74,6 +75,7 @@ class RankShell(ZMQInteractiveShell):
     last_error: BaseException | None = None  # that the cell ended with
     scripts: Scripts  # what runs them
     checkpoints: Checkpoints
+    staging: Staging
     _shown: list[list[str]]
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile
