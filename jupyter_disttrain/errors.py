@@ -51,6 +51,10 @@ class StageError(DisttrainError, RuntimeError):
     """A data set could not be copied to the nodes."""
 
 
+class CodeError(DisttrainError, ImportError):
+    """An edited module can't be reloaded on the ranks."""
+
+
 class CellTimeoutError(DisttrainError, TimeoutError):
     """A cell ran longer than its ``--timeout``.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .checkpoints import Checkpoints
+    from .local_modules import LocalModules
     from .scripts import Scripts
     from .staging import Staging
 
@@ -76,6 +77,7 @@ class RankShell(ZMQInteractiveShell):
     scripts: Scripts  # what runs them
     checkpoints: Checkpoints
     staging: Staging
+    local_modules: LocalModules
     _shown: list[list[str]]
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile

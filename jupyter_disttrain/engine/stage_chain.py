@@ -26,9 +26,7 @@ MESSAGES_AHEAD = 8  # that one socket holds: blocks of 1 MiB, so that a node whi
 BEAT_MS, GONE_MS = 3_000, 15_000  # a network that is cut for some seconds is borne
 LINGER_MS = 1_000  # for the last words
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks who may connect
-_WATCHED = (
-    zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -59,7 +60,8 @@ def is_address(source: str) -> bool:
 
 def source_name(source: str) -> str:
     """Return the name of a data set: the last part of its path or address."""
-    address = source.split("::")[-1] if source.startswith("simplecache::") else source.split("::")[0]
+    first, *others = source.split("::")
+    address = others[-1] if others and "://" not in first else first  # simplecache::s3://bucket/folder
     name = PurePosixPath(address.partition("?")[0].rstrip("/").rpartition("://")[2]).name
     return "data" if name in ("", ".", "..") else name
 
@@ -94,8 +96,9 @@ class Source:
     def _list(self) -> tuple[bool, list[SourceFile]]:
         try:
             return self._list_address() if self._fs is not None else self._list_path(Path(self._root))
-        except FileNotFoundError:
-            raise StageError(f"{self._where} is not there") from None
+        except FileNotFoundError as error:
+            why = "" if error.__cause__ is None else f": {error.__cause__}"
+            raise StageError(f"{self._where} is not there{why}") from None
         except StageError:
             raise
         except Exception as error:
@@ -145,15 +148,15 @@ class Source:
                 while left > 0:
                     block = _read_whole(opened, min(left, BLOCK_BYTES))
                     if len(block) < min(left, BLOCK_BYTES):
-                        raise StageError(f"{self._path_of(file)} became shorter while it was copied; stage it again")
+                        break
                     left -= len(block)
                     yield block
-        except StageError:
-            raise
         except Exception as error:
             # Each file system of fsspec has errors of its own.
             what = f"{type(error).__name__}: {error}"
             raise StageError(f"{self._path_of(file)} can't be read: {what}") from error
+        if left > 0:
+            raise StageError(f"{self._path_of(file)} became shorter while it was copied; stage it again")
         if self._fs is None and _of_path(Path(self._path_of(file)), file.name) != file:
             raise StageError(f"{self._path_of(file)} was changed while it was copied; stage it again")
 
@@ -175,8 +178,10 @@ def _file_system(source: str) -> tuple[Any, str]:
     try:
         file_system, root = fsspec.core.url_to_fs(source)
     except ImportError as error:
-        advice = known_implementations.get(protocol, {}).get("err", str(error))
-        raise StageError(f"{source} can't be read without another package ({advice}): pip install it there") from None
+        advice = known_implementations.get(protocol, {}).get("err", "")
+        package = re.search(r"[Ii]nstall [\"']?(\w+)", advice)
+        remedy = f"run: pip install {package[1]}" if package else f"{advice} {error}".strip()
+        raise StageError(f"{source} can't be read by the ranks' Python; {remedy}") from None
     except Exception as error:
         # What file systems need, credentials say, they ask for in ways of their own.
         raise StageError(f"{source} can't be opened: {type(error).__name__}: {error}") from error

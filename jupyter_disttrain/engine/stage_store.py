@@ -187,9 +187,10 @@ class Store:
             path, file = self._path_of(name), there.get(name)
             if file is None:
                 path.unlink(missing_ok=True)
-            elif file.version and entry[1:3] == [file.size_bytes, file.version] and _has_size(path, file.size_bytes):
-                if not verify or _hash_file(path) == entry[3]:
-                    kept[name] = entry
+                continue
+            is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
+            if is_there and _has_size(path, file.size_bytes) and (not verify or _hash_file(path) == entry[3]):
+                kept[name] = entry
         return kept
 
     def _write_list(self, kept: dict[str, list[Any]]) -> None:
@@ -220,8 +221,8 @@ class Store:
         free = shutil.disk_usage(self._control).free
         if missing > free:
             raise StageError(
-                f"{self._host} has {free / 1e9:.2f} GB free in {self.path.parent}, and {missing / 1e9:.2f} GB are to be "
-                "copied; free some there, or name another disk with --to"
+                f"the disk of {self._host} is too small: {self.path.parent} has {free / 1e9:.2f} GB free, and "
+                f"{missing / 1e9:.2f} GB are to be copied; free some there, or name another disk with --to"
             )
 
     # Writing, one file after the other
@@ -317,8 +318,8 @@ class Store:
         if error.errno not in _FULL:
             return StageError(f"{self._host} can't write {where}: {error.strerror}; name another folder with --to")
         return StageError(
-            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free some there, or name another "
-            "disk with --to; what is whole stays, and the next %dist_stage goes on from there"
+            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free some there, or name "
+            "another disk with --to; what is whole stays, and the next %dist_stage goes on from there"
         )
 
 

@@ -65,7 +65,7 @@ class Staging:
         place = {"url": self._neighbours.url, "key": self._neighbours.key, "mark": mark}
         return {"place": place | {"rank": info.rank, "host": info.host}, "sees": is_seen(source)}
 
-    def run(self, source: str, chain: Sequence[dict[str, Any]], at: int, *, verify: bool) -> dict[str, Any]:
+    def run(self, source: str, chain: Sequence[dict[str, Any]], *, verify: bool) -> dict[str, Any]:
         """Copy; returns what was done: see :meth:`Relay.tell`.
 
         Parameters
@@ -74,8 +74,6 @@ class Staging:
             A path, or an address.
         chain
             All nodes that copy, in their order: the first one reads the source.
-        at
-            Which of them this one is.
         verify
             See :meth:`Store.begin`.
 
@@ -87,6 +85,7 @@ class Staging:
         assert self._neighbours is not None
         assert self._store is not None
         places = [Place(**place) for place in chain]
+        at = next(number for number, place in enumerate(places) if place.mark == self._mark)
         relay = self._relay = Relay(source, places, at, self._neighbours, self._store, verify=verify)
         self._neighbours, self._store = None, None
         done = threading.Event()
