@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
 from .stage_chain import DOWN, UP
+from .stage_part import hash_of, whole_hash
 from .stage_source import BLOCK_BYTES, Source, SourceFile
-from .stage_store import hash_of, whole_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
