@@ -6,9 +6,9 @@ Does not cover: copying (``engine.staging``), drawing (``notebook.file_magics``)
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ClusterClosedError, StageError
 from ..messages import RANK_REQUEST
 from ..ranks import label_ranks
+from .events import Died
 from .journal import Origin
 from .part import Part
 from .variables import ask, check_names, push
@@ -23,8 +24,7 @@ from .variables import ask, check_names, push
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
-
+    
     from .cell_run import CellRun
     from .events import Event
     from .link import Message
@@ -177,8 +177,14 @@ class _Watch:
         self._began = time.monotonic()
         self._due = self._began
 
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
         """Take the answers that have come, and ask again; they are never waited for."""
+        for event in events:
+            if isinstance(event, Died):  # its neighbours would wait whether its network comes back
+                host = self._launch.table[event.rank].info.host
+                end = {"do": "end_staging", "because": f"rank {event.rank} on {host} died"}
+                for rank in run.running_now:
+                    self._ask(rank, end)
         now = time.monotonic()
         if self._on_progress is None or now < self._due or run.done:
             return
@@ -189,7 +195,7 @@ class _Watch:
                 continue
             if future is not None and future.exception() is None:
                 self._told[rank] = future.result()["content"]
-            self._ask(rank)
+            self._asked[rank] = self._ask(rank, {"do": "staging"})
         told = [each for each in self._told.values() if each.get("phase")]
         if told:
             behind = max(told, key=lambda each: each["total_bytes"] - each["done_bytes"])
@@ -203,12 +209,13 @@ class _Watch:
                 )
             )
 
-    def _ask(self, rank: int) -> None:
+    def _ask(self, rank: int, request: dict[str, str]) -> Future[Message]:
         try:
-            engine = self._launch.table[rank].engine
-            self._asked[rank] = self._launch.open_link.request(engine, RANK_REQUEST, {"do": "staging"}, beside=True)
-        except ClusterClosedError:
-            self._due = math.inf  # the cell tells of it
+            return self._launch.open_link.request(self._launch.table[rank].engine, RANK_REQUEST, request, beside=True)
+        except ClusterClosedError as error:  # the cell tells of it
+            future: Future[Message] = Future()
+            future.set_exception(error)
+            return future
 
     def on_end(self, run: CellRun) -> None:
         """Do nothing: who asked for it shows what came of it."""

@@ -215,6 +215,9 @@ class Bootstrap:
             return {"status": "ok"}
         if request["do"] == "staging":
             return {"status": "ok", **self.staging.tell()}
+        if request["do"] == "end_staging":
+            self.staging.release(request["because"])
+            return {"status": "ok"}
         if request["do"] == "mpi_failure":
             return {"status": "ok", "failure": self.mpi.failure}
         raise ValueError(f"a rank knows no {request['do']!r} beside a cell")

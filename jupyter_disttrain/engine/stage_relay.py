@@ -73,8 +73,10 @@ class Relay:
         self._trouble: BaseException | None = None  # of the threads that read and write
         self._stop_because = ""
         self._over = False
-        self._threads: list[threading.Thread] = []
+        self._writer: threading.Thread | None = None
+        self._parted: set[str] = set()  # sides of neighbours that have done all they had to
         self._reports: list[dict[str, Any]] = []
+        self._shares_with = ""  # the host that writes in the folder that this one sees too
         self.phase = "greeting"
         self.total_bytes = self.done_bytes = self.read_bytes = 0
         self.ended = ""  # why it ended before its end
@@ -88,7 +90,6 @@ class Relay:
 
     def tell(self) -> dict[str, Any]:
         """Return what this node has done."""
-        sharer = self._sharer()
         return {
             "rank": self._chain[self._at].rank,
             "host": self._chain[self._at].host,
@@ -98,7 +99,7 @@ class Relay:
             "copied_files": len(self._own),
             "copied_bytes": self.done_bytes,
             "read_bytes": self.read_bytes,
-            "shares_with": None if sharer is None else sharer.host,
+            "shares_with": self._shares_with,
             "ended": self.ended,
         }
 
@@ -117,8 +118,8 @@ class Relay:
             self._pass_on_end(f"{self._chain[self._at].label}: {error}")
         finally:
             self._over = True
-            for thread in self._threads:
-                thread.join()
+            if self._writer is not None:
+                self._writer.join()  # the thread that reads may hang with its source, and holds nothing
             self._store.close()
             self._neighbours.close()
 
@@ -132,7 +133,7 @@ class Relay:
         self.phase = "comparing"
         self._share_needs()
         self.phase = "copying"
-        self._start(self._write_all)
+        self._writer = self._start(self._write_all)
         if self._at == 0:
             self._start(self._read_all)
             self._send_what_is_read()
@@ -155,7 +156,7 @@ class Relay:
         if self._stop_because:
             raise EndedError(self._stop_because)
         for side in (UP, DOWN):
-            if side in self._neighbours and self._neighbours.is_gone(side):
+            if side in self._neighbours and side not in self._parted and self._neighbours.is_gone(side):
                 raise EndedError(f"the connection to {self._neighbour(side).label} is gone")
 
     def _neighbour(self, side: str) -> Place:
@@ -239,7 +240,9 @@ class Relay:
     # 3: what is missing
 
     def _share_needs(self) -> None:
-        if self._sharer() is None:
+        sharer = self._sharer()
+        self._shares_with = "" if sharer is None else sharer.host
+        if sharer is None:
             self._own = self._store.begin(
                 self._files, is_folder=self._is_folder, verify=self._verify, check=self._check_stop
             )
@@ -267,10 +270,10 @@ class Relay:
 
     # 4: blocks
 
-    def _start(self, target: Callable[[], None]) -> None:
+    def _start(self, target: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guarded, args=(target,), name=f"stage {target.__name__}", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        return thread
 
     def _guarded(self, target: Callable[[], None]) -> None:
         try:
@@ -366,16 +369,17 @@ class Relay:
     # 5: the end
 
     def _finish(self) -> None:
-        writer = self._threads[0]
-        while writer.is_alive():
-            self._neighbours.wait(LOOK_SECONDS, [])
-            writer.join(0)
+        assert self._writer is not None
+        while self._writer.is_alive():
+            self._neighbours.wait(0, [])
+            self._writer.join(LOOK_SECONDS)
             self._check()
         self._check()
         if DOWN in self._neighbours:
             found = self._next(DOWN)
             assert found is not None
             self._reports = found[0]["reports"]
+            self._parted.add(DOWN)
             self._send(DOWN, {"say": "bye"})
         self._reports.insert(0, self.tell())
         if UP in self._neighbours:

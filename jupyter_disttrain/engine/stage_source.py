@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK_BYTES = 1 << 20
-READ_AHEAD_BYTES = 8 << 20  # of an address: each request costs a way there and back
+PIECE_BYTES = 8 << 20  # that are asked for at once of an address: each request costs a way there and back
 # Of what fsspec tells of a file, what changes when its content does; the first that is there.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 
@@ -91,6 +91,7 @@ class Source:
         self._root = source
         if is_address(source):
             self._fs, self._root = _file_system(source)
+        self._piece_bytes = BLOCK_BYTES if self._fs is None else PIECE_BYTES
         self.is_folder, self.files = self._list()
 
     def _list(self) -> tuple[bool, list[SourceFile]]:
@@ -133,7 +134,7 @@ class Source:
             raise StageError(f"{self._where} holds no file")
         return True, files
 
-    def read(self, file: SourceFile, first: int) -> Iterator[bytes]:
+    def read(self, file: SourceFile, first: int) -> Iterator[memoryview]:
         """Read a file's blocks, from block number ``first`` on.
 
         Raises
@@ -146,11 +147,11 @@ class Source:
             with self._open(file) as opened:
                 _skip_to(opened, first * BLOCK_BYTES)
                 while left > 0:
-                    block = _read_whole(opened, min(left, BLOCK_BYTES))
-                    if len(block) < min(left, BLOCK_BYTES):
+                    piece = memoryview(_read_whole(opened, min(left, self._piece_bytes)))
+                    yield from (piece[at : at + BLOCK_BYTES] for at in range(0, len(piece), BLOCK_BYTES))
+                    if len(piece) < min(left, self._piece_bytes):
                         break
-                    left -= len(block)
-                    yield block
+                    left -= len(piece)
         except Exception as error:
             # Each file system of fsspec has errors of its own.
             what = f"{type(error).__name__}: {error}"
@@ -167,7 +168,8 @@ class Source:
         path = self._path_of(file)
         if self._fs is None:
             return Path(path).open("rb", buffering=0)
-        return self._fs.open(path, "rb", block_size=READ_AHEAD_BYTES)
+        # Without fsspec's own reading ahead, which asks for some bytes twice.
+        return self._fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none")
 
 
 def _file_system(source: str) -> tuple[Any, str]:
@@ -210,7 +212,7 @@ def _skip_to(opened: Any, offset: int) -> None:
         opened.seek(offset)
     except (OSError, ValueError, NotImplementedError, io.UnsupportedOperation):
         while offset > 0:  # a server that sends files as a whole only
-            skipped = opened.read(min(offset, READ_AHEAD_BYTES))
+            skipped = opened.read(min(offset, PIECE_BYTES))
             if not skipped:
                 return
             offset -= len(skipped)

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,6 +303,17 @@ class Store:
         if self._nonce is not None:
             self._nonce.unlink(missing_ok=True)
             self._nonce = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Leave no folder behind in which nothing came."""
+        if (self._control / "files.jsonl").exists():
+            return
+        with suppress(OSError):  # something else is in them, and they stay
+            (self._control / "lock").unlink(missing_ok=True)
+            self._control.rmdir()
+            if self.path.parent == default_folder():
+                self.path.parent.rmdir()
 
     def trouble(self, error: OSError) -> StageError:
         """Say what the system refuses, and what helps."""

@@ -111,11 +111,11 @@ class Staging:
             return {"phase": ""}
         return {"phase": relay.phase, "total_bytes": relay.total_bytes, "done_bytes": relay.done_bytes}
 
-    def release(self) -> None:
+    def release(self, because: str = "another rank has failed") -> None:
         """End it, because a rank has failed; called on another thread."""
         relay = self._relay
         if relay is not None:
-            relay.stop("another rank has failed")
+            relay.stop(because)
 
     def let_go(self) -> None:
         """Let go of what was got ready and never used."""
