@@ -164,9 +164,7 @@ def hashes(lab: Lab, path: str) -> set[str]:
     return {lab.run(host, f"sha256sum < {path}").split()[0] for host in lab.hosts}
 
 
-def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted(
-    hosts: Lab, nodes: Cluster
-) -> None:
+def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted(hosts: Lab, nodes: Cluster) -> None:
     content = os.urandom(MIB) + b"a word in clear" * (20 * MIB // 15)
     told = []
     with FileServer(content, hosts.head_address) as server, hosts.capture() as capture:
@@ -184,9 +182,7 @@ def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted
     assert str(staged).startswith("file.bin: 22.0 MB in 1 file, on 3 nodes in ")
 
 
-def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(
-    hosts: Lab, nodes: Cluster, data: Path
-) -> None:
+def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(hosts: Lab, nodes: Cluster, data: Path) -> None:
     nodes.stage(data, hosts.local_disk)
     for number in range(400):  # a file takes more room than its bytes, which nobody knows beforehand
         (data / f"{number}").write_text("x")
@@ -207,8 +203,12 @@ def test_an_interrupted_file_goes_on_at_its_last_block(hosts: Lab, nodes: Cluste
     with FileServer(content, hosts.head_address) as server:
         server.hold(16 * MIB)
         is_written = threading.Event()
+
+        def told(progress: staging.StageProgress) -> None:
+            if progress.done_bytes == 16 * MIB:
+                is_written.set()
+
         with when(is_written, nodes.interrupt), pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            told = lambda progress: progress.done_bytes == 16 * MIB and is_written.set()  # noqa: E731
             nodes.stage(server.url, hosts.local_disk, on_progress=told)
         assert not any(hosts.run(host, f"ls {path}", check=False).strip() for host in hosts.hosts)
         server.release()

@@ -24,7 +24,7 @@ from .variables import ask, check_names, push
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-    
+
     from .cell_run import CellRun
     from .events import Event
     from .link import Message

@@ -157,7 +157,13 @@ class Relay:
             raise EndedError(self._stop_because)
         for side in (UP, DOWN):
             if side in self._neighbours and side not in self._parted and self._neighbours.is_gone(side):
+                while (found := self._neighbours.receive(side)) is not None:  # its last words
+                    self._heed_end(found[0])
                 raise EndedError(f"the connection to {self._neighbour(side).label} is gone")
+
+    def _heed_end(self, head: dict[str, Any]) -> None:
+        if head["say"] == "end":
+            raise EndedError(head["because"])
 
     def _neighbour(self, side: str) -> Place:
         return self._chain[self._at + (1 if side == DOWN else -1)]
@@ -167,8 +173,7 @@ class Relay:
         while True:
             found = self._neighbours.receive(side)
             if found is not None:
-                if found[0]["say"] == "end":
-                    raise EndedError(found[0]["because"])
+                self._heed_end(found[0])
                 return found
             self._look_for_end(OTHER[side])
             self._check()
@@ -181,8 +186,8 @@ class Relay:
         if side == DOWN and DOWN in self._neighbours and self.phase != "greeting":
             found = self._neighbours.receive(DOWN)
             if found is not None:
-                assert found[0]["say"] == "end", "it says nothing else while this node waits for the one before"
-                raise EndedError(found[0]["because"])
+                self._heed_end(found[0])
+                raise AssertionError("it says nothing else while this node waits for the one before")
 
     def _send(self, side: str, head: dict[str, Any], parts: Sequence[Any] = ()) -> None:
         while not self._neighbours.send(side, head, parts):
