@@ -109,7 +109,8 @@ class Part:
         if self.file.version.isdecimal():  # the source's own time, in nanoseconds
             os.utime(self.path, ns=(int(self.file.version), int(self.file.version)))
         self.path.replace(target)
-        self._blocks.unlink(missing_ok=True)
+        if self.file.blocks > 1:
+            self._blocks.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files."""
