@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,13 +80,21 @@ class Store:
         self._kept: dict[str, list[Any]] = {}  # what was whole at the beginning
         self._nonce: Path | None = None
         try:
-            self._control.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if self._control.stat().st_uid != os.getuid():
-                raise StageError(f"{self._control} on {host} belongs to another user; name another folder with --to")
+            if to is None:
+                self._make_own(folder)  # in /tmp, say, where others may have made one of that name
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_own(self._control)
         except OSError as error:
             raise self.trouble(error) from error
 
     # Whose it is
+
+    def _make_own(self, folder: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        told = folder.lstat()
+        if told.st_uid != os.getuid() or (stat.S_ISLNK(told.st_mode) and FOLDER not in os.environ):
+            raise StageError(f"{folder} on {self._host} belongs to another user; name another folder with --to")
 
     def leave_mark(self, name: str) -> None:
         """Leave a mark that tells a node which sees the same folder; :meth:`close` removes it."""
