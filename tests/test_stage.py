@@ -139,15 +139,6 @@ def test_what_is_no_copy_of_the_source_is_left_alone(data: Path, tmp_path: Path)
 # Ranks on hosts
 
 
-@pytest.fixture
-def hosts(lab: Lab) -> Iterator[Lab]:
-    """Three hosts that may be broken, whose disks are empty again afterwards, to the hidden files."""
-    yield lab
-    lab.restore()
-    for host in lab.hosts:
-        lab.run(host, f"find {lab.local_disk} -mindepth 1 -delete")
-
-
 @pytest.fixture(scope="module")
 def nodes(lab: Lab) -> Iterator[Cluster]:
     """Two ranks on one host, and one on each of two others."""
@@ -164,17 +155,19 @@ def hashes(lab: Lab, path: str) -> set[str]:
     return {lab.run(host, f"sha256sum < {path}").split()[0] for host in lab.hosts}
 
 
-def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted(hosts: Lab, nodes: Cluster) -> None:
+def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted(
+    breakable: Lab, nodes: Cluster
+) -> None:
     content = os.urandom(MIB) + b"a word in clear" * (20 * MIB // 15)
     told = []
-    with FileServer(content, hosts.head_address) as server, hosts.capture() as capture:
-        staged = nodes.stage(server.url, hosts.local_disk, name="data", on_progress=told.append)
+    with FileServer(content, breakable.head_address) as server, breakable.capture() as capture:
+        staged = nodes.stage(server.url, breakable.local_disk, name="data", on_progress=told.append)
         assert server.sent == len(content)
-        nodes.stage(server.url, hosts.local_disk)
+        nodes.stage(server.url, breakable.local_disk)
         assert server.sent == len(content)
-    path = f"{hosts.local_disk}/file.bin"
+    path = f"{breakable.local_disk}/file.bin"
     assert nodes.run("data").results == dict.fromkeys(range(4), path) == dict(staged.paths)
-    assert hashes(hosts, path) == {hashlib.sha256(content).hexdigest()}
+    assert hashes(breakable, path) == {hashlib.sha256(content).hexdigest()}
     server_port = int(server.url.split(":")[2].split("/")[0])
     between = {ends: sent for ends, sent in capture.streams().items() if server_port not in (ends[1], ends[3])}
     assert sum(map(len, between.values())) > 2 * len(content)  # from node to node
@@ -182,25 +175,27 @@ def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted
     assert str(staged).startswith("file.bin: 22.0 MB in 1 file, on 3 nodes in ")
 
 
-def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(hosts: Lab, nodes: Cluster, data: Path) -> None:
-    nodes.stage(data, hosts.local_disk)
+def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(breakable: Lab, nodes: Cluster, data: Path) -> None:
+    nodes.stage(data, breakable.local_disk)
     for number in range(400):  # a file takes more room than its bytes, which nobody knows beforehand
         (data / f"{number}").write_text("x")
-    hosts.fill("node2")
-    hosts.run("node2", f"truncate --size -1M {hosts.local_disk}/filler")
+    breakable.fill("node2")
+    breakable.run("node2", f"truncate --size -1M {breakable.local_disk}/filler")
     with pytest.raises(RankFailure, match=r"rank 2 \(node2\).*the disk of node2 is full.*name another disk with --to"):
-        nodes.stage(data, hosts.local_disk)
-    there = hosts.run("node2", f"cd {hosts.local_disk}/data; find . -type f -size 1c | wc -l")
-    hosts.run("node2", f"rm {hosts.local_disk}/filler")
-    staged = nodes.stage(data, hosts.local_disk)
+        nodes.stage(data, breakable.local_disk)
+    there = breakable.run("node2", f"cd {breakable.local_disk}/data; find . -type f -size 1c | wc -l")
+    breakable.run("node2", f"rm {breakable.local_disk}/filler")
+    staged = nodes.stage(data, breakable.local_disk)
     assert staged.copied_bytes <= 400 - int(there) + 1
-    assert {hosts.run(host, f"ls {hosts.local_disk}/data | wc -l").strip() for host in hosts.hosts} == {"403"}
+    assert {breakable.run(host, f"ls {breakable.local_disk}/data | wc -l").strip() for host in breakable.hosts} == {
+        "403"
+    }
 
 
-def test_an_interrupted_file_goes_on_at_its_last_block(hosts: Lab, nodes: Cluster) -> None:
+def test_an_interrupted_file_goes_on_at_its_last_block(breakable: Lab, nodes: Cluster) -> None:
     content = os.urandom(24 * MIB)
-    path = f"{hosts.local_disk}/file.bin"
-    with FileServer(content, hosts.head_address) as server:
+    path = f"{breakable.local_disk}/file.bin"
+    with FileServer(content, breakable.head_address) as server:
         server.hold(16 * MIB)
         is_written = threading.Event()
 
@@ -209,41 +204,41 @@ def test_an_interrupted_file_goes_on_at_its_last_block(hosts: Lab, nodes: Cluste
                 is_written.set()
 
         with when(is_written, nodes.interrupt), pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            nodes.stage(server.url, hosts.local_disk, on_progress=told)
-        assert not any(hosts.run(host, f"ls {path}", check=False).strip() for host in hosts.hosts)
+            nodes.stage(server.url, breakable.local_disk, on_progress=told)
+        assert not any(breakable.run(host, f"ls {path}", check=False).strip() for host in breakable.hosts)
         server.release()
-        assert nodes.stage(server.url, hosts.local_disk).read_bytes == 8 * MIB
-    assert hashes(hosts, path) == {hashlib.sha256(content).hexdigest()}
+        assert nodes.stage(server.url, breakable.local_disk).read_bytes == 8 * MIB
+    assert hashes(breakable, path) == {hashlib.sha256(content).hexdigest()}
 
 
 def test_a_port_that_is_closed_between_nodes_is_named(
-    hosts: Lab, nodes: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
+    breakable: Lab, nodes: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.run("import jupyter_disttrain.engine.stage_relay as relay; relay.GREET_SECONDS = 1.0")
     original = staging._get_ready
 
     def closed(*args: object) -> object:
         order, chain = original(*args)  # type: ignore[arg-type]
-        hosts.firewall("node2", chain[1]["url"].rpartition(":")[2])
+        breakable.firewall("node2", chain[1]["url"].rpartition(":")[2])
         return order, chain
 
     monkeypatch.setattr(staging, "_get_ready", closed)
-    where = f"node1 did not reach node2 at tcp://{hosts.address('node2')}:.* within 1 s; open the ports"
+    where = f"node1 did not reach node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
     with pytest.raises(RankFailure, match=where) as caught:
-        nodes.stage(data, hosts.local_disk)
+        nodes.stage(data, breakable.local_disk)
     assert len(caught.value.failures) == 1
     nodes.run("relay.GREET_SECONDS = 20.0; del relay")
 
 
-def test_a_node_that_dies_ends_the_others(hosts: Lab) -> None:
+def test_a_node_that_dies_ends_the_others(breakable: Lab) -> None:
     content = os.urandom(24 * MIB)
     with (
-        FileServer(content, hosts.head_address) as server,
-        on_hosts(hosts, 1, 1, 1, on_rank_death="stop") as cluster,
+        FileServer(content, breakable.head_address) as server,
+        on_hosts(breakable, 1, 1, 1, on_rank_death="stop") as cluster,
     ):
         server.hold(16 * MIB)
-        with when(server.holding, lambda: hosts.kill("node3")), pytest.raises((RankFailure, StageError)) as caught:
-            cluster.stage(server.url, hosts.local_disk)
+        with when(server.holding, lambda: breakable.kill("node3")), pytest.raises((RankFailure, StageError)) as caught:
+            cluster.stage(server.url, breakable.local_disk)
         assert "node3" in str(caught.value)
 
 

@@ -128,7 +128,10 @@ def test_the_magic_and_its_automatic(notebook: Notebook, tmp_path: Path) -> None
     notebook.run(f"%%distributed\nimport sys; sys.path.insert(0, {str(tmp_path)!r}); from user import both").check()
     assert notebook.run("%dist_sync_code").check().text == "no module was edited since the ranks imported it"
     write(tmp_path, 2)
-    assert notebook.run("%dist_sync_code").check().text == "reloaded base, user on ranks 0-1"
+    with (tmp_path / "base.py").open("a") as module:
+        module.write("print('loaded')")
+    told = notebook.run("%dist_sync_code").check().lines
+    assert told == ["ranks 0-1 │ loaded", "reloaded base, user on ranks 0-1"]
     try:
         assert "before every cell" in notebook.run("%dist_sync_code --auto on").check().text
         write(tmp_path, 3, other=1)

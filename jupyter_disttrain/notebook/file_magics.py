@@ -17,7 +17,10 @@ from .script_magics import ScriptMagics, origin_of
 from .sinks import TerminalSink, sink_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..cluster import Cluster
+    from ..cluster.local_code import Synced
     from .sinks import Sink
 
 
@@ -50,14 +53,19 @@ class FileMagics(ScriptMagics):
             when = "before every cell" if self.auto_sync else "when %dist_sync_code asks for it"
             print(f"edited modules are reloaded on the ranks {when}")  # noqa: T201
             return
-        print(self._require(args).sync_code(args.paths))  # noqa: T201
+        print(self._sync(self._require(args), args.paths))  # noqa: T201
+
+    def _sync(self, cluster: Cluster, paths: Sequence[str] = ()) -> Synced:
+        """Reload what was edited, and show what the modules say meanwhile."""
+        screen = self._screen(cluster, tuple(range(cluster.world_size)), below_view=True)
+        return cluster.sync_code(paths, listener=screen, origin=origin_of(self.shell))
 
     def _sync_before_cell(self, cluster: Cluster) -> None:
         """Reload what was edited, if that is wanted; what can't be is told, and the cell runs with what is there."""
         if not self.auto_sync:
             return
         try:
-            synced = cluster.sync_code()
+            synced = self._sync(cluster)
         except CodeError as error:
             sys.stderr.write(f"{error}\n")
             return
