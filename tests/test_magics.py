@@ -28,6 +28,8 @@ OPTIONS = {
     "%sync": ["--name"],
     "%dist_push": ["--ranks", "NAME"],
     "%dist_pull": ["--ranks", "NAME"],
+    "%dist_stage": ["--to", "--as", "--verify", "PATH"],
+    "%dist_sync_code": ["--auto", "PATH"],
     "%dist_reset": ["--name"],
     "%dist_shutdown": ["--all"],
 }

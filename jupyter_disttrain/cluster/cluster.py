@@ -29,9 +29,11 @@ from .guardian import Guardian
 from .hearing import Hearing
 from .interrupts import held_interrupts
 from .journal import Origin
+from .local_code import CodeSyncer
 from .recovery import Rules
 from .registry import ClusterFile, Ledger, find
 from .scripts import ScriptRunner
+from .staging import DataStager
 from .start import Launch
 from .telemetry import Telemetry
 from .variables import VariableMover
@@ -52,7 +54,7 @@ SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new pro
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
+class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager, CodeSyncer):
     """Ranks that are ready to train.
 
     Parameters

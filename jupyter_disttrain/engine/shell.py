@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .checkpoints import Checkpoints
+    from .local_modules import LocalModules
     from .scripts import Scripts
+    from .staging import Staging
 
 NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
@@ -74,6 +76,8 @@ class RankShell(ZMQInteractiveShell):
     last_error: BaseException | None = None  # that the cell ended with
     scripts: Scripts  # what runs them
     checkpoints: Checkpoints
+    staging: Staging
+    local_modules: LocalModules
     _shown: list[list[str]]
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile

@@ -226,6 +226,26 @@ def _load() -> _Parser:
     return parser
 
 
+def _stage() -> _Parser:
+    parser = _parser("dist_stage")
+    add = parser.add_argument
+    add("source", metavar="PATH", help="a file or folder that a node sees, or an address such as s3://bucket/folder")
+    add("--to", metavar="DIR", help="in which its folder is made on each node (default: on the node's local disk)")
+    add("--as", dest="into", metavar="NAME", help="a variable that is set to the path on each rank")
+    add("--verify", action="store_true", help="compare the hashes of what is there, in place of sizes and times")
+    _add_name(parser)
+    return parser
+
+
+def _sync_code() -> _Parser:
+    parser = _parser("dist_sync_code")
+    add = parser.add_argument
+    add("paths", nargs="*", metavar="PATH", help="files and folders to bring too (default: what ranks have imported)")
+    add("--auto", choices=("on", "off"), help="do it before every cell that runs on ranks, or no longer")
+    _add_name(parser)
+    return parser
+
+
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
     parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
@@ -250,6 +270,8 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_export": _export(),
     "dist_save": _save(),
     "dist_load": _load(),
+    "dist_stage": _stage(),
+    "dist_sync_code": _sync_code(),
     "dist_reset": _reset(),
     "dist_shutdown": _shutdown(),
 }

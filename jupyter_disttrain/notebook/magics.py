@@ -18,8 +18,9 @@ from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
 from .arguments import documented, hosts_of, parse, parse_gpus
 from .comms import CommRelay
+from .file_magics import FileMagics
 from .screen import Screen
-from .script_magics import ScriptMagics, origin_of
+from .script_magics import origin_of
 from .sinks import sink_for
 from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @magics_class
-class DistributedMagics(ScriptMagics):
+class DistributedMagics(FileMagics):
     """Distributed training from a notebook; ``%config DistributedMagics`` shows and sets the defaults."""
 
     shell: InteractiveShell
@@ -208,6 +209,7 @@ class DistributedMagics(ScriptMagics):
         chosen = parse_ranks(ranks, cluster.world_size)
         if args.watch and self.views.has_page:
             self.views.show(cluster)
+        self._sync_before_cell(cluster)
         code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         run = cluster.run(
             code,

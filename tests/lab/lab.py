@@ -166,7 +166,7 @@ class Lab:
             if not host.runs:
                 self.revive(name)
             self.heal(name)
-            self.run(name, f"rm -rf {self.local_disk}/*")
+            self.run(name, f"find {self.local_disk} -mindepth 1 -delete")  # hidden files too
         for name in self._closed:
             self.firewall(name)
         self._closed.clear()
