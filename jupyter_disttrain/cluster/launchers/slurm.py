@@ -1,54 +1,83 @@
 """Ranks on nodes that Slurm has granted.
 
 Covers: starting them in a job that was submitted for them or in the allocation around the notebook, one more rank on a
-node, whether they run, what the job said, ending them.
-Does not cover: submitting the job (``slurm.grant``).
+node, whether they run, what the job said.
+Does not cover: submitting the job and ending it (``slurm.grant``).
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipyparallel.cluster.launcher import EngineLauncher, LocalProcessLauncher
-from traitlets import Dict, Instance, List, Unicode
+from traitlets import Dict, Instance, Unicode
 
 from ..slurm.batch_script import StartScript
 from ..slurm.grant import Grant, step_command
 from ..slurm.watch import Poller
 from .local import is_alive
+from .mpi import MPIRanks
+from .ssh import EARLY, rank_command
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+# Slurm's name of the node, by which its ranks are put in order: the host's own may be another.
+_ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
+_FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", "DISTTRAIN_MPI_")  # beginnings of the variables that it reads itself
 
 
-def write_start_script(grant: Grant, command: Sequence[str], mpirun: Sequence[str], exports: dict[str, str]) -> None:
-    """Write what starts the ranks, all at once: a job may be waiting for it."""
-    script = StartScript(
-        nodes=len(grant.nodes),
-        per_node=grant.per_node,
-        command=tuple(command),
-        environment=exports,
-        mpirun=tuple(mpirun),
-    ).render()
-    half = Path(f"{grant.start_file}.half")
-    with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-        opened.write(script)
-    half.rename(grant.start_file)
+class Starter:
+    """What both kinds of ranks start with.
+
+    Raises
+    ------
+    LaunchError
+        If the ranks are to be started by mpirun, and there is none of Open MPI.
+    """
+
+    def __init__(self, grant: Grant, environment: dict[str, str], environment_file: str, network: str) -> None:
+        self.heals = False
+        self.command = [*_ON_NODE, *rank_command(environment_file)]
+        self.mpirun: list[str] = []
+        self.exports = {name: environment[name] for name in EARLY if name in environment}
+        if grant.starts_with == "mpirun":
+            # It knows what Open MPI needs over a network, and which Open MPI there is.
+            mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
+            self.heals = mpi.heals
+            told = mpi.get_env()
+            self.exports |= {name: value for name, value in told.items() if name.startswith(_FOR_MPIRUN)}
+            exported = [
+                word for name in ("DISTTRAIN_MPI_HEALS", *EARLY) if name in self.exports for word in ("-x", name)
+            ]
+            self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
+
+    def write(self, grant: Grant) -> None:
+        """Write the script that starts the ranks, all at once: a job waits for it."""
+        script = StartScript(
+            nodes=len(grant.nodes),
+            per_node=grant.per_node,
+            command=tuple(self.command),
+            environment=self.exports,
+            mpirun=tuple(self.mpirun),
+        ).render()
+        half = Path(f"{grant.start_file}.half")
+        with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            opened.write(script)
+        half.rename(grant.start_file)
 
 
 class JobRanks(EngineLauncher):
     """The ranks of a job that was submitted for them, and ends with them."""
 
     grant = Instance(Grant)
-    command = List(Unicode())  # of a rank
-    mpirun = List(Unicode())  # empty: they are started by srun
-    exports = Dict()  # for the program that starts them
+    environment_file = Unicode()
+    network = Unicode()
     process = None  # of this machine, as other launchers have one
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self.heals = self._starter.heals
         self.poller = Poller(self.grant.job)
 
     def find_args(self) -> list[str]:
@@ -58,9 +87,9 @@ class JobRanks(EngineLauncher):
     def start(self, n: int) -> Any:
         """Have the job start the ranks, for which it waits."""
         self.n = n
-        write_start_script(self.grant, self.command, self.mpirun, self.exports)
-        self.notify_start(self.grant.job.job_id)
-        return self.grant.job.job_id
+        self._starter.write(self.grant)
+        self.notify_start(self.grant.job_id)
+        return self.grant.job_id
 
     def alive(self) -> bool:
         """Whether the job runs, by the last that Slurm has said; it is asked again if that was long ago."""
@@ -73,6 +102,11 @@ class JobRanks(EngineLauncher):
         self.poller.hurry()
         return self.alive()
 
+    @property
+    def fate(self) -> str:
+        """Why the job is over, once it is."""
+        return self.poller.over
+
     def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (it is one of the logs that are kept)
         """Return what the job's script has said."""
         try:
@@ -81,41 +115,30 @@ class JobRanks(EngineLauncher):
             return ""
 
     def stop(self) -> None:
-        """End the job, and wait until its nodes are free."""
-        state = self.grant.job.cancel()
-        log = Path(self.grant.log)
-        if log.exists() and not log.stat().st_size:
-            log.unlink()
-        self.notify_stop({"exit_code": state.exit_code, "identifier": self.grant.job.job_id})
-
-    def signal(self, sig: int) -> None:
-        """Refuse: ranks are signalled one by one, through their nannies."""
-        raise NotImplementedError
+        """Take note of the end; the job is ended by whoever has the grant."""
+        self.notify_stop({"exit_code": None, "identifier": self.grant.job_id})
 
 
 class AllocationRanks(LocalProcessLauncher, EngineLauncher):
     """The ranks in the allocation around the notebook, which outlives them."""
 
     grant = Instance(Grant)
-    command = List(Unicode())
-    mpirun = List(Unicode())
-    exports = Dict()
+    environment_file = Unicode()
+    network = Unicode()
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.poller = Poller(self.grant.job)
+        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self.heals = self._starter.heals
 
     def find_args(self) -> list[str]:
         """Return the command that starts all of them."""
-        allocation = self.grant.allocation
-        assert allocation is not None
-        prefix = allocation.prefix(len(self.grant.nodes), self.grant.per_node)
-        return [*prefix, "/bin/bash", self.grant.start_file]
+        return [*self.grant.prefix, "/bin/bash", self.grant.start_file]
 
     def start(self, n: int) -> Any:
         """Start the ranks."""
         self.n = n
-        write_start_script(self.grant, self.command, self.mpirun, self.exports)
+        self._starter.write(self.grant)
         return super().start()
 
     def alive(self) -> bool:
@@ -137,15 +160,16 @@ class StepRank(LocalProcessLauncher, EngineLauncher):
 
     grant = Instance(Grant)
     host = Unicode()
-    command = List(Unicode())
+    environment_file = Unicode()
+    early = Dict()  # variables that Python itself reads
 
     def find_args(self) -> list[str]:
         """Return the command that starts it."""
-        return step_command(self.grant, self.host, list(self.command))
+        return step_command(self.grant, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
 
     def start(self, n: int) -> Any:
         """Start it."""
-        assert n == 1
+        self.n = n
         return super().start()
 
     def alive(self) -> bool:
@@ -158,5 +182,5 @@ class StepRank(LocalProcessLauncher, EngineLauncher):
         return self.alive()
 
     def get_env(self) -> dict[str, str]:
-        """Return nothing: its environment is in a file that its command names."""
-        return {}
+        """Return what Python itself reads; the rest is in a file that its command names."""
+        return dict(self.early)

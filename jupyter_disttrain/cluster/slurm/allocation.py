@@ -17,7 +17,7 @@ from .job import SlurmJob
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .options import SlurmOptions
+    from ...slurm_options import SlurmOptions
     from .state import JobState
 
 _CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -37,6 +37,7 @@ class Allocation:
     node_list: str  # the same in Slurm's short form
     ranks_per_node: int  # that it was made for
     most_per_node: int  # that fit
+    gpus_per_node: int = 0
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
@@ -71,6 +72,7 @@ class Allocation:
             node_list=state.node_list,
             ranks_per_node=ranks,
             most_per_node=max(ranks, cpus, 1),
+            gpus_per_node=state.gpus // count,
         )
 
     def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:

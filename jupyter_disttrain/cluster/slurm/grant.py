@@ -7,11 +7,10 @@ Does not cover: starting ranks on them (``launchers.slurm``).
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
 from ..interrupts import deferred_interrupts
@@ -22,9 +21,10 @@ from .job import SlurmJob
 from .words import waiting_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from .options import SlurmOptions
+    from ...slurm_options import SlurmOptions
+    from ..folders import Folders
     from .state import JobState
 
 START_FILE = "start_ranks.sh"  # in a folder that goes with the cluster
@@ -36,21 +36,49 @@ _NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
 class Grant:
     """Nodes that ranks may be started on."""
 
-    job: SlurmJob
+    job_id: str
     nodes: tuple[str, ...]  # those that are used, in the order of the ranks
     per_node: int  # ranks
     start_file: str  # the script that starts them
-    log: str  # what the job says; empty: it is not ours
+    log: str = ""  # what the job says; empty: it is not ours
     starts_with: str = "mpirun"
     gpus_per_node: int = 0
-    allocation: Allocation | None = (
-        None  # the one around the notebook; None: the job is ours, and ends with the cluster
-    )
+    prefix: tuple[str, ...] = ()  # of a command in the allocation around the notebook; empty: the job is ours
+
+    @classmethod
+    def load(cls, told: Mapping[str, Any]) -> Grant:
+        """Read what was written as JSON."""
+        return cls(**{**told, "nodes": tuple(told["nodes"]), "prefix": tuple(told["prefix"])})
+
+    @property
+    def job(self) -> SlurmJob:
+        """The job."""
+        return SlurmJob(self.job_id)
 
     @property
     def is_own(self) -> bool:
-        """Whether the job was submitted for this cluster."""
-        return self.allocation is None
+        """Whether the job was submitted for this cluster, and ends with it."""
+        return not self.prefix
+
+    @property
+    def in_words(self) -> str:
+        """Whose nodes they are, in a few words."""
+        return f"job {self.job_id}" if self.is_own else f"allocation {self.job_id}"
+
+    def release(self) -> None:
+        """End the job, if it is ours, and wait until its nodes are free.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm refuses.
+        """
+        if not self.is_own:
+            return
+        self.job.cancel()
+        log = Path(self.log)
+        if log.exists() and not log.stat().st_size:
+            log.unlink()  # it says nothing, so it need not be kept
 
     def addresses(self) -> dict[str, str]:
         """Return each node's address, as Slurm reaches it.
@@ -67,20 +95,12 @@ class Grant:
             return {node: socket.gethostbyname(names.get(node) or node) for node in self.nodes}
         except OSError as error:
             raise LaunchError(
-                f"no address is known of {', '.join(self.nodes)}, the nodes of job {self.job.job_id}: {error}; "
+                f"no address is known of {', '.join(self.nodes)}, the nodes of job {self.job_id}: {error}; "
                 "ask your site why this host does not know them"
             ) from error
 
 
-def obtain(
-    options: SlurmOptions,
-    *,
-    ranks: int | None,
-    cluster_id: str,
-    private: Path,
-    logs: Path,
-    tell: Callable[[str], None],
-) -> Grant:
+def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None]) -> Grant:
     """Take the nodes of the allocation around this process, or submit a job and wait until it has some.
 
     Parameters
@@ -89,10 +109,8 @@ def obtain(
         What is asked for.
     ranks
         All of them, where a person has said so.
-    cluster_id
-        The job is named by it.
-    private, logs
-        Folders that the nodes see too: one that goes with the cluster, one that is kept.
+    folders
+        Of the cluster; the nodes must see them too.
     tell
         Called with one line about the queue each time it changes.
 
@@ -105,39 +123,38 @@ def obtain(
     KeyboardInterrupt
         If the wait is interrupted; the job is cancelled then.
     """
-    start_file = str(private / START_FILE)
+    start_file = str(folders.profile / START_FILE)
     around = None if options.new_job else Allocation.find()
     if around is not None:
         nodes, per_node = around.shape(options, ranks)
-        state = SlurmJob(around.job_id).state()
         return Grant(
-            job=SlurmJob(around.job_id),
+            job_id=around.job_id,
             nodes=around.nodes[:nodes],
             per_node=per_node,
             start_file=start_file,
-            log="",
             starts_with=options.start,
-            gpus_per_node=state.gpus // max(1, len(state.nodes)),
-            allocation=around,
+            gpus_per_node=around.gpus_per_node,
+            prefix=tuple(around.prefix(nodes, per_node)),
         )
     nodes, per_node = options.shape(ranks)
+    log = str(folders.run / LOG)
     script = BatchScript(
-        cluster_id=cluster_id,
+        cluster_id=folders.cluster_id,
         nodes=nodes,
         per_node=per_node,
         folder=str(Path.cwd()),
-        log=str(logs / LOG),
+        log=log,
         start_file=start_file,
         survives_nodes=options.start == "srun",
         lines=options.lines,
     ).render()
     state = _submit_and_wait(script, options, tell)
     return Grant(
-        job=SlurmJob(state.job_id),
+        job_id=state.job_id,
         nodes=state.nodes,
         per_node=per_node,
         start_file=start_file,
-        log=state.log or str(logs / LOG.replace("%j", state.job_id)),
+        log=state.log or log.replace("%j", state.job_id),
         starts_with=options.start,
         gpus_per_node=state.gpus // max(1, len(state.nodes)),
     )
@@ -163,8 +180,9 @@ def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:
 def step_command(grant: Grant, host: str, command: list[str]) -> list[str]:
     """Return the command that starts one more rank on a node, beside those that are there."""
     return [
+        *grant.prefix,
         "srun",
-        f"--jobid={grant.job.job_id}",
+        f"--jobid={grant.job_id}",
         "--overlap",
         "--mpi=none",
         "--cpu-bind=none",
@@ -173,9 +191,3 @@ def step_command(grant: Grant, host: str, command: list[str]) -> list[str]:
         f"--nodelist={host}",
         *command,
     ]
-
-
-def in_words(grant: Grant) -> str:
-    """Return whose nodes they are, in a few words."""
-    whose = "job" if grant.is_own else "allocation"
-    return f"{whose} {grant.job.job_id} on {shlex.join(grant.nodes)}"

@@ -13,31 +13,29 @@ if TYPE_CHECKING:
     from .state import JobState
 
 DAY = 24 * 3600.0
-_AGAIN = "%dist_init starts another"
 _ENDS = {  # by Slurm's word: what happened, and what to do
     "TIMEOUT": (
         "was ended by Slurm, because its time limit{limit} was over",
-        f"{_AGAIN}, with a longer --time; %dist_save before the end keeps what was trained",
+        "next time give a longer --time, and %dist_save before the end",
     ),
     "PREEMPTED": (
         "was ended by Slurm, because a job of higher priority took its nodes",
-        f"{_AGAIN}; --partition or --sbatch '--qos=...' may name one that is not preempted",
+        "--partition or --sbatch '--qos=...' may name one that is not preempted; %dist_save keeps what was trained",
     ),
-    "CANCELLED": (
-        "was cancelled from outside",
-        f"if that was neither you nor a script of yours, ask your site; {_AGAIN}",
+    "CANCELLED": ("was cancelled from outside", "if that was neither you nor a script of yours, ask your site"),
+    "NODE_FAIL": (
+        "was ended by Slurm, because one of its nodes failed",
+        "--sbatch '--exclude=HOST' avoids a node, and with --ranks-by srun the others go on",
     ),
-    "NODE_FAIL": ("was ended by Slurm, because one of its nodes failed", _AGAIN),
     "OUT_OF_MEMORY": (
         "was ended by Slurm, because it used more memory than it had asked for",
-        f"{_AGAIN}; ask for more with --sbatch '--mem=...'",
+        "ask for more with --sbatch '--mem=...'",
     ),
-    "DEADLINE": ("was ended by Slurm, because its deadline had come", f"{_AGAIN}, with a later --deadline"),
-    "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", f"{_AGAIN}; --sbatch '--exclude=HOST' avoids one"),
-    "REVOKED": ("was revoked by Slurm", _AGAIN),
+    "DEADLINE": ("was ended by Slurm, because its deadline had come", "give a later --deadline"),
+    "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", "--sbatch '--exclude=HOST' avoids a node"),
     "FAILED": ("failed{code}", "{log} says why"),
     "COMPLETED": ("has ended by itself", "{log} may say why"),
-    "GONE": ("has ended, and Slurm does not know it any more", _AGAIN),
+    "GONE": ("has ended, and Slurm does not know it any more", "{log} may say why"),
 }
 _REASONS = {  # why a job waits, where the word alone does not say what to do
     "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives",
@@ -88,17 +86,17 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
     code = f" with exit code {state.exit_code}" if state.exit_code else ""
     code = f" by signal {state.exit_signal}" if state.exit_signal else code
     log = state.log or known.log or "the job's log"
-    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", _AGAIN))
+    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may say why"))
     where = state if state.nodes else known
     told = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
-    return f"{told}; its ranks are gone: {remedy.format(log=log)}"
+    return f"{told}; {remedy.format(log=log)}"
 
 
 def requeued_text(state: JobState, was: JobState | None = None) -> str:
     """Return one line on a job that Slurm has put back into the queue."""
     return (
         f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by somebody); "
-        f"its ranks and their variables are gone, so it is cancelled: {_AGAIN}"
+        "its ranks are gone with their variables, so it is cancelled; %dist_save keeps what was trained"
     )
 
 

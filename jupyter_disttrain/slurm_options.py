@@ -1,7 +1,7 @@
 """What a person may ask of Slurm, validated before anything is submitted.
 
 Covers: nodes, ranks and GPUs on each, partition, time, account, any other option of sbatch; contradictions.
-Does not cover: what an allocation has (``allocation``), the script (``batch_script``).
+Does not cover: what an allocation has, the script of the job (``cluster.slurm``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
