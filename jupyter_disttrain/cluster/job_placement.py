@@ -86,7 +86,9 @@ def network_to(addresses: dict[str, str], interface: str | None) -> tuple[str, s
         chosen = [each for each in own if each.interface == interface]
     if not chosen:
         has = ", ".join(f"{each.address}/{each.prefix} ({each.interface})" for each in own if not each.loopback)
-        raise UsageError(f"this machine has no address on {interface or 'the way to the nodes'}; it has {has or 'none'}")
+        raise UsageError(
+            f"this machine has no address on {interface or 'the way to the nodes'}; it has {has or 'none'}"
+        )
     network = ipaddress.ip_interface(f"{chosen[0].address}/{chosen[0].prefix}").network
     if interface is None:
         # Nodes may be in a network beside ours, behind a router.
