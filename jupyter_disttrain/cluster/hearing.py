@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .cells import Cells
-    from .job_watch import JobWatch
     from .link import Message
     from .rank_table import RankEntry
 
@@ -33,7 +32,6 @@ class Hearing(Overview):
     _cells: Cells | None
     _last_asked = ""  # the token of a wish
     _places: dict[str, int]  # in the table, by engine
-    _job_watch: JobWatch | None  # where the ranks run in a Slurm job
 
     @abstractmethod
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
@@ -110,7 +108,8 @@ class Hearing(Overview):
             threading.Thread(target=does, name=f"disttrain {asked.what}", daemon=True).start()
 
     def _on_job_notice(self, words: str) -> None:
-        """Tell what should be known of the job: in the cell that runs, else with the next."""
+        """Tell what should be known of the job: at once in a cell that runs and in the status, and with the next cell."""
+        self.telemetry.remarks.job = words
         self._guardian.note(words)
 
     def _on_job_over(self, words: str) -> None:

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .slurm.watch import HURRIED_POLL_SECONDS, Poller
+from .slurm.words import running_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,12 @@ class JobWatch:
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disttrain job", daemon=True)
         self._thread.start()
+
+    @property
+    def text(self) -> str:
+        """Where the job runs and until when, as Slurm has said last."""
+        state = self._poller.state or self._poller.job.state()
+        return running_text(state) if state.runs else self._poller.over or f"job {state.job_id}: {state.state.lower()}"
 
     def if_it_runs(self, then: Callable[[], None]) -> None:
         """Call ``then``, on the watch's thread, unless the job is ending: that explains what has just been seen."""

@@ -18,7 +18,7 @@ from .allocation import Allocation
 from .batch_script import BatchScript
 from .commands import ask
 from .job import SlurmJob
-from .words import waiting_text
+from .words import running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -165,11 +165,13 @@ def _submit_and_wait(script: str, options: SlurmOptions, tell: Callable[[str], N
     try:
         with deferred_interrupts():  # a job whose number nobody has read could not be cancelled
             jobs.append(SlurmJob.submit(script, options.lines))
-        return jobs[0].wait_until_running(lambda state: _tell_waiting(state, tell))
+        state = jobs[0].wait_until_running(lambda state: _tell_waiting(state, tell))
+        tell(running_text(state))
     except KeyboardInterrupt:
         for job in jobs:
             job.cancel()
         raise
+    return state
 
 
 def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:

@@ -73,6 +73,15 @@ def waiting_text(state: JobState, now_s: float | None = None) -> str:
     return ", ".join(parts)
 
 
+def running_text(state: JobState, now_s: float | None = None) -> str:
+    """Return one line on a job that runs: where, and until when."""
+    now_s = time.time() if now_s is None else now_s
+    left_s = state.time_left_s(now_s)
+    until = "" if left_s is None or state.end_s is None else f", until {clock_text(state.end_s, now_s)}"
+    left = "" if left_s is None else f", {_left_text(left_s)} from now"
+    return f"job {state.job_id} runs on {hosts_text(state)}{until}{left}"
+
+
 def over_text(state: JobState, was: JobState | None = None) -> str:
     """Return one line on a job that has ended: which, where, why, and what to do.
 
