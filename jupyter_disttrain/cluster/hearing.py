@@ -108,7 +108,7 @@ class Hearing(Overview):
             threading.Thread(target=does, name=f"disttrain {asked.what}", daemon=True).start()
 
     def _on_job_notice(self, words: str) -> None:
-        """Tell what should be known of the job: at once in a cell that runs and in the status, and with the next cell."""
+        """Tell what should be known of the job: in a cell that runs, in the status, and with the next cell."""
         self.telemetry.remarks.job = words
         self._guardian.note(words)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
-from .slurm_arguments import add_slurm_options
 from ..hosts import parse_hostfile, parse_hosts, take_hosts
+from .slurm_arguments import add_slurm_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
