@@ -109,9 +109,11 @@ def test_ranks_are_started_so_that_one_may_die() -> None:
     assert by_srun.render().splitlines() == [
         "#!/bin/bash",
         "export A='b c'",
-        "exec srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --nodes=2 --ntasks=8 "
-        "--ntasks-per-node=4 --distribution=block ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
-        "python -m rank",
+        (
+            "exec srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --nodes=2 --ntasks=8 "
+            "--ntasks-per-node=4 --distribution=block ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
+            "python -m rank"
+        ),
     ]
     by_mpirun = dataclasses.replace(by_srun, mpirun=("mpirun",), environment={})
     assert by_mpirun.render().splitlines()[-1] == (
@@ -226,8 +228,9 @@ def test_an_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
     assert "Comment=a\\b 'c' #d" in said
 
 
-def test_what_slurm_refuses_is_told_in_its_words(batch: Slurm) -> None:
-    with pytest.raises(LaunchError, match="Slurm did not take the job: .*[Ii]nvalid partition"):
+@pytest.mark.usefixtures("batch")
+def test_what_slurm_refuses_is_told_in_its_words() -> None:
+    with pytest.raises(LaunchError, match=r"Slurm did not take the job: .*[Ii]nvalid partition"):
         Cluster(launcher="slurm", slurm=SlurmOptions(partition="nowhere"))
 
 
