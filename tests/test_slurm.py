@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.launchers.batch import LSFRanks, PBSRanks
 from jupyter_disttrain.cluster.slurm.allocation import Allocation, least_cpus
 from jupyter_disttrain.cluster.slurm.batch_script import BatchScript, StartScript
 from jupyter_disttrain.cluster.slurm.job import SlurmJob
@@ -118,6 +120,60 @@ def test_ranks_are_started_so_that_one_may_die() -> None:
     by_mpirun = dataclasses.replace(by_srun, mpirun=("mpirun",), environment={})
     assert by_mpirun.render().splitlines()[-1] == (
         "exec mpirun --continuous --map-by ppr:4:node:oversubscribe --bind-to none -n 8 python -m rank"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "lines"),
+    [
+        (
+            PBSRanks,
+            ["-l walltime=2:00:00"],
+            [
+                "#PBS -N disttrain",
+                "#PBS -V",
+                "#PBS -l select=2:ncpus=4:mpiprocs=4",
+                "#PBS -j oe",
+                "#PBS -o /logs/{job}.log",
+                "#PBS -q gpu",
+                "#PBS -l walltime=2:00:00",
+            ],
+        ),
+        (
+            LSFRanks,
+            ["-W 2:00"],
+            [
+                "#BSUB -J disttrain",
+                "#BSUB -env all",
+                "#BSUB -n 8",
+                '#BSUB -R "span[ptile=4]"',
+                "#BSUB -o /logs/{job}.log",
+                "#BSUB -q gpu",
+                "#BSUB -W 2:00",
+            ],
+        ),
+    ],
+)
+def test_the_scripts_for_pbs_and_lsf(
+    folder: Path, kind: type[PBSRanks | LSFRanks], options: list[str], lines: list[str]
+) -> None:
+    ranks = kind(
+        join_file="/shared/run.json",
+        nodes=2,
+        ntasks_per_node=4,
+        queue="gpu",
+        options=options,
+        mpirun=["mpirun"],
+        profile_dir=str(folder),
+        output_file="/logs/{job}.log",
+    )
+    ranks.write_batch_script(8)
+    text = (folder / ranks.batch_file).read_text().splitlines()
+    assert text[:-2] == ["#!/bin/bash", *lines]
+    assert text[-2] == f"cd {folder} || exit 1"
+    assert text[-1] == (
+        "exec mpirun --continuous --map-by ppr:4:node:oversubscribe --bind-to none "
+        f'--hostfile "${kind.host_file}" {sys.executable} -m jupyter_disttrain.engine --join /shared/run.json'
     )
 
 

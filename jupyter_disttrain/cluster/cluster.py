@@ -16,6 +16,7 @@ import warnings
 import weakref
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -94,7 +95,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
 
     def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
         self.config = config
-        self._tell = tell or _print_to_stderr
+        self._tell = tell or partial(print, file=sys.stderr, flush=True)
         self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
@@ -389,10 +390,6 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper):
         attach.let_begin(self._launch)
         self._launch.leave()
         self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
-
-
-def _print_to_stderr(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)  # noqa: T201  (where no notebook shows it)
 
 
 @atexit.register
