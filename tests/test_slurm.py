@@ -187,6 +187,7 @@ def test_a_job_is_read_from_what_scontrol_and_sacct_say() -> None:
     assert state.runs
     assert state.time_left_s(4000) == 600
     assert state.exit_code is None
+    assert from_scontrol(SCONTROL.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")).end_s is None
     kept = from_sacct("7|CANCELLED by 0|0:15|1000|2000|node[1-2]|gpu|None\n")
     assert kept is not None
     assert (kept.state, kept.exit_signal, kept.end_s) == ("CANCELLED", 15, 2000)

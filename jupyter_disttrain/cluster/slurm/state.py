@@ -85,6 +85,8 @@ def from_scontrol(text: str) -> JobState:
     code, _, number = fields.get("ExitCode", "").partition(":")
     resources = dict(part.partition("=")[::2] for part in fields.get("TRES", "").split(","))
     state = fields.get("JobState", UNKNOWN)
+    # Without a limit Slurm tells an end that is a year away.
+    endless = fields.get("TimeLimit") == "UNLIMITED" and state not in OVER
     return JobState(
         job_id=fields.get("JobId", ""),
         state=state,
@@ -92,7 +94,7 @@ def from_scontrol(text: str) -> JobState:
         partition=fields.get("Partition", ""),
         priority=_whole(fields.get("Priority", "")),
         start_s=_time(fields.get("StartTime", "")),
-        end_s=_time(fields.get("EndTime", "")),
+        end_s=None if endless else _time(fields.get("EndTime", "")),
         preempt_s=_time(fields.get("PreemptTime", "")),
         time_limit=fields.get("TimeLimit", "").removeprefix("UNLIMITED"),
         node_list=fields.get("NodeList", ""),
