@@ -85,8 +85,8 @@ def from_scontrol(text: str) -> JobState:
     code, _, number = fields.get("ExitCode", "").partition(":")
     resources = dict(part.partition("=")[::2] for part in fields.get("TRES", "").split(","))
     state = fields.get("JobState", UNKNOWN)
-    # Without a limit Slurm tells an end that is a year away.
-    endless = fields.get("TimeLimit") == "UNLIMITED" and state not in OVER
+    # Without a limit, and until it has taken the partition's, Slurm tells an end that is a year away.
+    endless = fields.get("TimeLimit") in ("UNLIMITED", "Partition_Limit") and state not in OVER
     return JobState(
         job_id=fields.get("JobId", ""),
         state=state,
@@ -96,7 +96,7 @@ def from_scontrol(text: str) -> JobState:
         start_s=_time(fields.get("StartTime", "")),
         end_s=None if endless else _time(fields.get("EndTime", "")),
         preempt_s=_time(fields.get("PreemptTime", "")),
-        time_limit=fields.get("TimeLimit", "").removeprefix("UNLIMITED"),
+        time_limit="" if endless else fields.get("TimeLimit", ""),
         node_list=fields.get("NodeList", ""),
         node_count=_whole(fields.get("NumNodes", "").partition("-")[0]),
         requeued=_whole(fields.get("Restarts", "")),
