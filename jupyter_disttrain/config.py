@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from .errors import UsageError
 from .hosts import HostSlots, total_slots
+from .slurm_options import SlurmOptions
 
-LAUNCHERS = ("mpi", "local", "ssh")
+LAUNCHERS = ("mpi", "local", "ssh", "slurm")
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
@@ -41,6 +42,7 @@ class ClusterConfig:
     controller_ports: tuple[int, int] | None = None  # first and last, for ranks on other hosts; None: any
     ssh: str = "ssh"  # the command, with its options
     forward: tuple[str, ...] = ()  # variables for ranks on other hosts: "NAME" or "NAME=VALUE"
+    slurm: SlurmOptions | None = None  # of the job, for the launcher "slurm"
     backend: str = "auto"  # "none": ranks without torch and without a process group
     gpus: tuple[int, ...] | None = None  # indices among the visible GPUs; None: all
     share_gpus: bool = False  # allow more ranks than GPUs
@@ -63,6 +65,7 @@ class ClusterConfig:
             raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
         self._check_roles()
         self._check_hosts()
+        self._check_slurm()
         _choose("launcher", self.launcher, LAUNCHERS)
         _choose("on_rank_death", self.on_rank_death, ON_RANK_DEATH)
         _choose("backend", self.backend, BACKENDS)
@@ -93,11 +96,26 @@ class ClusterConfig:
         """How many ranks are asked for; None: as many as there are GPUs."""
         return self.n or sum(count for _, count in self.tf_roles) or total_slots(self.hosts)
 
+    @property
+    def has_mpi(self) -> bool:
+        """Whether the ranks are one MPI job."""
+        return self.launcher == "mpi" or (self.launcher == "slurm" and self.job.start == "mpirun")
+
+    @property
+    def rank_launcher(self) -> str:
+        """How the ranks see themselves started: ``"mpi"``, ``"local"`` or ``"ssh"``."""
+        return "mpi" if self.has_mpi else "local" if self.launcher == "slurm" else self.launcher
+
+    @property
+    def job(self) -> SlurmOptions:
+        """What is asked of Slurm."""
+        return self.slurm or SlurmOptions()
+
     def _check_hosts(self) -> None:
         if not self.hosts:
             if self.launcher == "ssh":
                 raise UsageError("the launcher ssh starts ranks on hosts; name them, e.g. --hosts node1:4,node2:4")
-            if self.spares or self.interface:
+            if self.spares or (self.interface and self.launcher != "slurm"):
                 raise UsageError("--spare and --interface are for ranks on hosts; name those, e.g. --hosts node1,node2")
             return
         first, last = self.controller_ports or (1, CONTROLLER_PORTS)
@@ -114,6 +132,18 @@ class ClusterConfig:
             raise UsageError(f"the hosts take {there} ranks, and -n asks for {self.n}; leave -n out")
         if self.gpus is not None:
             raise UsageError("-g names GPUs of one machine; on hosts set CUDA_VISIBLE_DEVICES with -x, or leave -g out")
+
+    def _check_slurm(self) -> None:
+        if self.launcher != "slurm":
+            if self.slurm is not None:
+                raise UsageError(
+                    "-N, --ntasks-per-node, --partition and the like are for a Slurm job; add --launcher slurm"
+                )
+            return
+        if self.hosts:
+            raise UsageError("Slurm chooses the hosts; leave --hosts out, or name them with --sbatch '--nodelist=...'")
+        if self.gpus is not None:
+            raise UsageError("Slurm chooses the GPUs; leave -g out, and give --gpus-per-node")
 
     def _check_roles(self) -> None:
         wanted = sum(count for _, count in self.tf_roles)

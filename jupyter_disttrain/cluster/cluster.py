@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 import weakref
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -28,6 +30,7 @@ from .group import barrier_code, restore_group
 from .guardian import Guardian
 from .hearing import Hearing
 from .interrupts import held_interrupts
+from .job_watch import JobWatch
 from .journal import Origin
 from .local_code import CodeSyncer
 from .recovery import Rules
@@ -39,7 +42,7 @@ from .telemetry import Telemetry
 from .variables import VariableMover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from typing_extensions import Self
@@ -62,7 +65,11 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     n
         The number of ranks; None for one per GPU, or 2 without GPUs.
     launcher
-        ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes.
+        ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes. ``"slurm"``: a Slurm
+        job, or the allocation around this process.
+    tell
+        Called with a line on what is waited for before ranks can be started, each time it changes; by default it is
+        printed to stderr.
     **options
         The other fields of :class:`jupyter_disttrain.config.ClusterConfig`.
 
@@ -81,19 +88,23 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     {0: tensor([6., 6., 6.]), 1: tensor([6., 6., 6.]), ...}
     """
 
-    def __init__(self, n: int | None = None, launcher: str = "mpi", **options: Any) -> None:
-        self._prepare(ClusterConfig(n=n, launcher=launcher, **options))
+    def __init__(
+        self, n: int | None = None, launcher: str = "mpi", *, tell: Callable[[str], None] | None = None, **options: Any
+    ) -> None:
+        self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
         self._start()
         _open.add(self)
 
-    def _prepare(self, config: ClusterConfig) -> None:
+    def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
         self.config = config
+        self._tell = tell or partial(print, file=sys.stderr, flush=True)
         self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
+        self._job_watch = None
         self._places = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
@@ -134,14 +145,14 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         try:
             self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
         except BaseException:  # an interrupt too: the cluster must be there for the next who asks
-            self._guardian.close()
+            self._stop_looking()
             self._launch.leave()
             raise
         self.start_seconds = time.monotonic() - started
 
     def _start(self) -> None:
         started = time.monotonic()
-        self._launch = Launch(self.config, self._on_message, self._on_lost)
+        self._launch = Launch(self.config, self._on_message, self._on_lost, tell=self._tell)
         self._launch.start()
         self.start_seconds = time.monotonic() - started
         self._look_after()
@@ -153,6 +164,13 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         ledger = Ledger(self._launch.folders.ledger if self.config.keep else None)
         count = ledger.last if self._cells is None else self._cells.count
         self._cells = Cells(self._launch, self._guardian, ledger, count)
+        grant = self._launch.placement.grant
+        self._job_watch = JobWatch(grant.job, self._on_job_notice, self._on_job_over) if grant else None
+
+    def _stop_looking(self) -> None:
+        if self._job_watch is not None:
+            self._job_watch.close()
+        self._guardian.close()
 
     def __enter__(self) -> Self:
         """Return itself; the end of the block shuts it down."""
@@ -336,7 +354,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             If they can't be started again; the cluster is closed then.
         """
         with self._restarting:
-            self._guardian.close()
+            self._stop_looking()
             self._launch.stop()
             self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
             try:
@@ -353,7 +371,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._closed = True
         _open.discard(self)
         with self._restarting:
-            self._guardian.close()
+            self._stop_looking()
             self._launch.stop()
         self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
@@ -370,7 +388,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._launch.check_open()
         self._closed = True
         _open.discard(self)
-        self._guardian.close()
+        self._stop_looking()
         attach.let_begin(self._launch)
         self._launch.leave()
         self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")

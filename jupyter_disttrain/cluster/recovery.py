@@ -77,7 +77,7 @@ class Rules:
             grace_s=config.grace_s,
             hang_after_s=config.hang_after_s,
             on_rank_death=config.on_rank_death,
-            has_group=config.backend != "none" or config.launcher == "mpi",
+            has_group=config.backend != "none" or config.has_mpi,
         )
 
 

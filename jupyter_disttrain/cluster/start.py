@@ -53,6 +53,8 @@ class Launch(Introduction):
         Called on the link's thread: with what ranks publish, and when the controller has ended.
     there
         A cluster that runs already and is joined; None: a new one is started.
+    tell
+        Called with a line on what is waited for before ranks can be started, each time it changes.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Launch(Introduction):
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
         there: ClusterFile | None = None,
+        tell: Callable[[str], None] = lambda _words: None,
     ) -> None:
         self.config = config
         self._on_message = on_message
@@ -82,7 +85,7 @@ class Launch(Introduction):
             self.placement, self.gpus = Placement.load(there.placement), there.gpus
             self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
         else:
-            self._decide_where()
+            self._decide_where(tell)
         self.generation = there.generation if there else 0  # of the process group: how often it was formed
         self.table: list[RankEntry] = there.load_table() if there else []
         self.mpi_heals = there.mpi_heals if there else False
@@ -94,12 +97,16 @@ class Launch(Introduction):
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
 
-    def _decide_where(self) -> None:
+    def _decide_where(self, tell: Callable[[str], None]) -> None:
         """Decide how many ranks there will be, and where; nothing is left if that can't be."""
         self.started_s = time.time()
         try:
-            self.gpus = [] if self.config.hosts else choose_gpus(self.config)
-            self.placement = place(self.config, self.folders)
+            elsewhere = self.config.hosts or self.config.launcher == "slurm"
+            self.gpus = [] if elsewhere else choose_gpus(self.config)
+            self.placement = place(self.config, self.folders, tell)
+        except KeyboardInterrupt:
+            self.folders.remove()
+            raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
         except BaseException:  # an interrupt too
             self.folders.remove()
             raise
@@ -270,7 +277,7 @@ class Launch(Introduction):
                 return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
             except LaunchError as error:
                 self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
-        elif self.config.launcher == "mpi":
+        elif self.config.has_mpi:
             self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
         host = self._host_for(self.table[rank].launch_host)
         check = self._processes.start_one(f"replacement-{rank}", host)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
 from ..hosts import parse_hostfile, parse_hosts, take_hosts
+from .slurm_arguments import add_slurm_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ def _init() -> _Parser:
     add(
         "--launcher",
         choices=LAUNCHERS,
-        help="mpi: one MPI job; local: plain processes; ssh: on hosts, without MPI (default: mpi)",
+        help="mpi: one MPI job; local: plain processes; ssh: on hosts, without MPI; slurm: a job (default: mpi)",
     )
     add("--hosts", help="hosts reached by ssh, each with its number of ranks, e.g. node1:4,node2:4")
     add("--hostfile", metavar="FILE", help="the same as a file: a host on each line, with slots=N")
@@ -59,6 +60,7 @@ def _init() -> _Parser:
     )
     add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
     add("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable for ranks on other hosts")
+    add_slurm_options(parser)
     add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch (default: auto)")
     add("-a", "--address", help="MASTER_ADDR (default: chosen)")
     add("--port", type=int, help="MASTER_PORT (default: a free one)")
@@ -295,7 +297,11 @@ def parse(name: str, line: str) -> argparse.Namespace:
         words = shlex.split(_without_comment(line))
     except ValueError as error:
         raise UsageError(f"cannot read {line!r}: {error}") from error
-    return PARSERS[name].parse_args(words)
+    if name != "dist_init":
+        return PARSERS[name].parse_args(words)
+    args, unknown = PARSERS[name].parse_known_args(words)
+    args.unknown = unknown  # which may be options of sbatch
+    return args
 
 
 # What stands before a comment, as in a shell: a # within a word or within quotes begins none.

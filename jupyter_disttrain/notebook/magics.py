@@ -22,6 +22,7 @@ from .file_magics import FileMagics
 from .screen import Screen
 from .script_magics import origin_of
 from .sinks import sink_for
+from .slurm_arguments import WaitingLine, slurm_of
 from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
 from .views import Views
@@ -61,9 +62,12 @@ class DistributedMagics(FileMagics):
                 "use it, restart it with %dist_reset, end it with %dist_shutdown, "
                 "or start another beside it with --name NAME"
             )
+        launcher = args.launcher or self.launcher
         cluster = Cluster(
             n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
-            launcher=args.launcher or self.launcher,
+            launcher=launcher,
+            slurm=slurm_of(args, launcher, args.unknown),
+            tell=WaitingLine(self.shell),
             backend=args.backend or self.backend,
             gpus=parse_gpus(args.gpus),
             share_gpus=args.share_gpus,
