@@ -289,11 +289,6 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         nanny = self._launch.table[rank].nanny
         return self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
 
-    @property
-    def mpi_lost(self) -> str:
-        """Why MPI has no world of all ranks, so that ``comm`` is of no use; empty if it has one, or there is no MPI."""
-        return self._launch.mpi_lost
-
     def sync(self, timeout_s: float | None = None) -> float:
         """Wait at a barrier of all ranks; returns the seconds that it took.
 
@@ -330,6 +325,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             If a rank can't be replaced.
         """
         chosen = sorted(set(ranks))
+        self._launch.try_lost_hosts()
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
             self._guardian.on_asked(rank)

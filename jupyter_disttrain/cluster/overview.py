@@ -43,6 +43,11 @@ class Overview:
         return self._launch.folders.cluster_id
 
     @property
+    def mpi_lost(self) -> str:
+        """Why MPI has no world of all ranks, so that ``comm`` is of no use; empty if it has one, or there is no MPI."""
+        return self._launch.mpi_lost
+
+    @property
     def network(self) -> str:
         """The network of its hosts, in words; empty where all ranks are on the notebook's machine."""
         return self._launch.placement.words

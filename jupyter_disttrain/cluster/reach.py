@@ -44,6 +44,12 @@ class Reach:
         """The hosts that count as lost."""
         return list(self._buried)
 
+    def forget_lost(self) -> None:
+        """Take no host for lost: one may have been started anew, and then has nothing left that could answer."""
+        for name in list(self._buried):
+            self._buried.pop(name)
+            self._watch.forget(name)
+
     def is_lost(self, host: str) -> bool:
         """Whether a host counts as lost."""
         return host in self._buried
