@@ -24,6 +24,7 @@ from .interrupts import deferred_interrupts
 from .introduction import Introduction
 from .journal import Journal
 from .link import Link, Message
+from .moves import Moves
 from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
 from .rank_table import RankEntry, decide
@@ -32,7 +33,7 @@ from .registry import ClusterFile, Hold
 from .respawn import Respawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ..config import ClusterConfig
     from ..ranks import RankInfo
@@ -72,7 +73,6 @@ class Launch(Introduction):
         self._started = False
         self._ticks = 0  # of the link
         self._awaits_rank = False  # a new process for a rank that died
-        self._moved: dict[str, str] = {}  # hosts that were lost, and the spares in their place
         self._is_being_stopped = False
         self._is_visitor = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
@@ -93,6 +93,7 @@ class Launch(Introduction):
         self.mpi_revoked = False  # and is to be made anew with the group
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
         self._reach = Reach(self._on_untold, self._note)
+        self._moves = Moves(config, self._reach)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
@@ -267,29 +268,22 @@ class Launch(Introduction):
     def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
-        if self.config.launcher == "mpi" and self._reach.lost_hosts:
-            raise LaunchError(_lost_with_mpi(self._reach.lost_hosts, self.placement))
+        host = self._moves.host_for(self.table[rank].launch_host, self.table)
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
-            command, host = self._processes.command, self.table[rank].launch_host
-            attempt = Respawn(self.open_link, self.table, command, host)
+            attempt = Respawn(self.open_link, self.table, self._processes.command, host)
             try:
                 return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
             except LaunchError as error:
                 self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
         elif self.config.has_mpi:
             self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
-        host = self._host_for(self.table[rank].launch_host)
         check = self._processes.start_one(f"replacement-{rank}", host)
         return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)
 
-    def _host_for(self, host: str) -> str:
-        """Return where the ranks of a host are started anew: there, or on a spare if it is lost."""
-        if self._reach.is_lost(host):
-            used = {entry.launch_host for entry in self.table} | set(self._moved.values())
-            spare = next((spare for spare in self.config.spares if spare not in used), host)
-            return self._moved.setdefault(host, spare)
-        return host
+    def try_lost_hosts(self) -> None:
+        """Take no host for lost: a person says that they may be there again."""
+        self._reach.forget_lost()
 
     # What goes wrong on the way
 
@@ -377,12 +371,3 @@ class Launch(Introduction):
         for entry in self.table:
             if entry.state != "dead":
                 link.request(entry.nanny, NANNY_REQUEST, {"do": "end"})
-
-
-def _lost_with_mpi(lost: Sequence[str], placement: Placement) -> str:
-    left = ",".join(f"{host.name}:{host.slots}" for host in placement.hosts if host.name not in lost)
-    without = f" --hosts {left}" if left else " on other hosts"
-    return (
-        f"one MPI job over hosts does not outlive the loss of {', '.join(lost)}; %dist_shutdown, then "
-        f"%dist_init{without}, or with --launcher ssh --spare HOST, which does"
-    )
