@@ -49,6 +49,7 @@ def test_a_lost_host_s_ranks_start_again_on_a_spare_and_the_others_keep_all(brea
         breakable.cut("node1")
         with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host: node1 has not answered for"):
             run.wait()
+        assert any("rank 0 was replaced by a new process on node3" in note for note in run.notes)
         code = (
             "import os, socket; dist.barrier(); socket.gethostname(), globals().get('kept'), os.environ['MASTER_ADDR']"
         )
