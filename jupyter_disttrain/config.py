@@ -58,6 +58,8 @@ class ClusterConfig:
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
     idle_timeout_s: float = 0.0  # without use, before the cluster ends; 0: it never does
+    job: str = ""  # what started its ranks in a job of somebody else's, e.g. "srun"; empty: this package did
+    job_file: str = ""  # that this job wrote
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""
@@ -99,7 +101,7 @@ class ClusterConfig:
     @property
     def has_mpi(self) -> bool:
         """Whether the ranks are one MPI job."""
-        return self.launcher == "mpi" or (self.launcher == "slurm" and self.job.start == "mpirun")
+        return self.launcher == "mpi" or (self.launcher == "slurm" and self.sbatch.start == "mpirun")
 
     @property
     def rank_launcher(self) -> str:
@@ -107,7 +109,7 @@ class ClusterConfig:
         return "mpi" if self.has_mpi else "local" if self.launcher == "slurm" else self.launcher
 
     @property
-    def job(self) -> SlurmOptions:
+    def sbatch(self) -> SlurmOptions:
         """What is asked of Slurm."""
         return self.slurm or SlurmOptions()
 

@@ -1,6 +1,6 @@
 """What frameworks other than torch have to know of the ranks.
 
-Covers: TF_CONFIG, JAX's variables.
+Covers: TF_CONFIG, JAX's variables, what hosts without GPUs need.
 Does not cover: the ports in them (``engine.meeting_place``), which roles a person asks for (``config``).
 """
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .config import Roles
+
+WITHOUT_GPUS = {
+    "TORCH_FR_BUFFER_SIZE": "32",  # collectives that %dist_where can tell of; it reads them all
+    "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess so, and warn
+    "ACCELERATE_USE_CPU": "true",  # else Accelerator() takes each rank for the only one
+}
 
 
 def framework_environment(rank: int, places: Sequence[str], roles: Roles) -> dict[str, str]:

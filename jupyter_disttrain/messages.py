@@ -80,6 +80,7 @@ class RankHello(Record):
     failure: str | None = None  # why this process can't be a rank
     launcher: str = ""  # what started it: see ``config``
     launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say
+    visible_gpus: str = ""  # of its host, as CUDA_VISIBLE_DEVICES has them; empty: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

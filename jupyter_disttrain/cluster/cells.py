@@ -47,7 +47,7 @@ class Cells:
         """Refuse to queue a cell behind one that may never end."""
         with self._lock:
             self._launch.check_open()
-            check_idle(self._launch.table, ranks)
+            check_idle(self._launch.table, ranks, self._launch.remedy)
             self._cells = {
                 msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
             }

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
@@ -23,18 +22,17 @@ from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..messages import NANNY_REQUEST
 from ..ranks import label_ranks, parse_ranks
-from . import attach
 from .cells import Cells
 from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
 from .guardian import Guardian
-from .hearing import Hearing
 from .interrupts import held_interrupts
 from .job_watch import JobWatch
+from .joining import Joining, open_clusters
 from .journal import Origin
 from .local_code import CodeSyncer
 from .recovery import Rules
-from .registry import ClusterFile, Ledger, find
+from .registry import Ledger
 from .scripts import ScriptRunner
 from .staging import DataStager
 from .start import Launch
@@ -54,10 +52,8 @@ if TYPE_CHECKING:
 NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
 SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new process imports torch meanwhile
 
-_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
-
-class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager, CodeSyncer):
+class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager, CodeSyncer):
     """Ranks that are ready to train.
 
     Parameters
@@ -93,13 +89,14 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     ) -> None:
         self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
         self._start()
-        _open.add(self)
+        open_clusters.add(self)
 
     def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
         self.config = config
         self._tell = tell or partial(print, file=sys.stderr, flush=True)
         self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
+        self.is_met = False  # it is a job whose ranks no notebook had joined before
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
@@ -108,47 +105,6 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._places = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
-
-    @classmethod
-    def attach(cls, which: str | None = None) -> Self:
-        """Join a cluster that outlived the notebook which held it.
-
-        Parameters
-        ----------
-        which
-            Its name or id; None where there is only one.
-
-        Returns
-        -------
-        Cluster
-            With its variables; in :attr:`missed` the cells whose end nobody saw, which may still run.
-
-        Raises
-        ------
-        UsageError
-            If there is none, or a process that runs holds it.
-        """
-        there = find(which, free=True)
-        self = cls.__new__(cls)
-        self._prepare(there.load_config())
-        self._join(there)
-        _open.add(self)
-        return self
-
-    def _join(self, there: ClusterFile) -> None:
-        started = time.monotonic()
-        gate = attach.Gate(self._on_message)
-        self._launch = attach.join(there, gate, self._on_lost)
-        self._look_after()
-        if any(self._launch.folders.run.glob("*.metrics.jsonl")):
-            self.metrics.read(self._launch.folders.run)
-        try:
-            self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
-        except BaseException:  # an interrupt too: the cluster must be there for the next who asks
-            self._stop_looking()
-            self._launch.leave()
-            raise
-        self.start_seconds = time.monotonic() - started
 
     def _start(self) -> None:
         started = time.monotonic()
@@ -324,6 +280,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         LaunchError
             If a rank can't be replaced.
         """
+        self._check_own()
         chosen = sorted(set(ranks))
         self._launch.try_lost_hosts()
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
@@ -349,6 +306,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         LaunchError
             If they can't be started again; the cluster is closed then.
         """
+        self._check_own()
         with self._restarting:
             self._stop_looking()
             self._launch.stop()
@@ -357,7 +315,7 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                 self._start()
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
                 self._closed = True
-                _open.discard(self)
+                open_clusters.discard(self)
                 raise
 
     def shutdown(self) -> None:
@@ -365,33 +323,15 @@ class Cluster(Hearing, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         if self._closed or self._pid != os.getpid():  # a forked child has no right to its parent's ranks
             return
         self._closed = True
-        _open.discard(self)
+        open_clusters.discard(self)
         with self._restarting:
             self._stop_looking()
             self._launch.stop()
         self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
-    def detach(self) -> None:
-        """Leave the ranks to themselves, with all that runs on them, until somebody attaches to them.
-
-        Raises
-        ------
-        UsageError
-            If the cluster was not started to be kept: it would end with this process.
-        """
-        if not self.config.keep:
-            raise UsageError(f"the cluster {self.name!r} ends with its notebook; start it with %dist_init --keep")
-        self._launch.check_open()
-        self._closed = True
-        _open.discard(self)
-        self._stop_looking()
-        attach.let_begin(self._launch)
-        self._launch.leave()
-        self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
-
 
 @atexit.register
 def _shutdown_all() -> None:
-    for cluster in list(_open):
+    for cluster in list(open_clusters):
         if not cluster.config.keep:
             cluster.shutdown()

@@ -8,6 +8,8 @@ cells, output and tensors pass through the controller without being looked at.
 
 Where ranks are on other hosts it listens for them on one address alone, and every socket speaks CurveZMQ; messages are
 signed as well. The keys are made here and lie in the connection files, which the user alone can read.
+
+That of a job, whose ranks belong to no notebook, ends by ``--DisttrainController.follow_ranks=True`` once they left.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from typing import Any
 import psutil
 import zmq
 from ipyparallel.controller.app import IPController
-from traitlets import Float, Integer, Unicode, observe
+from tornado.ioloop import PeriodicCallback
+from traitlets import Bool, Float, Integer, Unicode, observe
 
 from ..messages import USED_TOPIC
 from .folders import remove_folder
 
+LOOK_MS = 200  # between two looks whether there are ranks
 OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
 
 
@@ -39,6 +43,8 @@ class DisttrainController(IPController):
     idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
     remove_dirs = Unicode("", config=True, help="Folders to remove at the end, separated like PATH.")
+    remove_file = Unicode("", config=True, help="A file to remove before them.")
+    follow_ranks = Bool(False, config=True, help="End once all ranks that were there have left.")
 
     def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
         """Leave them out."""
@@ -78,11 +84,17 @@ class DisttrainController(IPController):
         """Run until the owner ends."""
         if self.owner_pid:
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
+        if self.follow_ranks:
+            self._had_ranks = False
+            self._look = PeriodicCallback(self._look_for_ranks, LOOK_MS)
+            self.loop.add_callback(self._look.start)
         if self.idle_timeout:
             threading.Thread(target=self._follow_use, name="follow use", daemon=True).start()
         try:
             super().start()
         finally:
+            if self.remove_file:
+                Path(self.remove_file).unlink(missing_ok=True)
             for folder in filter(None, self.remove_dirs.split(os.pathsep)):
                 remove_folder(Path(folder))
 
@@ -91,6 +103,13 @@ class DisttrainController(IPController):
         self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
         # On the loop, because it turns only once every child has been started.
         self.loop.add_callback(self._end)
+
+    def _look_for_ranks(self) -> None:
+        there = bool(self.hub.engines or self.hub.incoming_registrations)
+        if self._had_ranks and not there:
+            self._look.stop()
+            self._end()
+        self._had_ranks = self._had_ranks or there
 
     def _follow_use(self) -> None:
         """End once the ranks have not told for long enough that they are used."""

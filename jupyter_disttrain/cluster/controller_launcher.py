@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
@@ -10,10 +9,8 @@ from ipyparallel.util import select_random_ports
 from traitlets import Float, Int, Integer, List, Unicode
 
 from ..config import CONTROLLER_PORTS
+from ..controller_arguments import controller_arguments
 from .launchers.local import is_alive
-
-HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a beat
-MISSED_BEATS = 20
 
 
 class ControllerProcess(LocalControllerLauncher):
@@ -27,35 +24,18 @@ class ControllerProcess(LocalControllerLauncher):
     listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none
 
     def find_args(self) -> list[Any]:
-        """Return the command: no more threads and processes than are used."""
-        return [
-            sys.executable,
-            "-m",
-            "jupyter_disttrain.cluster.controller",
-            # Unix sockets in a folder of the user's own: no port that others could take first, or listen to.
-            "--transport=ipc",
-            f"--ip={self.sockets}",
-            "--ports=1-40",  # the ends of their names
-            *(self._for_other_hosts() if self.listen else ()),
-            "--log-level=ERROR",
-            "--nodb",
-            f"--HeartMonitor.period={HEARTBEAT_MS}",
-            f"--HeartMonitor.max_heartmonitor_misses={MISSED_BEATS}",
-            "--IPController.use_threads=True",
-            "--TaskScheduler.scheme_name=none",
-            f"--DisttrainController.owner_pid={self.owner_pid}",
-            f"--DisttrainController.idle_timeout={self.idle_timeout_s}",
-            f"--DisttrainController.remove_dirs={self.remove_dirs}",
-        ]
-
-    def _for_other_hosts(self) -> list[str]:
-        ports = ",".join(map(str, self.ports or select_random_ports(CONTROLLER_PORTS)))
-        return [
-            "--IPController.engine_transport=tcp",
-            f"--IPController.engine_ip={self.listen}",
-            f"--IPController.engine_ports={ports}",
-            "--IPController.enable_curve=True",
-        ]
+        """Return the command."""
+        ports = ",".join(map(str, self.ports or select_random_ports(CONTROLLER_PORTS))) if self.listen else ""
+        return list(
+            controller_arguments(
+                sockets=self.sockets,
+                listen=self.listen,
+                engine_ports=ports,
+                owner_pid=self.owner_pid,
+                idle_timeout=self.idle_timeout_s,
+                remove_dirs=self.remove_dirs,
+            )
+        )
 
     def get_env(self) -> dict[str, str]:
         """Return its variables: what lies in the notebook's folder is none of its modules."""

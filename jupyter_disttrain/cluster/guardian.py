@@ -327,7 +327,7 @@ class Guardian:
         try:
             self._launch.replace(rank)
         except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
-            note = f"rank {rank} can't be replaced: {_words(error)}; %dist_reset starts all ranks anew"
+            note = f"rank {rank} can't be replaced: {_words(error)}; {self._launch.remedy}"
             self._finish(lambda state, _now: state.on_replaced(rank, well=False), note)
             return
         self._write_down()
@@ -335,8 +335,7 @@ class Guardian:
             self.looks[rank] = Look(asked_at=-1.0)  # nobody has asked the new process yet
         source = self._state.survivor
         now = self._launch.table[rank].info.host
-        where = "" if now == host else f" on {now}"
-        note = f"rank {rank} was replaced by a new process{where} with fresh variables"
+        note = f"rank {rank} was replaced by a new process{'' if now == host else f' on {now}'} with fresh variables"
         if source is not None:
             note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
         table = self._launch.table

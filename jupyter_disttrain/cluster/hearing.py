@@ -45,6 +45,10 @@ class Hearing(Overview):
     def shutdown(self) -> None:
         """End the cluster."""
 
+    @abstractmethod
+    def _drop(self, because: str) -> None:
+        """Close the cluster and leave its ranks to themselves."""
+
     def _on_message(self, channel: str, message: Message) -> None:
         if channel not in ("iopub", FIGURES):
             return
@@ -120,6 +124,7 @@ class Hearing(Overview):
         """Take note that the controller is gone, and nobody can be reached any more."""
         if self._cells is None:
             return  # it is just being joined, and that fails now
+        why = self._launch.why_lost
         for entry in self.table:
             entry.state = "dead"
         self._guardian.close()
@@ -128,8 +133,16 @@ class Hearing(Overview):
             self._end_because("was ended by jupyter disttrain stop")
         elif limit and self.idle_s >= limit:
             self._end_because(f"was ended, because nobody had used it for {limit:g} s")
+        elif self.config.job:
+            self._leave_because(why)
         else:
-            self._cells.abandon(f"the controller of cluster {self.name!r} ended; %dist_reset starts the ranks anew")
+            self._cells.abandon(why)
+
+    def _leave_because(self, reason: str) -> None:
+        """Close the cluster here; what is left of it there is not ended."""
+        self._abandon(reason)
+        because = f"is out of reach: {reason}"
+        threading.Thread(target=self._drop, args=(because,), name="disttrain leave").start()  # which joins this thread
 
     def _end_because(self, reason: str) -> None:
         self._launch.closed_because = reason

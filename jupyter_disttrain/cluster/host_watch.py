@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 LOST_SECONDS = 5.6  # without an answer
+LATE_SECONDS = 2.0  # by which hosts that fall silent together may differ
 LOST_TURNS = 10  # and so many turns without one
 ASK_SECONDS = 0.5  # between two questions to a host that answers; one that is silent is asked at every turn
 SILENT_SECONDS = 2.0  # without an answer, before it is told that it came back
@@ -88,6 +89,11 @@ class HostWatch:
             host.lost = True
             found[name] = now - host.asked_at
         return found
+
+    def all_silent(self, now: float) -> bool:
+        """Whether no host has answered for about as long as one that counts as lost."""
+        asked = [host.asked_at for host in self.hosts.values()]
+        return all(at is not None and now - at >= LOST_SECONDS - LATE_SECONDS for at in asked)
 
     def take_returned(self) -> dict[str, float]:
         """Return the hosts that answer again, with the seconds that they did not."""

@@ -40,7 +40,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
     LaunchError
         If Slurm does not grant it, or this machine does not reach the nodes; no job is left then.
     """
-    grant = obtain(config.job, config.count, folders, tell)
+    grant = obtain(config.sbatch, config.count, folders, tell)
     try:
         addresses = grant.addresses()
         listen, network = network_to(addresses, config.interface)

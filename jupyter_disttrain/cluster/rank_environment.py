@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..framework_variables import WITHOUT_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from .placement import Placement
 
 LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
-
-WITHOUT_GPUS = {
-    "TORCH_FR_BUFFER_SIZE": "32",  # collectives that %dist_where can tell of; it reads them all
-    "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess so, and warn
-    "ACCELERATE_USE_CPU": "true",  # else Accelerator() takes each rank for the only one
-}
-
 
 # Of the notebook's environment, what ranks on other hosts are given too: where modules are, and what libraries read.
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "IPYTHONDIR", "LANG")

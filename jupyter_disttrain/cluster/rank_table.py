@@ -57,7 +57,9 @@ class RankEntry:
         self.sees_shelf, self.place = told["sees_shelf"], told["place"]
 
 
-def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:
+def check_idle(
+    table: Sequence[RankEntry], ranks: Sequence[int], remedy: str = "%dist_reset starts the ranks anew"
+) -> None:
     """Refuse ranks that died, or that run a cell which may never end.
 
     Raises
@@ -67,7 +69,7 @@ def check_idle(table: Sequence[RankEntry], ranks: Sequence[int]) -> None:
     """
     dead = [rank for rank in ranks if table[rank].state == "dead"]
     if dead:
-        raise UsageError(f"{label_ranks(dead)} died; %dist_reset starts the ranks anew, or leave them out with -r")
+        raise UsageError(f"{label_ranks(dead)} died; {remedy}, or leave them out with -r")
     busy = [rank for rank in ranks if table[rank].state == "running"]
     if busy:
         cells = sorted({table[rank].cell or 0 for rank in busy})

@@ -31,10 +31,18 @@ class Reach:
         Called with the death of each rank that nobody else can tell of.
     note
         Called with what a person should know.
+    on_cut
+        Called with the seconds since the last answer, when no host answers at all; None: that is the loss of all.
     """
 
-    def __init__(self, on_death: Callable[[RankDeath], None], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_death: Callable[[RankDeath], None],
+        note: Callable[[str], None],
+        on_cut: Callable[[float], None] | None = None,
+    ) -> None:
         self._on_death = on_death
+        self._on_cut = on_cut
         self._note = note
         self._watch = HostWatch()
         self._buried: dict[str, list[str]] = {}  # by host that was lost: the nannies of its ranks
@@ -61,7 +69,11 @@ class Reach:
         by_host: dict[str, list[RankEntry]] = {}
         for entry in alive:
             by_host.setdefault(entry.launch_host or entry.info.host, []).append(entry)
-        for name, silent_s in self._watch.take_lost(now).items():
+        lost = self._watch.take_lost(now)
+        if lost and self._on_cut is not None and self._watch.all_silent(now):
+            self._on_cut(max(lost.values()))
+            return
+        for name, silent_s in lost.items():
             self._bury(name, by_host.get(name, []), silent_s)
         for name, silent_s in self._watch.take_returned().items():
             self._note(f"{name} did not answer for {silent_s:.1f} s and is there again; nothing was lost")

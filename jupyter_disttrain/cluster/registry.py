@@ -27,6 +27,7 @@ from ..ranks import RankInfo
 from ..slurm_options import SlurmOptions
 from .folders import Folders, answers
 from .rank_table import RankEntry
+from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -206,6 +207,9 @@ def _write(path: Path, content: Any) -> None:
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file)
     temporary.replace(path)
+    tunnel = tunnel_of(path.parent)
+    if tunnel is not None:
+        tunnel.push(path)
 
 
 def running() -> list[ClusterFile]:

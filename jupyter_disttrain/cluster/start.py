@@ -12,16 +12,15 @@ import json
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
 from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
+from ..ranks import label_ranks
 from .arrivals import Arrivals, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts
-from .introduction import Introduction
 from .journal import Journal
 from .link import Link, Message
 from .moves import Moves
@@ -30,20 +29,21 @@ from .processes import POLL_SECONDS, Processes, said
 from .rank_table import RankEntry, decide
 from .reach import Reach
 from .registry import ClusterFile, Hold
-from .respawn import Respawn
+from .replacement import Replacement
+from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..config import ClusterConfig
     from ..ranks import RankInfo
+    from .job import JobProcesses
 
 TICKS_PER_LOOK = 2  # at the processes of this machine
-RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
-class Launch(Introduction):
+class Launch(Replacement):
     """The processes of one cluster.
 
     Parameters
@@ -76,11 +76,11 @@ class Launch(Introduction):
         self._is_being_stopped = False
         self._is_visitor = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
-        self._processes: Processes | None = None
+        self._processes: Processes | JobProcesses | None = None
         self._hold: Hold | None = None
         self.link: Link | None = None
         self.closed_because = "was shut down"
-        self.folders = there.folders if there else Folders.make(config.name)
+        self.folders = there.folders if there else self._make_folders()
         if there:
             self.placement, self.gpus = Placement.load(there.placement), there.gpus
             self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
@@ -92,11 +92,22 @@ class Launch(Introduction):
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
-        self._reach = Reach(self._on_untold, self._note)
+        self._cut_s = 0.0  # that no host of a job has answered
+        self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
         self._moves = Moves(config, self._reach)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
+
+    def _make_folders(self) -> Folders:
+        return Folders.make(self.config.name)
+
+    def _make_processes(self) -> Processes | JobProcesses:
+        if self.config.job:
+            from .job import JobProcesses  # noqa: PLC0415  (which imports this module)
+
+            return JobProcesses(self.config, tunnel_of(self.folders.profile))
+        return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
     def _decide_where(self, tell: Callable[[str], None]) -> None:
         """Decide how many ranks there will be, and where; nothing is left if that can't be."""
@@ -125,7 +136,7 @@ class Launch(Introduction):
         LaunchError
             If a rank can't be started; what was started has ended by then.
         """
-        self._processes = Processes(self.config, self.folders, self.n, self.gpus, placement=self.placement)
+        self._processes = self._make_processes()
         try:
             with deferred_interrupts():  # ipyparallel's event loop would lose one
                 self._processes.start()
@@ -160,9 +171,7 @@ class Launch(Introduction):
         self._is_visitor = visitor
         if not visitor:
             self._hold = Hold(self.folders.profile)
-        self._processes = Processes(
-            self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement
-        )
+        self._processes = self._make_processes()
         identity = (
             f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if visitor else self.folders.cluster_id
         )
@@ -229,57 +238,8 @@ class Launch(Introduction):
     def check_open(self) -> None:
         """Raise a ClusterClosedError if the cluster was shut down."""
         if self.link is None:
-            raise ClusterClosedError(
-                f"the cluster {self.config.name!r} {self.closed_because}; start one with %dist_init"
-            )
-
-    def replace(self, rank: int) -> None:
-        """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
-
-        Raises
-        ------
-        LaunchError
-            If it does not come up.
-        """
-        with self._one_at_a_time:
-            self._awaits_rank = True
-            try:
-                assert self._processes is not None
-                hello, nanny = self._start_one(rank)
-                old = self.table[rank]
-                info = replace(old.info, host=hello.host, pid=hello.pid)
-                entry = RankEntry(
-                    info=info,
-                    engine=hello.engine,
-                    nanny=nanny.nanny,
-                    nanny_pid=hello.nanny_pid,
-                    probe=nanny.probe,
-                    launch_host=hello.launch_host or old.launch_host,
-                )
-                entry.know(self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0])
-                entry.group = "none" if self.config.backend == "none" else "broken"
-                self.table[rank] = entry
-                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
-                if entry.state == "dead":
-                    raise LaunchError("the new process has died as well")
-            finally:
-                self._awaits_rank = False
-
-    def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
-        """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
-        assert self._processes is not None
-        host = self._moves.host_for(self.table[rank].launch_host, self.table)
-        known = {entry.engine for entry in self.table}
-        if self.mpi_heals and not self.mpi_lost:
-            attempt = Respawn(self.open_link, self.table, self._processes.command, host)
-            try:
-                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
-            except LaunchError as error:
-                self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
-        elif self.config.has_mpi:
-            self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
-        check = self._processes.start_one(f"replacement-{rank}", host)
-        return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)
+            how = "" if self.config.job else "; start one with %dist_init"
+            raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
 
     def try_lost_hosts(self) -> None:
         """Take no host for lost: a person says that they may be there again."""
@@ -287,10 +247,37 @@ class Launch(Introduction):
 
     # What goes wrong on the way
 
+    @property
+    def why_lost(self) -> str:
+        """Why nobody can be reached any more once the controller is lost, and what to do.
+
+        A job may end with the first rank that dies.
+        """
+        tunnel = tunnel_of(self.folders.profile)
+        if tunnel is not None and tunnel.why_ended:
+            return tunnel.why_ended
+        if self._cut_s:
+            return (
+                f"no host of {self.config.job_file} has answered for {self._cut_s:.1f} s, as if the network was cut; "
+                "the ranks go on without this notebook, and %dist_attach brings them back"
+            )
+        if self.config.job:
+            dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
+            after = f" after {label_ranks(dead)} died" if dead else ""
+            return f"the job of {self.config.job_file} has ended{after}; start it again and %dist_attach its file"
+        return f"the controller of cluster {self.config.name!r} ended; %dist_reset starts the ranks anew"
+
+    @property
+    def remedy(self) -> str:
+        """What helps once a rank can't be replaced."""
+        if self.config.job:
+            return "a new job has all ranks again (%dist_shutdown ends this one)"
+        return "%dist_reset starts the ranks anew"
+
     def _on_controller_lost(self) -> None:
         """Tell the cluster, unless this is how it was ended; called on the link's thread."""
         if self.link is not None and self._started:
-            self.link.fail_requests("the controller ended; %dist_reset starts the ranks anew")
+            self.link.fail_requests(self.why_lost)
             self._on_lost()
 
     def _on_early_message(self, channel: str, message: Message) -> None:
@@ -314,6 +301,11 @@ class Launch(Introduction):
                 self._on_untold(death)
         if self.placement.hosts and self.link is not None and self._started and not self._is_visitor:
             self._reach.turn(self.link, self.table)
+
+    def _on_cut(self, silent_s: float) -> None:
+        """Leave the ranks of a job to themselves: a notebook that loses its network must not end them."""
+        self._cut_s = silent_s
+        self._on_controller_lost()
 
     def _note(self, words: str) -> None:
         self.on_note(words)
@@ -353,11 +345,11 @@ class Launch(Introduction):
             with deferred_interrupts():
                 self.folders.remove()
 
-    def leave(self) -> None:
+    def leave(self, because: str = "was left to itself") -> None:
         """Leave the processes to themselves: they are there for who joins them later."""
         link, self.link = self.link, None
         self._processes = None
-        self.closed_because = "was left to itself"
+        self.closed_because = because
         if link is not None:
             link.close()
         self._let_go()
@@ -366,6 +358,9 @@ class Launch(Introduction):
         if self._hold is not None:
             self._hold.release()
             self._hold = None
+        tunnel = tunnel_of(self.folders.profile)
+        if tunnel is not None:
+            tunnel.close()
 
     def _end_ranks(self, link: Link) -> None:
         for entry in self.table:

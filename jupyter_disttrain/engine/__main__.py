@@ -2,7 +2,8 @@
 
 This process becomes the nanny and its child the rank. What both need is imported before the fork, so that its memory is
 shared; torch and MPI are imported after it, by the rank alone. With ``--ranks N`` this process forks N nannies first
-and stays until they have ended; see ``setup`` for the other arguments.
+and stays until they have ended. With ``--join FILE`` the processes of any job become ranks that a notebook joins; see
+``setup`` for the other arguments.
 """
 
 from __future__ import annotations
@@ -27,11 +28,19 @@ def main() -> None:
     from .setup import enter, read_arguments  # noqa: PLC0415  (nothing may be imported that reads the environment)
 
     setup = read_arguments(sys.argv[1:])
+    keeper = None
+    if setup.join is not None:
+        from .join import join  # noqa: PLC0415
+
+        keeper = join(setup)
     enter(setup)
     _leave_out_debugger()
     from . import app, nanny  # noqa: F401, PLC0415  (imported before the fork, and not by a mere import of this module)
 
     gc.freeze()
+    if keeper is not None:
+        keeper.stay(_fork_nanny())
+        return
     if setup.ranks > 1:
         nannies = [pid for pid in (_fork_nanny() for _ in range(setup.ranks)) if pid]
         _stay_with(nannies)

@@ -35,6 +35,7 @@ from .bootstrap import Bootstrap
 from .connection import (
     CLIENT_IDENTITY,
     CONNECTION_FILE,
+    LAUNCH_RANK,
     LAUNCHER,
     LOCAL_DIR,
     MPI_HEALS,
@@ -45,7 +46,7 @@ from .connection import (
 from .crash_reports import begin_reports
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
-from .mpi_world import join_starters
+from .mpi_world import finalize, join_starters
 from .on_import import on_import
 from .process_group import RendezvousError
 from .publisher import Publisher
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
 HELLO_LIMIT_SECONDS = 1.0
+FINALIZE_SECONDS = 2.0  # less than a nanny's patience
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
 
@@ -139,8 +141,11 @@ class RankEngine(IPEngine):
 
 
 def _end(number: int, _frame: Any) -> None:
-    # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck.
+    # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
+    # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
     _flush()
+    if os.environ.get(LAUNCH_RANK):
+        finalize(FINALIZE_SECONDS)
     # The signal's own effect: a rank that somebody else ends is told of as what it is.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -260,6 +265,7 @@ def _prepare() -> RankHello:
         launch_rank=_launch_rank(),
         launcher=os.environ[LAUNCHER],
         launch_host=os.environ.get(HOST, ""),
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,
@@ -268,6 +274,8 @@ def _prepare() -> RankHello:
 
 
 def _launch_rank() -> int | None:
+    if os.environ.get(LAUNCH_RANK):
+        return int(os.environ[LAUNCH_RANK])
     if os.environ[LAUNCHER] != "mpi":
         return None  # such variables are of the job that Jupyter itself runs in, and say the same to every rank
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

@@ -31,6 +31,7 @@ PROFILE_DIR = "DISTTRAIN_PROFILE_DIR"
 LOCAL_DIR = "DISTTRAIN_LOCAL_DIR"  # of the cluster on the notebook's host; a rank elsewhere has none
 WITHOUT_TORCH = "DISTTRAIN_WITHOUT_TORCH"
 LAUNCHER = "DISTTRAIN_LAUNCHER"
+LAUNCH_RANK = "DISTTRAIN_LAUNCH_RANK"  # that a job's launcher has given, in a cluster that a notebook joined
 MPI_HEALS = "DISTTRAIN_MPI_HEALS"  # this MPI can be made whole after a death
 SAMPLE = "DISTTRAIN_SAMPLE_SECONDS"  # between two messages with figures of a rank; 0: there are none
 KEEP = "DISTTRAIN_KEEP"  # somebody may join later, and ask for what was said meanwhile

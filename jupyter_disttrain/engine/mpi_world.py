@@ -13,6 +13,7 @@ recovery: whatever goes wrong here, the process group is formed, and ``comm`` sa
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from functools import cache
@@ -246,6 +247,18 @@ def join_starters() -> Any:
         return None
     parent = mpi.Comm.Get_parent()
     return None if parent == mpi.COMM_NULL else within(LIMIT_SECONDS, lambda: parent.Merge(high=True))
+
+
+def finalize(limit_s: float) -> None:
+    """Leave MPI, on the thread that has entered it; a process that waits for longer for the others is killed."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    limit = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGKILL))
+    limit.daemon = True
+    limit.start()
+    mpi.Finalize()
+    limit.cancel()
 
 
 def _hidden(mpi: Any, comm: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ..config import BACKENDS
 from .connection import PROFILE_DIR
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ HOST = "DISTTRAIN_HOST"  # the name by which the launcher reaches this host
 INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
 
 
+JOIN_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSetup:
+    """How the processes of a job become the ranks of a cluster: see ``join``."""
+
+    file: str
+    timeout_s: float  # for the first process to write it
+    interface: str  # at which the controller listens: its name, or a network; empty: chosen
+    backend: str  # see ``config``
+    name: str  # of the cluster; empty: that of the file
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The arguments of ``python -m jupyter_disttrain.engine``."""
@@ -40,6 +55,7 @@ class Setup:
     environment: str  # a file; empty: what was inherited is all
     host: str  # as the launcher calls it; empty: it does not say
     ranks: int  # processes to become
+    join: JoinSetup | None = None  # None: a client has started this process
 
 
 def read_arguments(arguments: Sequence[str]) -> Setup:
@@ -48,8 +64,22 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
     parser.add_argument("--environment", default="", metavar="FILE", help="the environment of ranks on other hosts")
     parser.add_argument("--host", default="", help="the name by which this host is reached")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks to start here")
+    of_jobs = parser.add_argument_group("in a job of mpirun, srun or torchrun, whose ranks a notebook joins")
+    add = of_jobs.add_argument
+    add("--join", metavar="FILE", help="for %%dist_attach FILE; a path that all hosts of the job share")
+    add("--join-timeout", type=float, default=JOIN_SECONDS, metavar="S", help="until rank 0 has written it (120)")
+    add("--interface", default="", help="at which rank 0's host is reached: its name, or a network (default: chosen)")
+    add("--backend", choices=BACKENDS, default="auto", help="of the process group; none: ranks without torch")
+    add("--name", default="", help="of the cluster (default: that of FILE)")
     args = parser.parse_args(arguments)
-    return Setup(environment=args.environment, host=args.host, ranks=args.ranks)
+    joined = JoinSetup(
+        file=args.join or "",
+        timeout_s=args.join_timeout,
+        interface=args.interface,
+        backend=args.backend,
+        name=args.name,
+    )
+    return Setup(environment=args.environment, host=args.host, ranks=args.ranks, join=joined if args.join else None)
 
 
 def enter(setup: Setup) -> None:

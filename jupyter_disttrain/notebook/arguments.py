@@ -158,7 +158,13 @@ def _diff() -> _Parser:
 def _attach() -> _Parser:
     parser = _parser("dist_attach")
     add = parser.add_argument
-    add("cluster", nargs="?", help="its name or id, as `jupyter disttrain list` shows them (default: the only one)")
+    add(
+        "cluster",
+        nargs="?",
+        help="its name or id, as `jupyter disttrain list` shows them (default: the only one); or FILE, that a job "
+        "wrote whose ranks run `python -m jupyter_disttrain.engine --join FILE`; or HOST:FILE, to go through ssh",
+    )
+    add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
     add("--noblock", action="store_true", help="don't wait for a cell that still runs; %%dist_wait shows it")
     return parser
 
@@ -268,6 +274,7 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_copy": _copy(),
     "dist_diff": _diff(),
     "dist_attach": _attach(),
+    "dist_detach": _plain("dist_detach"),
     "dist_run": _run(),
     "dist_export": _export(),
     "dist_save": _save(),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from ..cluster import CellRun, Cluster
-from ..cluster.registry import find
 from ..cluster.variables import check_names
 from ..config import parse_roles
 from ..errors import UsageError
@@ -107,15 +106,31 @@ class DistributedMagics(FileMagics):
         for here in self._clusters.values():
             if not here.closed and args.cluster in (here.name, here.cluster_id):
                 raise UsageError(f"the cluster {here.name!r} is in this notebook already; %dist_status shows it")
-        there = find(args.cluster, free=True)
-        if there.name in self._clusters and not self._clusters[there.name].closed:
-            raise UsageError(f"another cluster {there.name!r} is in this notebook; end it first with %dist_shutdown")
-        cluster = Cluster.attach(there.cluster_id)
+        cluster = Cluster.attach(args.cluster, ssh=args.ssh or self.ssh, unless=self._has)
         self._add(cluster)
-        print(attached_text(cluster))  # noqa: T201
+        print(started_text(cluster) if cluster.is_met else attached_text(cluster))  # noqa: T201
         self._waiting[cluster.name] = [(run, None) for run in cluster.missed]
         if not args.noblock:
             self._wait_for_cells(cluster)
+
+    def _has(self, name: str) -> None:
+        """Refuse a cluster of the name of one that is here."""
+        if name in self._clusters and not self._clusters[name].closed:
+            raise UsageError(
+                f"another cluster {name!r} is in this notebook; end it first with %dist_shutdown, or leave it to "
+                "itself with %dist_detach"
+            )
+
+    @documented
+    @line_magic
+    def dist_detach(self, line: str) -> None:
+        """Leave a cluster to itself, with all that runs on it; %dist_attach brings it back."""
+        cluster = self._require(parse("dist_detach", line))
+        cluster.detach()
+        self._forget(cluster)
+        where = cluster.config.job_file or cluster.cluster_id
+        ranks = label_ranks(range(cluster.config.n or 0)) if cluster.config.n else "its ranks"
+        print(f"{ranks} go on without this notebook; %dist_attach {where} brings them back")  # noqa: T201
 
     @documented
     @line_magic

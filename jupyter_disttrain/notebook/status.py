@@ -94,7 +94,8 @@ def status_text(cluster: Cluster) -> str:
     rows: list[tuple[str, ...]] = [HEAD]
     rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]
     backend = cluster.table[0].info.backend
-    title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {cluster.config.launcher} · {backend}"
+    launcher = cluster.config.job or cluster.config.launcher
+    title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {launcher} · {backend}"
     nodes = [_node(node) for node in cluster.telemetry.nodes]
     busy = {entry.info.rank for entry in cluster.table if entry.state == "running"}
     remarks = cluster.telemetry.remarks

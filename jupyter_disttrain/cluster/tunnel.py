@@ -1,0 +1,292 @@
+"""Reach a job's controller, and its files, by one ssh to a host of its network.
+
+Covers: reading a job's file there, sockets of this machine that lead to the controller, a folder of this machine that
+holds the cluster's files, writing them back.
+Does not cover: what is in those files (``registry``), joining (``job``).
+
+The one ssh forwards Unix sockets, which lie in a folder of the user's own, and runs a shell on the host, through which
+files are read and written and the cluster is held: as long as the shell runs, and not longer than this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import LaunchError, UsageError
+from ..messages import channel_url
+from ..shelf import NOTEBOOK, ROOT
+from .launchers.ssh import CONNECT_SECONDS, SSH_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..job_file import JobFile
+
+CHANNELS = ("mux", "control", "iopub")
+# Forwards of a shared connection would outlive this process; a silent network is noticed within 15 s.
+OPTIONS = (
+    *("-T", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-o", "StreamLocalBindMask=0177"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+)
+ANSWER_SECONDS = 20.0  # for the host's shell
+GREETING_SECONDS = 10.0  # for the controller, which speaks first
+END_SECONDS = 3.0  # for ssh to send the rest
+DYING_SECONDS = 0.5  # for ssh, whose sockets close before its end can be seen
+_REMOTE = re.compile(r"^(?P<host>[^-/:\s][^/:\s]*|\[[0-9a-fA-F:.%]+\]):(?P<file>.+)$")
+
+_open: dict[Path, Tunnel] = {}  # by the folder here
+
+
+def split(which: str) -> tuple[str, str] | None:
+    """Return host and file of ``HOST:FILE``; None for anything else."""
+    found = _REMOTE.match(which)
+    return (found["host"].strip("[]"), found["file"]) if found else None
+
+
+def tunnel_of(folder: Path) -> Tunnel | None:
+    """Return the tunnel whose folder here this is."""
+    return _open.get(folder)
+
+
+class Tunnel:
+    """One ssh, and the folder that stands here for the cluster's own; it is :attr:`folder` of :attr:`told`.
+
+    Raises
+    ------
+    UsageError
+        If the file is not there or another notebook has the ranks.
+    LaunchError
+        If ssh fails.
+    """
+
+    def __init__(self, host: str, file: str, ssh: Sequence[str]) -> None:
+        self.host, self.file = host, file
+        self._ssh = [*ssh, *SSH_OPTIONS]
+        self._lock = threading.Lock()
+        self._read_buffer = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words = ""  # of ssh's, once it has ended
+        told = self._read_file()
+        self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(told.profile))
+        self.folder = _make_folder(told.name)
+        _open[self.folder] = self
+        try:
+            self._start(told)
+            self._greet(told)
+            self._hold()
+            self._fetch()
+        except BaseException:  # an interrupt too leaves no ssh
+            self.close()
+            raise
+
+    # The file
+
+    def _read_file(self) -> JobFile:
+        from .job import parse  # noqa: PLC0415  (which imports this module)
+
+        file = _quoted(self.file)
+        # Who wrote a file of another user's could have us run anything.
+        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi"
+        command = [*self._ssh, "-T", self.host, script]
+        done = subprocess.run(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True
+        )
+        if done.returncode == 0:
+            # What a login shell prints comes first; the file is one line.
+            return parse(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
+        words = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
+        if done.returncode == 255:  # noqa: PLR2004  (ssh's own)
+            raise LaunchError(f"ssh to {self.host} failed: {words}; try: {shlex.join([*self._ssh, self.host, 'true'])}")
+        raise UsageError(
+            f"cannot read {self.file} on {self.host}: {words}; the job has not begun, has ended, or wrote its file "
+            "elsewhere"
+        )
+
+    # The ssh
+
+    def _start(self, told: JobFile) -> None:
+        forwards = []
+        for channel in CHANNELS:
+            place = channel_url(told.connection, channel).partition("://")[2]
+            forwards += ["-L", f"{self._socket(told, channel)}:{place}"]
+        connection = told.connection | {"interface": f"ipc://{self.folder / 's'}"}
+        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", connection)
+        self.told = replace(told, profile=str(self.folder))
+        self._errors = (self.folder / "ssh.log").open("w+b")
+        self._process = subprocess.Popen(  # noqa: S603
+            [*self._ssh, *OPTIONS, *forwards, self.host, "exec sh"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # an interrupt of the notebook is not for it
+        )
+
+    def _socket(self, told: JobFile, channel: str) -> Path:
+        return self.folder / f"s-{told.connection[channel]}"
+
+    def _greet(self, told: JobFile) -> None:
+        """See that the controller is at the other end: it is the first to speak."""
+        self.ask("true")  # now the forwards are there
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(GREETING_SECONDS)
+            try:
+                probe.connect(str(self._socket(told, "control")))
+                greeted = bool(probe.recv(1))
+            except OSError:
+                greeted = False
+        if not greeted:
+            raise UsageError(
+                f"{self.host} does not reach the controller of {self.file} at {told.address}: the job that wrote it "
+                f"has ended, or that host is not in its network; {told.host} is"
+            )
+
+    def ask(self, script: str) -> str:
+        """Have the host's shell run something, and return what it prints.
+
+        Raises
+        ------
+        LaunchError
+            If ssh has ended, or no answer comes in time.
+        """
+        mark = f"disttrain-{os.urandom(8).hex()}"
+        with self._lock:
+            self._send(f"echo {mark}; {script}\necho {mark}\n")
+            said = self._read_until(f"{mark}\n".encode())
+            said = self._read_until(f"{mark}\n".encode())
+        return said.decode(errors="replace")
+
+    def _send(self, text: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise LaunchError(self.why_ended or f"the ssh tunnel to {self.host} is broken: {error}") from error
+
+    def _read_until(self, mark: bytes) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + ANSWER_SECONDS + CONNECT_SECONDS
+        while mark not in self._read_buffer:
+            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            read = os.read(self._process.stdout.fileno(), 1 << 16) if readable else b""
+            if not read:
+                silent = f"the shell on {self.host} does not answer; try: {shlex.join([*self._ssh, self.host, 'true'])}"
+                raise LaunchError(self.why_ended or silent)
+            self._read_buffer += read
+        before, _, self._read_buffer = self._read_buffer.partition(mark)
+        return before
+
+    @property
+    def why_ended(self) -> str:
+        """How the ssh ended, in words; empty while it runs."""
+        if self._process is None:
+            return self._words
+        try:
+            code = self._process.wait(DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return ""
+        self._errors.seek(0)
+        said = " ".join(self._errors.read().decode(errors="replace").split())[-300:]
+        how = said or (f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}")
+        self._words = f"the ssh tunnel to {self.host} ended: {how}; %dist_attach {self.host}:{self.file} opens it again"
+        return self._words
+
+    # The files
+
+    def _hold(self) -> None:
+        """Take the right to send cells, there, for as long as the shell runs."""
+        holder = _quoted(posixpath.join(self._profile, "holder"))
+        answer = self.ask(f"umask 077; exec 9>>{holder}; flock -n 9; echo $?").strip()
+        if answer != "0":
+            raise UsageError(
+                f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "
+                f"there, or shut that kernel down or restart it first (flock there ended with {answer or 'nothing'})"
+            )
+
+    def _fetch(self) -> None:
+        """Bring the files here that somebody who joins has to know."""
+        script = (
+            f"( cd {_quoted(self._profile)} && mkdir -p -m 700 client && for f in cluster.json "
+            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; cat "$f"; echo; fi; done )'
+        )
+        lines = filter(None, self.ask(script).splitlines())
+        for name in lines:
+            _write_private(self.folder / posixpath.basename(name), json.loads(next(lines)))
+
+    def push(self, path: Path) -> None:
+        """Write a file there as it is here.
+
+        Once ssh has ended nothing is written: that the cluster is out of reach, is told by itself.
+        """
+        where = {"open_cells.json": "client/open_cells.json"}.get(path.name, path.name)
+        target = posixpath.join(self._profile, where)
+        fresh = _quoted(f"{target}.new")
+        end = f"disttrain-{os.urandom(8).hex()}"
+        script = f"cat > {fresh} <<'{end}' && mv {fresh} {_quoted(target)}\n{path.read_text()}\n{end}\n"
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._send(script)
+
+    def wait_for_end(self, patience_s: float) -> None:
+        """Wait until the job has removed its file."""
+        looks = round(patience_s * 10)
+        if looks and self._process is not None and self._process.poll() is None:
+            file = _quoted(self.file)
+            self.ask(f"n=0; while [ -e {file} ] && [ $n -lt {looks} ]; do sleep 0.1; n=$((n+1)); done")
+
+    def close(self) -> None:
+        """End ssh, once it has sent the rest, and remove the folder here."""
+        process, self._process = self._process, None
+        _open.pop(self.folder, None)
+        if process is not None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.close()
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            except BrokenPipeError:
+                process.wait()
+            process.stdout.close()
+            self._errors.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make_folder(name: str) -> Path:
+    """Make a folder for sockets and keys: in shared memory if there is any, under a short name."""
+    path = ROOT / f"disttrain-{name}-{os.getpid()}-{os.urandom(3).hex()}"
+    try:
+        path.mkdir(mode=0o700)
+    except OSError:
+        path = Path(tempfile.mkdtemp(prefix="disttrain-"))
+    (path / "security").mkdir(mode=0o700)
+    (path / NOTEBOOK).write_text(os.urandom(16).hex())
+    return path
+
+
+def _write_private(path: Path, content: object) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(content, file)
+
+
+def _quoted(file: str) -> str:
+    """Return a path as a remote shell takes it, where ``~/`` is the home there."""
+    return '"$HOME"/' + shlex.quote(file[2:]) if file.startswith("~/") else shlex.quote(file)

@@ -1,0 +1,303 @@
+"""Make the processes of any job the ranks of a cluster that a notebook joins: ``--join FILE``.
+
+Covers: what the first process does for all of them, what the others wait for, the environment of each.
+Does not cover: what the job's launcher tells (``launched``), the notebook's side (``cluster.job``).
+
+The first process starts the controller and stays as its keeper beside the nanny, because the other ranks must not lose
+their controller with rank 0. It writes FILE, by which the others and the notebook find the controller. Nobody but the
+job's user can read FILE, or the folder beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..controller_arguments import controller_arguments
+from ..errors import LaunchError, UsageError
+from ..framework_variables import WITHOUT_GPUS
+from ..job_file import JobFile, package_version, read_own
+from ..shelf import ROOT
+from .connection import (
+    CHANNELS,
+    CLIENT_IDENTITY,
+    CONNECTION_FILE,
+    KEEP,
+    LAUNCH_RANK,
+    LAUNCHER,
+    LOCAL_DIR,
+    PROFILE_DIR,
+    SAMPLE,
+    WITHOUT_TORCH,
+    Connection,
+)
+from .host_folder import PREFIX
+from .launched import Launched, interface_towards, network_of, own_address
+from .setup import HOST, INTERFACE_VARIABLES, JoinSetup
+
+if TYPE_CHECKING:
+    from .setup import Setup
+
+POLL_SECONDS = 0.02
+CONTROLLER_SECONDS = 60.0  # for it to come up
+PORTS = 8  # of the controller, for ranks and for clients each
+SAMPLE_SECONDS = 1.0
+OTHERS_SECONDS = 5.0  # for an earlier job's cluster to end
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class Keeper:
+    """The controller of a job, and the process that stays with it."""
+
+    def __init__(self, controller: subprocess.Popen[bytes], run: Path) -> None:
+        self._controller, self._run = controller, run
+
+    def stay(self, nanny: int) -> None:
+        """Stay until this host's rank 0 and the controller have ended: it ends once no rank is left."""
+        nannies = [nanny]
+
+        def pass_on(number: int, _frame: Any) -> None:
+            for pid in nannies:
+                os.kill(pid, number)
+            if not nannies:
+                self._controller.terminate()
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, pass_on)
+        os.waitpid(nanny, 0)
+        nannies.clear()
+        self._controller.wait()
+        with contextlib.suppress(OSError):  # there are logs in it
+            self._run.rmdir()
+
+
+def join(setup: Setup) -> Keeper | None:
+    """Find the cluster of this job, which its first process starts, and take what this process needs of it.
+
+    Returns
+    -------
+    Keeper
+        In the first process; None in the others.
+
+    Raises
+    ------
+    SystemExit
+        If this can't be; the message says on which host, why, and what to do.
+    """
+    assert setup.join is not None
+    path = Path(setup.join.file).absolute()
+    keeper = None
+    try:
+        launched = Launched.read()
+        if launched.rank == 0:
+            keeper, told = _begin(launched, path, setup.join)
+        else:
+            told = _wait_for(launched, path, setup.join.timeout_s)
+    except (LaunchError, UsageError) as error:
+        raise SystemExit(str(error)) from error
+    os.environ.update(_environment(launched, told))
+    return keeper
+
+
+# The first process
+
+
+def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, JobFile]:
+    """Start the controller and write the file."""
+    _check_free(path)
+    address = own_address(wanted.interface)
+    name = wanted.name or _NO_NAME.sub("-", path.stem).strip("-._")[:40] or "job"
+    cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
+    profile = path.with_name(f".{path.name}-{cluster_id}")
+    run = path.with_name(f"{path.stem}-logs-{time.strftime('%Y%m%d-%H%M%S')}")  # where all hosts can write
+    local = _local(cluster_id)
+    try:
+        for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup")), run, local):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise LaunchError(
+            f"{socket.gethostname()} can't make {error.filename}: {error.strerror}; put {path.name} into a folder "
+            "that this user may write to, on a file system that all hosts of the job share"
+        ) from error
+    controller = _start_controller(address, profile, cluster_id, [profile, local], path)
+    told = JobFile(
+        version=package_version(),
+        cluster_id=cluster_id,
+        job=launched.job,
+        launcher=launched.launcher,
+        name=name,
+        host=socket.gethostname(),
+        address=address,
+        network=network_of(address),
+        world_size=launched.world_size,
+        backend=wanted.backend,
+        profile=str(profile),
+        run=str(run),
+        started_s=time.time(),
+        connection=_wait_for_controller(controller, profile, cluster_id),
+    )
+    try:
+        told.write(path)
+    except OSError as error:
+        controller.terminate()
+        raise LaunchError(f"{socket.gethostname()} can't write {path}: {error.strerror}; name another file") from error
+    print(f"{told.world_size} ranks wait; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
+    return Keeper(controller, run), told
+
+
+def _check_free(path: Path) -> None:
+    """Refuse to take the file of a job that still runs."""
+    deadline = time.monotonic() + OTHERS_SECONDS
+    while (there := _read(path)) is not None and not there.is_refused():
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"{path} is that of another job, which runs on {there.host} ({there.world_size} ranks, by "
+                f"{there.launcher}); give this one another file, or end that one: %dist_attach {path}, then "
+                "%dist_shutdown"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _start_controller(
+    address: str, profile: Path, cluster_id: str, folders: list[Path], file: Path
+) -> subprocess.Popen[bytes]:
+    ports = _free_ports(address, 2 * PORTS)
+    command = controller_arguments(
+        sockets=str(_local(cluster_id) / "s"),
+        listen=address,
+        engine_ports=",".join(map(str, ports[:PORTS])),
+        client_ports=",".join(map(str, ports[PORTS:])),
+        owner_pid=os.getpid(),
+        follow_ranks=True,
+        remove_file=str(file),
+        remove_dirs=os.pathsep.join(map(str, folders)),
+    )
+    command += [f"--profile-dir={profile}", f"--cluster-id={cluster_id}"]
+    with (profile / "log" / "controller.log").open("wb") as log:
+        # A session of its own: what ends the job's processes by a signal must let it tell the other ranks.
+        return subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+        )
+
+
+def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, cluster_id: str) -> dict[str, Any]:
+    """Wait for its files and, because it writes those first, for all its sockets; return what clients need."""
+    files = [profile / "security" / f"ipcontroller-{cluster_id}-{who}.json" for who in ("engine", "client")]
+    deadline = time.monotonic() + CONTROLLER_SECONDS
+    while not all(map(_listens, files)):
+        if controller.poll() is not None or time.monotonic() > deadline:
+            controller.kill()
+            said = (profile / "log" / "controller.log").read_text(errors="replace").strip()[-2000:]
+            raise LaunchError(f"the controller on {socket.gethostname()} did not come up: {said or 'it said nothing'}")
+        time.sleep(POLL_SECONDS)
+    found: dict[str, Any] = json.loads(files[1].read_text())
+    return found
+
+
+def _listens(file: Path) -> bool:
+    """Whether a controller takes connections on all channels that its file names for us."""
+    try:
+        connection = Connection(file, json.loads(file.read_text()))
+    except FileNotFoundError:
+        return False
+    channels = [channel for channel in CHANNELS if channel in connection.info]
+    try:
+        for channel in channels:
+            socket.create_connection(connection.place(channel), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_ports(address: str, count: int) -> list[int]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket(family)) for _ in range(count)]
+        for sock in socks:
+            sock.bind((address, 0))
+        return [int(sock.getsockname()[1]) for sock in socks]
+
+
+# The others
+
+
+def _wait_for(launched: Launched, path: Path, timeout_s: float) -> JobFile:
+    """Wait until the first process of this job has written the file."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        there = _read(path)
+        if there is not None and there.job == launched.job and not there.is_refused():
+            return there
+        if time.monotonic() > deadline:
+            raise LaunchError(_why_not(launched, path, there, timeout_s))
+        time.sleep(POLL_SECONDS)
+
+
+def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: float) -> str:
+    who = f"rank {launched.rank} on {socket.gethostname()}"
+    if there is not None:
+        return (
+            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job wrote none: see what that said"
+        )
+    return (
+        f"{who} saw no {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system that all hosts of "
+        "the job share, or give more time with --join-timeout"
+    )
+
+
+def _read(path: Path) -> JobFile | None:
+    """Return what is in the file; None if there is nothing that a job of this version has written."""
+    try:
+        return JobFile.parse(read_own(path))
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        raise LaunchError(f"{socket.gethostname()} can't read {path}: {error.strerror}; name another file") from error
+
+
+# All
+
+
+def _local(cluster_id: str) -> Path:
+    return ROOT / f"{PREFIX}{cluster_id}"
+
+
+def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
+    """Return what a client would have given this process; what the job has set stays."""
+    local = str(_local(told.cluster_id))
+    environment = {
+        CONNECTION_FILE: str(Path(told.profile) / "security" / f"ipcontroller-{told.cluster_id}-engine.json"),
+        CLIENT_IDENTITY: told.cluster_id,
+        PROFILE_DIR: told.profile,
+        LOCAL_DIR: local,
+        LAUNCHER: "mpi" if told.has_mpi else "local",
+        LAUNCH_RANK: str(launched.rank),
+        HOST: socket.gethostname(),
+        KEEP: "1",
+        SAMPLE: str(SAMPLE_SECONDS),
+    }
+    if told.backend == "none":
+        environment[WITHOUT_TORCH] = "1"
+    interface = interface_towards(told.address)
+    defaults = {name: sign + interface for name, sign in INTERFACE_VARIABLES.items() if interface}
+    defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launched.on_this_host))
+    if told.has_mpi:
+        defaults["OMPI_MCA_btl_sm_backing_directory"] = local  # goes with the cluster, however its ranks end
+        defaults["OMPI_MCA_opal_signal"] = ""  # Python's report of a crash names the cell's line
+    if not Path("/proc/driver/nvidia").exists():
+        defaults |= WITHOUT_GPUS
+    return environment | {name: value for name, value in defaults.items() if name not in os.environ}

@@ -1,0 +1,111 @@
+"""The file by which a notebook joins the ranks of a job.
+
+Covers: what the job's first process writes into it, reading it, whether the job still runs.
+Does not cover: writing it (``engine.join``), joining (``cluster.job``).
+
+Who can read it can run code as the job's user: so it is readable by that user alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from .messages import channel_url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+CONNECT_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """What a job tells of itself."""
+
+    version: str  # of this package
+    cluster_id: str
+    job: str  # what tells its processes from those of any other job; empty where nothing does
+    launcher: str  # that started it: "mpirun", "srun", "torchrun"
+    name: str  # of the cluster
+    host: str  # of rank 0, and of the controller
+    address: str  # at which the controller listens
+    network: str  # around that address, as in "10.1.0.0/16"
+    world_size: int
+    backend: str  # see ``config``
+    profile: str  # the folder beside it that holds what the cluster needs
+    run: str  # the folder of the ranks' logs
+    started_s: float  # seconds since the epoch
+    connection: dict[str, Any]  # what ipyparallel's client connection file says
+
+    @property
+    def has_mpi(self) -> bool:
+        """Whether the ranks are one MPI world."""
+        return self.launcher == "mpirun"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what :meth:`write` wrote.
+
+        Raises
+        ------
+        ValueError
+            If it is nothing of that kind; the message is empty, or the version that wrote it.
+        """
+        told = json.loads(text)
+        if not isinstance(told, dict):
+            raise ValueError  # noqa: TRY004  (it is about what is in the file)
+        if told.get("version") != package_version():
+            raise ValueError(str(told.get("version", "")))
+        try:
+            return cls(**told)
+        except TypeError as error:
+            raise ValueError from error
+
+    def write(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        fresh = path.with_name(f".{path.name}-{self.cluster_id}.new")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(self), file)
+        fresh.replace(path)
+
+    def answer(self) -> str:
+        """Return what comes of a connection to its controller: ``"there"``, ``"refused"``, or what the system says."""
+        host, _, port = channel_url(self.connection, "control").partition("://")[2].rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError as error:
+            return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+        return "there"
+
+    def is_refused(self) -> bool:
+        """Whether the job has ended; one whose host says nothing may be cut off."""
+        return self.answer() == "refused"
+
+
+def read_own(path: Path) -> str:
+    """Return what is in a file of this user's: who wrote another's could have us run anything.
+
+    Raises
+    ------
+    OSError
+        If it can't be read, or belongs to another user.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+        return file.read()
+
+
+def package_version() -> str:
+    """Return the version of this package."""
+    return metadata.version("jupyter_disttrain")

@@ -1,0 +1,336 @@
+"""Jobs of mpirun, srun and torchrun whose ranks a notebook joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import job
+from jupyter_disttrain.engine.launched import Launched, own_address
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .lab.lab import Lab
+    from .lab.slurm import Slurm
+    from .notebook_driver import Notebook
+
+ENGINE = [sys.executable, "-m", "jupyter_disttrain.engine"]
+LAUNCHED_BY_HAND = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+HOLD = "import os, signal; kept = rank * 11; os.getpid()"
+LIMIT_S = 40.0
+
+
+class Job:
+    """A process that is part of a job, or starts all of it; what it says is kept."""
+
+    def __init__(self, words: list[str], log: Path, **environment: str) -> None:
+        self._log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, cwd=log.parent
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def until(self, file: Path) -> dict[str, Any]:
+        """Wait until the job has written its file; return what is in it."""
+        deadline = time.monotonic() + LIMIT_S
+        while not file.exists():
+            assert self._process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+        told: dict[str, Any] = json.loads(file.read_text())
+        return told
+
+    def end(self) -> int:
+        """Wait for its end and return the exit code."""
+        return self._process.wait(LIMIT_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            self.end()
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    """Jobs that must not outlive the test."""
+    started: list[Job] = []
+    yield started
+    for each in started:
+        each.terminate()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "job.json"
+
+
+def by_hand(jobs: list[Job], file: Path, rank: int, world_size: int, *more: str, log: str = "") -> Job:
+    """Start one process as torchrun would."""
+    variables = LAUNCHED_BY_HAND | {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    words = [*ENGINE, "--join", str(file), "--backend", "none", *more]
+    jobs.append(Job(words, file.with_name(log or f"rank{rank}.log"), **variables))
+    return jobs[-1]
+
+
+def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:
+    network = f"{lab.head_address}/24"
+    agent = ["--prtemca", "plm_ssh_agent", str(lab.ssh), "--prtemca", "prte_if_include", network]
+    names = ["PYTHONPATH", "AZ_BATCH_MASTER_NODE"]
+    words = [
+        *("mpirun", "--host", "node1:2,node2:2", "--map-by", "slot", "--bind-to", "none", *agent),
+        *("--mca", "btl_tcp_if_include", network, *(word for name in names for word in ("-x", name))),
+    ]
+    variables = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "AZ_BATCH_MASTER_NODE": f"{lab.address('node1')}:6000",
+    }
+    jobs.append(Job([*words, *ENGINE, "--join", str(file)], file.with_name("mpirun.log"), **variables))
+    assert jobs[0].until(file)["address"] == lab.address("node1")
+    assert file.stat().st_mode & 0o777 == 0o600
+    cluster = Cluster.attach(str(file))
+    places = [(entry.info.host, entry.info.local_rank, entry.info.node_rank) for entry in cluster.table]
+    assert places == [("node1", 0, 0), ("node1", 1, 0), ("node2", 0, 1), ("node2", 1, 1)]
+    run = cluster.run("x = torch.ones(1) * rank; dist.all_reduce(x); x.item(), comm.allreduce(rank)")
+    assert set(run.results.values()) == {(6.0, 6)}
+    controller = json.loads(file.read_text())["connection"]["control"]
+    assert [found.address for found in lab.listening("node1") if found.port == controller] == [lab.address("node1")]
+    with pytest.raises(UsageError, match="held by process"):
+        Cluster.attach(str(file))
+    cluster.detach()
+    cluster = Cluster.attach(str(file))
+    assert cluster.run("x.item() + rank").results == {rank: 6.0 + rank for rank in range(4)}
+    with pytest.raises(UsageError, match="only where it was started"):
+        cluster.reset()
+    cluster.shutdown()
+    assert jobs[0].end() == 0, jobs[0].said
+    assert list(file.parent.iterdir()) == [file.with_name("mpirun.log")]
+
+
+SCRIPT = """#!/bin/sh
+#SBATCH --nodes 2 --ntasks-per-node 2 --output {folder}/out.txt
+export PYTHONPATH={path}
+srun --mpi=none {command}
+echo srun ended with $?
+"""
+
+
+def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
+    slurm: Slurm, file: Path, bare_notebook: Notebook
+) -> None:
+    command = " ".join([*ENGINE, "--join", str(file), "--backend", "none"])
+    script = file.with_name("job.sh")
+    script.write_text(SCRIPT.format(folder=file.parent, path=os.environ.get("PYTHONPATH", ""), command=command))
+    submitted = slurm.run("sbatch", "--parsable", str(script)).strip()
+    try:
+        until(file.exists)
+        begun = bare_notebook.run(f"%dist_attach {file}").check()
+        assert "ranks 0-3 ready" in begun.text
+        assert "node2: ranks 2-3" in begun.text
+        bare_notebook.run(f"%%distributed\n{HOLD}").check()
+        left = bare_notebook.run("%dist_detach").check()
+        assert left.text == f"ranks 0-3 go on without this notebook; %dist_attach {file} brings them back"
+        back = bare_notebook.run(f"%dist_attach {file}").check()
+        assert "ranks 0-3 are back with their variables" in back.text
+        died = bare_notebook.run("%%distributed\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)")
+        assert "rank 0 (node1)" in died.text
+        assert "killed by SIGKILL" in died.text
+        others = bare_notebook.run("%%distributed -r 1-3 -o found\nkept").check()
+        assert "rank 0 can't be replaced: nothing can be started within a job of srun" in died.text + others.text
+        assert bare_notebook.run("found").text == "{1: 11, 2: 22, 3: 33}"
+        bare_notebook.run("%dist_shutdown").check()
+        until(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
+        until(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
+    finally:
+        slurm.cancel_all()
+    assert not file.exists()
+
+
+def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Path, jobs: list[Job]) -> None:
+    command = [
+        *(
+            "env",
+            f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
+            f"JUPYTER_DATA_DIR={os.environ['JUPYTER_DATA_DIR']}",
+        ),
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--log-dir",
+            str(file.parent / "log"),
+        ),
+        *("--no-python", *ENGINE, "--join", str(file), "--backend", "none", "--interface", "lo"),
+    ]
+    jobs.append(Job([str(lab.ssh), "node1", " ".join(command)], file.with_name("torchrun.log")))
+    assert jobs[0].until(file)["address"] == "127.0.0.1"
+    with pytest.raises(UsageError, match=f"reached on node1 alone.*%dist_attach node1:{file} goes through ssh"):
+        Cluster.attach(str(file))
+    which = f"node1:{file}"
+    cluster = Cluster.attach(which, ssh=str(lab.ssh))
+    cluster.push({"big": b"1" * 2_000_000})
+    assert cluster.run("kept = rank * 11; len(big)").results == {0: 2_000_000, 1: 2_000_000}
+    with pytest.raises(UsageError, match="held by another notebook"):
+        Cluster.attach(which, ssh=str(lab.ssh))
+    running = cluster.run("import time\nwhile not getattr(time, 'go', 0): time.sleep(0.01)\n7", block=False)
+    cluster.detach()
+    assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
+    assert ssh_here() == []
+    cluster = Cluster.attach(which, ssh=str(lab.ssh))
+    assert [run.ranks for run in cluster.missed] == [running.ranks]
+    cluster.interrupt()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        cluster.missed[0].wait()
+    (tunnel,) = ssh_here()
+    assert not any(key in " ".join(tunnel.cmdline()) for key in secrets(file))
+    tunnel.kill()
+    until(lambda: cluster.closed)
+    with pytest.raises(ClusterClosedError, match=f"the ssh tunnel to node1 ended: .*%dist_attach {which} opens it"):
+        cluster.run("1")
+    cluster = Cluster.attach(which, ssh=str(lab.ssh))
+    assert cluster.run("kept").results == {0: 0, 1: 11}
+    cluster.shutdown()
+    assert jobs[0].end() == 0, jobs[0].said
+    assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
+    with pytest.raises(UsageError, match="No such file"):
+        Cluster.attach(which, ssh=str(lab.ssh))
+    with pytest.raises(LaunchError, match=r"ssh to 127\.0\.0\.1 failed: .*try: .*127\.0\.0\.1 true"):
+        Cluster.attach(f"127.0.0.1:{file}", ssh=str(lab.ssh))
+
+
+def ssh_here() -> list[psutil.Process]:
+    """Return the tunnels of this process."""
+    return [process for process in psutil.Process().children() if "ExitOnForwardFailure=yes" in process.cmdline()]
+
+
+def secrets(file: Path) -> list[str]:
+    told = json.loads(file.read_text())["connection"]
+    return [told["key"], told["curve_secretkey"]]
+
+
+def until(holds: Any) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_keeps_ranks_and_notebook_apart_is_said(
+    file: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = by_hand(jobs, file, 0, 2)
+    first.until(file)
+    monkeypatch.setattr(job, "MEET_SECONDS", 0.7)
+    with pytest.raises(LaunchError, match=r"1 of the 2 ranks of .*job\.json came within 0\.7 s"):
+        Cluster.attach(str(file))
+    lost = by_hand(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
+    assert lost.end() == 1
+    assert "saw no" in lost.said
+    assert "on a file system that all hosts of the job share" in lost.said
+    second = by_hand(jobs, file, 0, 1, log="second.log")  # another job
+    by_hand(jobs, file, 1, 2)
+    monkeypatch.setattr(job, "MEET_SECONDS", LIMIT_S)
+    cluster = Cluster.attach(str(file))
+    assert cluster.run("rank").results == {0: 0, 1: 1}
+    assert second.end() == 1
+    assert f"{file} is that of another job, which runs on" in second.said
+    assert "%dist_shutdown" in second.said
+    told = file.read_text()
+    first.kill()  # the keeper of the controller, as when a job is cancelled at once
+    until(lambda: cluster.closed)
+    with pytest.raises(ClusterClosedError, match=r"the job of .* has ended; start it again"):
+        cluster.run("1")
+    until(lambda: not file.exists())
+    file.write_text(told)
+    with pytest.raises(UsageError, match=r"the job that wrote .* has ended"):
+        Cluster.attach(str(file))
+    for each in jobs:
+        each.end()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "the job has not begun, has ended, or wrote its file elsewhere"),
+        ("not JSON", "no file of a job"),
+        ("[1]", "no file of a job"),
+        ('{"version": "0.0.1"}', "version 0.0.1"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(file: Path, content: str | None, named: str) -> None:
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=named):
+        Cluster.attach(str(file))
+
+
+def test_a_file_of_another_user_is_refused(file: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("to give a file away takes root")
+    file.write_text("{}")
+    os.chown(file, 65534, 65534)
+    with pytest.raises(UsageError, match="it belongs to another user; only the user whose job it is may join it"):
+        Cluster.attach(str(file))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            },
+            ("mpirun", 3, 4, 2),
+        ),
+        (
+            {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "PMI_RANK": "5"},
+            ("srun", 5, 6, 3),
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID": "0"}, ("torchrun", 1, 2, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, ("mpirun", 1, 2, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_launcher_says_is_understood(environment: Mapping[str, str], expected: tuple[Any, ...] | None) -> None:
+    if expected is None:
+        with pytest.raises(LaunchError, match="start it by mpirun, srun or torchrun"):
+            Launched.read(environment)
+        return
+    found = Launched.read(environment)
+    assert (found.launcher, found.rank, found.world_size, found.on_this_host) == expected
+
+
+def test_the_controller_listens_where_the_others_reach_it() -> None:
+    assert own_address("", {"AZ_BATCH_MASTER_NODE": "127.0.0.1:6000"}) == "127.0.0.1"
+    assert own_address("", {"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
+    assert own_address("", {"MASTER_ADDR": "203.0.113.7"}) not in ("203.0.113.7", "0.0.0.0")
+    assert own_address("127.0.0.0/8", {}) == own_address("lo", {}) == "127.0.0.1"
+    with pytest.raises(LaunchError, match=r"no address on ib7; name one of its interfaces or networks: .*lo"):
+        own_address("ib7", {})
