@@ -356,11 +356,6 @@ def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> Non
     start(bare_notebook, f"-n 1 {FAST} --launcher local")
 
 
-def test_every_one_of_many_ranks_hears_who_it_is() -> None:
-    with Cluster(n=64, launcher="local", backend="none", name="many") as cluster:
-        assert cluster.run("rank").results == {rank: rank for rank in range(64)}
-
-
 def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster) -> None:
     def make(cluster_id: str, age_s: float) -> Path:
         folder = Path("/dev/shm") / f"disttrain-{cluster_id}"

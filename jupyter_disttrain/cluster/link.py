@@ -106,8 +106,8 @@ class Link:
         Content that goes to many is packed once, by the session.
         """
         with self._numbering:
-            message: Message = self.session.msg(msg_type, content, metadata=metadata)
-        return message
+            message: Message = self.session.msg(msg_type, metadata=metadata)
+        return message | {"content": content}
 
     def post(
         self,
