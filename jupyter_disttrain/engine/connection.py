@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 CHANNELS = ("registration", "mux", "control", "iopub", "hb_ping", "hb_pong")
 CONNECT_SECONDS = 0.25  # to ask a host that may be cut off, again and again
 RETRY_SECONDS = 0.02  # between two attempts
+# Between two looks for the connection file: 256 ranks and their nannies that look often leave the controller no core.
+SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.005, 0.05
 REACH_SECONDS = 5.0  # for a connection over a network that should be whole
 
 # The environment of a rank's process, set by the launcher.
@@ -55,13 +57,15 @@ class Connection:
             If it does not come in time, or its folder is gone: then the cluster has ended.
         """
         deadline = time.monotonic() + timeout_s
+        pause = SHORTEST_LOOK_SECONDS
         while time.monotonic() < deadline:
             try:
                 return cls(Path(path), json.loads(Path(path).read_text()))
             except (FileNotFoundError, json.JSONDecodeError):
                 if not Path(path).parent.exists():
                     raise TimeoutError(f"the cluster ended before it wrote {path}") from None
-                time.sleep(0.005)  # not there yet, or half written
+                time.sleep(pause)  # not there yet
+                pause = min(1.5 * pause, LONGEST_LOOK_SECONDS)
         raise TimeoutError(f"the controller did not write {path} within {timeout_s:g} s")
 
     @property
