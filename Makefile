@@ -4,7 +4,7 @@
 # PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks lab horovod bench faults telemetry scaling check labextension clean
+.PHONY: help demo test test-frameworks lab horovod bench faults hosts telemetry ranks scaling check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not meet in one .venv
 
@@ -43,8 +43,15 @@ bench: .venv/.installed-bench ## measure against the peers; print the table that
 faults: .venv/.installed-bench ## break sessions at random and count how they come back
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
 
+hosts: .venv/.installed-bench ## measure ranks over hosts: start, lost hosts, what listens; takes root
+	scripts/lab.sh
+	python -m benchmarks.hosts --write $(ARGS)
+
 telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
 	python -m benchmarks.telemetry --write $(ARGS)
+
+ranks: .venv/.installed-bench ## measure what 16 to 256 ranks cost that do nothing
+	python -m benchmarks.control_plane --write $(ARGS)
 
 scaling: .venv/.installed-bench horovod ## images/s of ResNet-50 by number of ranks, with DDP and with Horovod
 	python -m benchmarks.scaling --write $(ARGS)

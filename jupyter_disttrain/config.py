@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from .errors import UsageError
 from .hosts import HostSlots, total_slots
+from .slurm_options import SlurmOptions
 
-LAUNCHERS = ("mpi", "local", "ssh")
+LAUNCHERS = ("mpi", "local", "ssh", "slurm")
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
+CONTROLLER_PORTS = 8  # that ranks on other hosts connect to
 SHORTEST_SAMPLE_SECONDS = 0.1
 TF_ROLES = ("chief", "worker", "ps", "evaluator")
 Roles = tuple[tuple[str, int], ...]  # of TensorFlow, each with the number of ranks that have it
@@ -37,8 +39,10 @@ class ClusterConfig:
     hosts: tuple[HostSlots, ...] = ()  # reached by ssh; empty: this machine alone
     spares: tuple[str, ...] = ()  # hosts on which the ranks of one that is lost are started, by the launcher "ssh"
     interface: str | None = None  # of the hosts' network, or the network as in "10.1.0.0/16"; None: chosen
+    controller_ports: tuple[int, int] | None = None  # first and last, for ranks on other hosts; None: any
     ssh: str = "ssh"  # the command, with its options
     forward: tuple[str, ...] = ()  # variables for ranks on other hosts: "NAME" or "NAME=VALUE"
+    slurm: SlurmOptions | None = None  # of the job, for the launcher "slurm"
     backend: str = "auto"  # "none": ranks without torch and without a process group
     gpus: tuple[int, ...] | None = None  # indices among the visible GPUs; None: all
     share_gpus: bool = False  # allow more ranks than GPUs
@@ -63,6 +67,7 @@ class ClusterConfig:
             raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
         self._check_roles()
         self._check_hosts()
+        self._check_slurm()
         _choose("launcher", self.launcher, LAUNCHERS)
         _choose("on_rank_death", self.on_rank_death, ON_RANK_DEATH)
         _choose("backend", self.backend, BACKENDS)
@@ -93,13 +98,33 @@ class ClusterConfig:
         """How many ranks are asked for; None: as many as there are GPUs."""
         return self.n or sum(count for _, count in self.tf_roles) or total_slots(self.hosts)
 
+    @property
+    def has_mpi(self) -> bool:
+        """Whether the ranks are one MPI job."""
+        return self.launcher == "mpi" or (self.launcher == "slurm" and self.sbatch.start == "mpirun")
+
+    @property
+    def rank_launcher(self) -> str:
+        """How the ranks see themselves started: ``"mpi"``, ``"local"`` or ``"ssh"``."""
+        return "mpi" if self.has_mpi else "local" if self.launcher == "slurm" else self.launcher
+
+    @property
+    def sbatch(self) -> SlurmOptions:
+        """What is asked of Slurm."""
+        return self.slurm or SlurmOptions()
+
     def _check_hosts(self) -> None:
         if not self.hosts:
             if self.launcher == "ssh":
                 raise UsageError("the launcher ssh starts ranks on hosts; name them, e.g. --hosts node1:4,node2:4")
-            if self.spares or self.interface:
+            if self.spares or (self.interface and self.launcher != "slurm"):
                 raise UsageError("--spare and --interface are for ranks on hosts; name those, e.g. --hosts node1,node2")
             return
+        first, last = self.controller_ports or (1, CONTROLLER_PORTS)
+        if not 0 < first <= last < 2**16 or last - first + 1 < CONTROLLER_PORTS:
+            raise UsageError(
+                f"the controller needs {CONTROLLER_PORTS} ports, not {first} to {last}; name e.g. 40000-40007"
+            )
         if self.launcher == "local":
             raise UsageError("the launcher local starts ranks on this machine; for hosts use --launcher mpi, or ssh")
         if self.spares and self.launcher != "ssh":
@@ -109,6 +134,18 @@ class ClusterConfig:
             raise UsageError(f"the hosts take {there} ranks, and -n asks for {self.n}; leave -n out")
         if self.gpus is not None:
             raise UsageError("-g names GPUs of one machine; on hosts set CUDA_VISIBLE_DEVICES with -x, or leave -g out")
+
+    def _check_slurm(self) -> None:
+        if self.launcher != "slurm":
+            if self.slurm is not None:
+                raise UsageError(
+                    "-N, --ntasks-per-node, --partition and the like are for a Slurm job; add --launcher slurm"
+                )
+            return
+        if self.hosts:
+            raise UsageError("Slurm chooses the hosts; leave --hosts out, or name them with --sbatch '--nodelist=...'")
+        if self.gpus is not None:
+            raise UsageError("Slurm chooses the GPUs; leave -g out, and give --gpus-per-node")
 
     def _check_roles(self) -> None:
         wanted = sum(count for _, count in self.tf_roles)

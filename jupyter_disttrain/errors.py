@@ -47,6 +47,14 @@ class UnserializableValueError(DisttrainError, TypeError):
     """A value can't travel between a rank and the notebook."""
 
 
+class StageError(DisttrainError, RuntimeError):
+    """A data set could not be copied to the nodes."""
+
+
+class CodeError(DisttrainError, ImportError):
+    """An edited module can't be reloaded on the ranks."""
+
+
 class CellTimeoutError(DisttrainError, TimeoutError):
     """A cell ran longer than its ``--timeout``.
 

@@ -17,7 +17,5 @@ if ! provide "the browser tests" "${packages[@]}"; then
   select=(-m "not browser")
 fi
 
-# The hosts of tests/lab are real: sshd, Slurm, a packet filter. srun --mpi=pmix looks for a file of libpmix-dev.
-lab=(iproute2 libpmix-dev munge nftables openssh-client openssh-server slurm-wlm)
-provide "the tests over several hosts" "${lab[@]}" || echo "Skipped: the tests over several hosts." >&2
+scripts/lab.sh || echo "Skipped: the tests over several hosts." >&2
 exec .venv/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"

@@ -90,7 +90,7 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
         (
             "--launcher slow",
             (
-                "%dist_init: argument --launcher: invalid choice: 'slow' (choose from 'mpi', 'local'); "
+                "%dist_init: argument --launcher: invalid choice: 'slow' (choose from 'mpi', 'local', 'ssh', 'slurm'); "
                 "%dist_init? shows its options"
             ),
         ),
@@ -105,9 +105,11 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
     ],
 )
 def test_what_dist_init_cannot_read(empty: Notebook, line: str, message: str) -> None:
-    assert re.sub(r"choose from mpi, local", "choose from 'mpi', 'local'", refused(empty, f"%dist_init {line}")) == (
-        f"UsageError: {message}"
-    )
+    assert re.sub(
+        r"choose from mpi, local, ssh, slurm",
+        "choose from 'mpi', 'local', 'ssh', 'slurm'",
+        refused(empty, f"%dist_init {line}"),
+    ) == (f"UsageError: {message}")
 
 
 def test_a_gpu_that_is_not_there(empty: Notebook) -> None:

@@ -44,12 +44,12 @@ def test_a_host_has_its_own_name_shared_memory_and_disk_and_knows_the_others(lab
     own = ["/dev/shm", str(lab.local_disk), ssh(lab, first, "echo $TMPDIR")]
     for folder in own:
         lab.run(first, f"touch {folder}/mine")
-        assert ssh(lab, second, f"ls {folder}") == ""
+        assert lab.run(second, f"ls {folder}") == ""
         assert not (Path(folder) / "mine").exists()
         lab.run(first, f"rm {folder}/mine")
     assert ssh(lab, first, f"{lab.ssh} {second} hostname") == second
     assert ssh(lab, first, f"getent hosts {second} head").split()[::2] == [lab.address(second), lab.head_address]
-    assert ssh(lab, second, f"ls {Path(__file__)}") == __file__, "the rest of the file system is shared"
+    assert lab.run(second, f"ls {__file__}").strip() == __file__, "the rest of the file system is shared"
 
 
 def test_a_cut_host_is_silent_until_it_is_healed(breakable: Lab) -> None:
@@ -76,7 +76,7 @@ def test_a_killed_host_says_no_goodbye_and_comes_back_empty(breakable: Lab) -> N
     assert not any(process.is_running() for process in running)
     assert breakable.processes(host) == []
     breakable.revive(host)
-    assert ssh(breakable, host, "ls /dev/shm") == ""
+    assert breakable.run(host, "ls /dev/shm") == ""
 
 
 def test_a_closed_port_drops_what_comes_and_a_full_disk_takes_nothing(breakable: Lab) -> None:
@@ -117,6 +117,21 @@ def test_the_capture_sees_what_goes_between_any_two(lab: Lab) -> None:
 
 def test_what_listens_on_a_host_is_told(lab: Lab) -> None:
     assert {(socket.program, socket.port) for socket in lab.listening(lab.hosts[0])} >= {("sshd", SSH_PORT)}
+
+
+def test_what_is_left_on_a_host_or_of_an_ssh_is_told(lab: Lab) -> None:
+    host = lab.hosts[0]
+    with subprocess.Popen(
+        [lab.ssh, host, "touch /dev/shm/mine; echo; exec sleep 1000"], stdout=subprocess.PIPE
+    ) as login:
+        assert login.stdout is not None
+        login.stdout.readline()
+        look = lab._hosts[host].left()
+        assert [line for line in look if "sleep 1000" in line or line == "/dev/shm/mine"] == look[-2:]
+        assert [line for line in lab._left_on_head() if str(lab.folder) in line]
+        lab.run(host, "rm /dev/shm/mine")
+        places.end([process for process in lab.processes(host) if "sleep 1000" in places.words_of(process)])
+    assert lab.left_on("head") == lab.left_on(host) == []
 
 
 def test_slurm_runs_a_job_on_two_hosts(lab: Lab, slurm: Slurm) -> None:

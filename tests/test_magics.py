@@ -28,6 +28,8 @@ OPTIONS = {
     "%sync": ["--name"],
     "%dist_push": ["--ranks", "NAME"],
     "%dist_pull": ["--ranks", "NAME"],
+    "%dist_stage": ["--to", "--as", "--verify", "PATH"],
+    "%dist_sync_code": ["--auto", "PATH"],
     "%dist_reset": ["--name"],
     "%dist_shutdown": ["--all"],
 }
@@ -67,7 +69,7 @@ def test_the_question_mark_shows_the_same(notebook: Notebook) -> None:
 
 def test_options_and_their_choices_are_completed(notebook: Notebook) -> None:
     assert complete(notebook, "%dist_init --la") == ["--launcher"]
-    assert complete(notebook, "%dist_init --launcher ")[-2:] == ["mpi", "local"]  # after Jedi's keywords
+    assert complete(notebook, "%dist_init --launcher ")[-4:] == ["mpi", "local", "ssh", "slurm"]  # after Jedi
     assert complete(notebook, "%dist_init --backend n")[-2:] == ["nccl", "none"]
     assert complete(notebook, "%%distributed --no") == ["--noblock"]
     assert "%dist_init" in complete(notebook, "%dist_in")

@@ -13,8 +13,6 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from ..errors import LaunchError
 from ..messages import NannyHello, RankDeath, RankHello
 from ..ranks import label_ranks
@@ -159,9 +157,10 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
 
 def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
     """Look for ranks of this host whose nanny was killed with them, and so could not tell."""
+    here = socket.gethostname()
     for entry in table:
         info = entry.info
-        if entry.state == "dead" or info.host != socket.gethostname() or _runs(entry.nanny_pid):
+        if entry.state == "dead" or info.host != here or _runs(entry.nanny_pid):
             entry.nanny_missed = 0
             continue
         entry.nanny_missed += 1
@@ -181,8 +180,10 @@ def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
 def _runs(pid: int) -> bool:
     """Whether a process runs; one that has ended and that nobody has reaped does not."""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+        # As psutil does, which takes five times as long; this is asked of each rank twice a second.
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
         return False
 
 

@@ -277,7 +277,7 @@ class CellRun:
     def remarks(self) -> list[str]:
         """What a person should know of its metrics and of the ranks' speed while it runs."""
         remarks = self._guardian.remarks
-        return remarks.of_values(self.number) + remarks.of_speed(self.running_now)
+        return remarks.of_job() + remarks.of_values(self.number) + remarks.of_speed(self.running_now)
 
     @property
     def progress(self) -> str:

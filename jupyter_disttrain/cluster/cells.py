@@ -88,7 +88,8 @@ class Cells:
                 "stop_on_error": False,
             }
             link = self._launch.open_link
-            messages = {rank: link.make("execute_request", content, {OPTIONS: options}) for rank in ranks}
+            packed = link.session.pack(content)
+            messages = {rank: link.make("execute_request", packed, {OPTIONS: options}) for rank in ranks}
             self._note_in_ledger(run, options["execution_count"], messages)
             if origin.is_cell:
                 ran = Ran(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
@@ -25,17 +27,20 @@ from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
 from .guardian import Guardian
 from .interrupts import held_interrupts
+from .job_watch import JobWatch
 from .joining import Joining, open_clusters
 from .journal import Origin
+from .local_code import CodeSyncer
 from .recovery import Rules
 from .registry import Ledger
 from .scripts import ScriptRunner
+from .staging import DataStager
 from .start import Launch
 from .telemetry import Telemetry
 from .variables import VariableMover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from typing_extensions import Self
@@ -48,7 +53,7 @@ NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
 SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new process imports torch meanwhile
 
 
-class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
+class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager, CodeSyncer):
     """Ranks that are ready to train.
 
     Parameters
@@ -56,7 +61,11 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
     n
         The number of ranks; None for one per GPU, or 2 without GPUs.
     launcher
-        ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes.
+        ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes. ``"slurm"``: a Slurm
+        job, or the allocation around this process.
+    tell
+        Called with a line on what is waited for before ranks can be started, each time it changes; by default it is
+        printed to stderr.
     **options
         The other fields of :class:`jupyter_disttrain.config.ClusterConfig`.
 
@@ -75,13 +84,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
     {0: tensor([6., 6., 6.]), 1: tensor([6., 6., 6.]), ...}
     """
 
-    def __init__(self, n: int | None = None, launcher: str = "mpi", **options: Any) -> None:
-        self._prepare(ClusterConfig(n=n, launcher=launcher, **options))
+    def __init__(
+        self, n: int | None = None, launcher: str = "mpi", *, tell: Callable[[str], None] | None = None, **options: Any
+    ) -> None:
+        self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
         self._start()
         open_clusters.add(self)
 
-    def _prepare(self, config: ClusterConfig) -> None:
+    def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
         self.config = config
+        self._tell = tell or partial(print, file=sys.stderr, flush=True)
         self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
         self.is_met = False  # it is a job whose ranks no notebook had joined before
@@ -89,13 +101,14 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
+        self._job_watch = None
         self._places = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 
     def _start(self) -> None:
         started = time.monotonic()
-        self._launch = Launch(self.config, self._on_message, self._on_lost)
+        self._launch = Launch(self.config, self._on_message, self._on_lost, tell=self._tell)
         self._launch.start()
         self.start_seconds = time.monotonic() - started
         self._look_after()
@@ -107,6 +120,13 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
         ledger = Ledger(self._launch.folders.ledger if self.config.keep else None)
         count = ledger.last if self._cells is None else self._cells.count
         self._cells = Cells(self._launch, self._guardian, ledger, count)
+        grant = self._launch.placement.grant
+        self._job_watch = JobWatch(grant.job, self._on_job_notice, self._on_job_over) if grant else None
+
+    def _stop_looking(self) -> None:
+        if self._job_watch is not None:
+            self._job_watch.close()
+        self._guardian.close()
 
     def __enter__(self) -> Self:
         """Return itself; the end of the block shuts it down."""
@@ -225,11 +245,6 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
         nanny = self._launch.table[rank].nanny
         return self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
 
-    @property
-    def mpi_lost(self) -> str:
-        """Why MPI has no world of all ranks, so that ``comm`` is of no use; empty if it has one, or there is no MPI."""
-        return self._launch.mpi_lost
-
     def sync(self, timeout_s: float | None = None) -> float:
         """Wait at a barrier of all ranks; returns the seconds that it took.
 
@@ -267,6 +282,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
         """
         self._check_own()
         chosen = sorted(set(ranks))
+        self._launch.try_lost_hosts()
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
             self._guardian.on_asked(rank)
@@ -292,7 +308,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
         """
         self._check_own()
         with self._restarting:
-            self._guardian.close()
+            self._stop_looking()
             self._launch.stop()
             self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
             try:
@@ -309,7 +325,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper):
         self._closed = True
         open_clusters.discard(self)
         with self._restarting:
-            self._guardian.close()
+            self._stop_looking()
             self._launch.stop()
         self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 

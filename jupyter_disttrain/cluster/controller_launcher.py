@@ -6,12 +6,11 @@ from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
 from ipyparallel.util import select_random_ports
-from traitlets import Float, Integer, Unicode
+from traitlets import Float, Int, Integer, List, Unicode
 
+from ..config import CONTROLLER_PORTS
 from ..controller_arguments import controller_arguments
 from .launchers.local import is_alive
-
-ENGINE_PORTS = 8  # registration, control, mux, task, iopub, two for hearts, one that stays free
 
 
 class ControllerProcess(LocalControllerLauncher):
@@ -21,15 +20,17 @@ class ControllerProcess(LocalControllerLauncher):
     idle_timeout_s = Float(0.0)
     remove_dirs = Unicode("")
     sockets = Unicode("")
+    ports = List(Int())  # that they connect to; empty: any that are free
     listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none
 
     def find_args(self) -> list[Any]:
         """Return the command."""
+        ports = ",".join(map(str, self.ports or select_random_ports(CONTROLLER_PORTS))) if self.listen else ""
         return list(
             controller_arguments(
                 sockets=self.sockets,
                 listen=self.listen,
-                engine_ports=",".join(map(str, select_random_ports(ENGINE_PORTS))) if self.listen else "",
+                engine_ports=ports,
                 owner_pid=self.owner_pid,
                 idle_timeout=self.idle_timeout_s,
                 remove_dirs=self.remove_dirs,

@@ -52,8 +52,8 @@ class Folders:
         try:
             for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (local / NOTEBOOK).write_text(os.urandom(16).hex())
             _probe(profile / "security" / "probe")
+            _write(local / NOTEBOOK, os.urandom(16).hex().encode())
         except BaseException as error:  # an interrupt too leaves nothing
             for folder in (profile, run, local):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -142,12 +142,16 @@ def remove_folder(folder: Path) -> None:
 
 def _probe(path: Path) -> None:
     """Find out now whether the disk takes a connection file: the controller could not say."""
-    try:
-        path.write_bytes(bytes(4096))
-    except OSError as error:
-        error.filename = str(path.parent)
-        raise
+    _write(path, bytes(4096))
     path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        error.filename = str(path.parent)  # a full disk is told without a name
+        raise
 
 
 def _make_local(cluster_id: str) -> Path:

@@ -27,7 +27,7 @@ def barrier_code(launch: Launch) -> str:
     """
     if launch.config.backend != "none":
         return "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
-    if launch.config.launcher != "mpi":
+    if not launch.config.has_mpi:
         raise UsageError("these ranks have no process group to meet in; start them without --backend none")
     if launch.mpi_lost:
         raise UsageError(f"MPI has no world of all ranks: {launch.mpi_lost}; %dist_reset makes one")

@@ -324,6 +324,7 @@ class Guardian:
         helper.start()
 
     def _replace(self, rank: int) -> None:
+        host = self._launch.table[rank].info.host
         try:
             self._launch.replace(rank)
         except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
@@ -334,7 +335,8 @@ class Guardian:
         with self._changed:
             self.looks[rank] = Look(asked_at=-1.0)  # nobody has asked the new process yet
         source = self._state.survivor
-        note = f"rank {rank} was replaced by a new process with fresh variables"
+        now = self._launch.table[rank].info.host
+        note = f"rank {rank} was replaced by a new process{'' if now == host else f' on {now}'} with fresh variables"
         if source is not None:
             note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
         table = self._launch.table

@@ -68,8 +68,24 @@ class Hearing(Overview):
             self._on_asked(Asked.from_content(message["content"]), entry)
             return
         if msg_type == RankDeath.msg_type:
-            self.telemetry.forget(rank)
-        event = event_from(rank, message)
+            self._on_rank_death(entry, message)
+            return
+        self._take(entry, message)
+
+    def _on_rank_death(self, entry: RankEntry, message: Message) -> None:
+        """Pass it on, unless the rank's job has ended: that ends the cluster, and is all that there is to say."""
+
+        def pass_on() -> None:
+            self.telemetry.forget(entry.info.rank)
+            self._take(entry, message)
+
+        if self._job_watch is None:
+            pass_on()
+        else:
+            self._job_watch.if_it_runs(pass_on)
+
+    def _take(self, entry: RankEntry, message: Message) -> None:
+        event = event_from(entry.info.rank, message)
         if event is not None and self._cells is not None:
             self._cells.take(entry, message, event)
 
@@ -95,6 +111,15 @@ class Hearing(Overview):
         else:
             does = self.reset if asked.what == "reset" else self.interrupt
             threading.Thread(target=does, name=f"disttrain {asked.what}", daemon=True).start()
+
+    def _on_job_notice(self, words: str) -> None:
+        """Tell what should be known of the job: in a cell that runs, in the status, and with the next cell."""
+        self.telemetry.remarks.job = words
+        self._guardian.note(words)
+
+    def _on_job_over(self, words: str) -> None:
+        """End with the job; where the ranks are only just being told who they are, that fails by itself."""
+        self._end_because(f"has lost its nodes: {words}")
 
     def _on_lost(self) -> None:
         """Take note that the controller is gone, and nobody can be reached any more."""

@@ -61,7 +61,8 @@ def main() -> None:
 
 def report(request: dict[str, Any]) -> dict[str, Any]:
     """Return what this host has of what the client wants."""
-    daemon = _ask_mpi(request["mpiexec"])
+    mpiexec = daemon_beside(request["mpiexec"]) if request["mpiexec"] else ""
+    asked = ask_version(mpiexec) if mpiexec else None
     sys.path[:] = [*request["python_path"], *(entry for entry in sys.path if entry)]
     folder, temporary = request["shared_folder"], temporary_folder(request["temporary_folder"])
     written = [path for path in (folder, temporary) if path]
@@ -78,7 +79,7 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
         "working": working(request["working_folder"]),
         "free_bytes": {path: free for path in written if (free := free_bytes(path)) >= 0},
         "gpus": gpus(),
-        "daemon": _heard(daemon),
+        "daemon": (open_mpi_version(hear(asked)) or "of an unknown version") if asked else "",
         "time_s": time.time(),
     }
 
@@ -248,31 +249,28 @@ def daemon_beside(mpiexec: str) -> str:
     return ""
 
 
-def mpi_version(said: str) -> str:
-    """Return the first line of what mpiexec says of its version."""
-    return said.strip().partition("\n")[0].partition(")")[2].strip()
-
-
-def _ask_mpi(mpiexec: str) -> subprocess.Popen[str] | None:
-    """Have mpiexec tell its version while everything else is looked at."""
-    own = daemon_beside(mpiexec) if mpiexec else ""
-    if not own:
-        return None
+def ask_version(mpiexec: str) -> subprocess.Popen[str]:
+    """Have mpiexec tell its version; whoever asks may look at other things meanwhile."""
     return subprocess.Popen(  # noqa: S603
-        [own, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [mpiexec, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def _heard(process: subprocess.Popen[str] | None) -> str:
-    if process is None:
-        return ""
+def hear(process: subprocess.Popen[str]) -> str:
+    """Return what it told, nothing if it does not end."""
     with process:
         try:
             said, _ = process.communicate(timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            return "unknown"
-    return mpi_version(said) or "unknown"
+            return ""
+    return said
+
+
+def open_mpi_version(said: str) -> str:
+    """Return the version in ``"mpirun (Open MPI) 5.0.11"``, or an empty string."""
+    _, is_open_mpi, version = said.partition("(Open MPI)")
+    return (version.split() or [""])[0] if is_open_mpi else ""
 
 
 def listen(address: str) -> tuple[socket.socket | None, dict[str, Any]]:

@@ -7,7 +7,6 @@ Does not cover: asking the hosts (``survey``), judging their answers (``prefligh
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+SILENT = "no answer"  # the failure of a host of which not even ssh says anything
 LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
 
 
@@ -75,6 +75,7 @@ class HostReport:
     unreached: Mapping[str, str] = field(
         default_factory=dict
     )  # other hosts, by name; "" is the client: the system's words
+    client_address: str = ""  # this machine's, that it tried
     address: str = ""  # that the others tried
     port: int = 0  # that the others tried; 0: none could be opened
     unopened: str = ""  # why no port could be opened
@@ -97,7 +98,7 @@ class Wanted:
     package_digest: str
     torch: str | None  # None: the ranks do without
     mpiexec: str | None = None  # Open MPI's; None: the ranks do without
-    mpi_version: str = ""
+    mpi_version: str = ""  # empty: it is not Open MPI
     shared_folder: Path | None = None  # that all must see; None: none is needed
     temporary_folder: str = field(default_factory=tempfile.gettempdir)
     working_folder: str = field(default_factory=os.getcwd)
@@ -119,14 +120,12 @@ class Wanted:
         others
             Fields of this class.
         """
-        said = ""
-        if mpiexec is not None:
-            said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+        said = host_probe.hear(host_probe.ask_version(mpiexec)) if mpiexec else ""
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         return cls(
             torch=host_probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
-            mpi_version=host_probe.mpi_version(said),
+            mpi_version=host_probe.open_mpi_version(said),
             python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (links stay)
             **{**host_probe.package(), **others},
         )

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-LOST_SECONDS = 5.5  # without an answer
+LOST_SECONDS = 5.6  # without an answer
 LATE_SECONDS = 2.0  # by which hosts that fall silent together may differ
 LOST_TURNS = 10  # and so many turns without one
+ASK_SECONDS = 0.5  # between two questions to a host that answers; one that is silent is asked at every turn
 SILENT_SECONDS = 2.0  # without an answer, before it is told that it came back
 
 
@@ -30,6 +31,7 @@ class Host:
     """One host and the probes of its nannies."""
 
     probes: set[str]
+    next_at: float = 0.0  # when it is asked again
     asked_at: float | None = None  # the first question since the last answer
     turns: int = 0  # since then
     lost: bool = False
@@ -57,7 +59,9 @@ class HostWatch:
         for host in self.hosts.values():
             is_silent = host.asked_at is not None
             if host.asked_at is None:
-                host.asked_at, host.turns = now, 0
+                if now < host.next_at:
+                    continue
+                host.asked_at, host.turns, host.next_at = now, 0, now + ASK_SECONDS
             host.turns += 1
             probes = sorted(host.probes)
             asked += probes if is_silent else probes[:1]

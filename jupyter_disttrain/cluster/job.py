@@ -239,7 +239,7 @@ class JobLaunch(Launch):
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
         return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
 
-    def _decide_where(self) -> None:
+    def _decide_where(self, _tell: Callable[[str], None]) -> None:
         self.started_s = self._told.started_s
         self.placement = Placement(listen=self._told.address, network=self._told.network)
         self.gpus = []

@@ -41,6 +41,10 @@ class Joining(Hearing):
         """Be ready for ranks."""
 
     @abstractmethod
+    def _stop_looking(self) -> None:
+        """Look after ranks no longer."""
+
+    @abstractmethod
     def _look_after(self) -> None:
         """Begin to look after ranks that are there."""
 
@@ -109,7 +113,7 @@ class Joining(Hearing):
         try:
             self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
         except BaseException:  # an interrupt too: the cluster must be there for the next who asks
-            self._guardian.close()
+            self._stop_looking()
             self._launch.leave()
             raise
         self.start_seconds = time.monotonic() - started
@@ -127,7 +131,7 @@ class Joining(Hearing):
         self._launch.check_open()
         self._closed = True
         open_clusters.discard(self)
-        self._guardian.close()
+        self._stop_looking()
         attach.let_begin(self._launch)
         self._drop("was left to itself")
         self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
@@ -136,7 +140,7 @@ class Joining(Hearing):
         """Close the cluster and leave its ranks to themselves."""
         self._closed = True
         open_clusters.discard(self)
-        self._guardian.close()
+        self._stop_looking()
         self._launch.leave(because)
 
     def _check_own(self) -> None:

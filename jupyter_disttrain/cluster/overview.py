@@ -14,6 +14,7 @@ from ..ranks import label_ranks
 if TYPE_CHECKING:
     from ..config import ClusterConfig
     from .guardian import Guardian
+    from .job_watch import JobWatch
     from .metrics_table import MetricsTable
     from .rank_table import RankEntry
     from .start import Launch
@@ -28,6 +29,7 @@ class Overview:
     _launch: Launch
     _guardian: Guardian
     _closed: bool
+    _job_watch: JobWatch | None  # where the ranks run in a Slurm job
     _last_use: float  # of a clock that never goes back
 
     @property
@@ -41,9 +43,19 @@ class Overview:
         return self._launch.folders.cluster_id
 
     @property
+    def mpi_lost(self) -> str:
+        """Why MPI has no world of all ranks, so that ``comm`` is of no use; empty if it has one, or there is no MPI."""
+        return self._launch.mpi_lost
+
+    @property
     def network(self) -> str:
         """The network of its hosts, in words; empty where all ranks are on the notebook's machine."""
         return self._launch.placement.words
+
+    @property
+    def job(self) -> str:
+        """The Slurm job that the ranks run in, and until when, in words; empty where there is none."""
+        return "" if self._job_watch is None else self._job_watch.text
 
     @property
     def world_size(self) -> int:

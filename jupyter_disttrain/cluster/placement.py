@@ -15,9 +15,10 @@ from ..hosts import HostSlots
 from .host_report import Wanted, own_addresses
 from .launchers.mpi import find_mpiexec
 from .network import environment_for
+from .slurm.grant import Grant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..config import ClusterConfig
     from .folders import Folders
@@ -38,11 +39,13 @@ class Placement:
     variables: dict[str, str] = field(default_factory=dict)  # of the environment, for ranks on these hosts
     gpus: int = 0  # on each host
     words: str = ""  # the network, as a person reads it
+    grant: Grant | None = None  # of Slurm
 
     @classmethod
     def load(cls, told: dict[str, Any]) -> Placement:
         """Read what :meth:`as_dict` wrote."""
-        return cls(**told | {"hosts": tuple(HostSlots(**host) for host in told["hosts"])})
+        grant = None if told["grant"] is None else Grant.load(told["grant"])
+        return cls(**told | {"hosts": tuple(HostSlots(**host) for host in told["hosts"]), "grant": grant})
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
@@ -72,8 +75,13 @@ class Placement:
         return ""
 
 
-def place(config: ClusterConfig, folders: Folders) -> Placement:
-    """Decide where ranks go; hosts are looked at first.
+def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None]) -> Placement:
+    """Decide where ranks go; hosts are looked at first, and a Slurm job is waited for.
+
+    Parameters
+    ----------
+    tell
+        Called with a line on what is waited for, each time it changes.
 
     Raises
     ------
@@ -82,6 +90,10 @@ def place(config: ClusterConfig, folders: Folders) -> Placement:
     UsageError
         If it is not said how many ranks a host takes.
     """
+    if config.launcher == "slurm":
+        from .job_placement import place_in_job  # noqa: PLC0415  (it imports this)
+
+        return place_in_job(config, folders, tell)
     if not config.hosts:
         return Placement()
     return _over_hosts(config, folders)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Wanted", "check", "choose_network", "describe", "environment_for", "survey"]
 
 MOST_CLOCK_SECONDS = 5.0  # apart
+LET_IN = (
+    "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
+    "machine in the hosts' network"
+)
+MOST_NAMED = 8  # hosts, for one problem
 OPEN_PORTS = (
     "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
     "another network with --interface"
@@ -61,9 +66,14 @@ def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SS
     if problems:
         bad = {host for hosts in problems.values() for host in hosts}
         who = "the host" if len(reports) == 1 else f"{len(bad)} of {len(reports)} hosts"
-        lines = [f"{', '.join(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
+        lines = [f"{_named(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
         raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
     return list(_warnings(reports))
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+    return ", ".join(hosts[:MOST_NAMED]) + more
 
 
 def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Problem]:
@@ -72,7 +82,7 @@ def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted)
     yield from _python(report, wanted)
     if wanted.torch is not None:
         yield from _torch(report, reports, wanted.torch)
-    if wanted.mpiexec is not None:
+    if wanted.mpiexec is not None and wanted.mpi_version:  # other MPIs have other daemons
         yield from _mpi(report, wanted, wanted.mpiexec)
     yield from _folders(report, wanted)
     yield from _connections(report, reports)
@@ -119,14 +129,15 @@ def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
 def _torch(report: HostReport, reports: Sequence[HostReport], here: str) -> Iterator[Problem]:
     """Yield what is wrong with torch; its build (the part behind the plus) has to be the same on the hosts alone."""
     if not report.torch:
-        yield f"torch is not installed in its Python, here it is {here}", "install the same torch on all hosts"
-    elif _release(report.torch) != _release(here):
+        yield "torch is not installed in its Python", f"install the same on all hosts: torch {here}".rstrip()
+    elif here and _release(report.torch) != _release(here):
         yield (
             f"torch is {report.torch} there, here it is {here}",
             f"install the same on all hosts, e.g. pip install torch=={_release(here)}",
         )
     else:
-        builds = Counter(each.torch for each in reports if each.torch and _release(each.torch) == _release(here))
+        release = _release(here or report.torch)
+        builds = Counter(each.torch for each in reports if _release(each.torch) == release)
         usual = builds.most_common(1)[0][0]
         if report.torch != usual:
             names = ", ".join(each.name for each in reports if each.torch == usual)
@@ -188,18 +199,23 @@ def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[
             f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
             "name another network with --interface",
         )
-    for other, why in report.unreached.items():
-        if other == CLIENT:
-            yield (
-                f"it can't reach this machine ({why})",
-                "open this machine's firewall for the hosts, or name another network with --interface",
-            )
-            continue
-        target = next(each for each in reports if each.name == other)
+    unreached = dict(report.unreached)
+    why = unreached.pop(CLIENT, "")
+    if why:
         yield (
-            f"it can't reach {other} ({target.address}) on port {target.port} ({why})",
-            OPEN_PORTS,
+            f"it can't reach this machine at {report.client_address} ({why})",
+            LET_IN,
         )
+    others = [each for each in reports if each.port and each is not report]
+    if len(others) > 1 and len(unreached) == len(others):
+        yield f"it reaches none of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
+        return
+    for other in others:
+        if other.name in unreached:
+            yield (
+                f"it can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
+                OPEN_PORTS,
+            )
 
 
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:

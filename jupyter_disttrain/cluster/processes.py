@@ -62,7 +62,10 @@ class Processes:
         self._config, self._placement = config, placement
         self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
         self._environment = rank_environment(config, folders, n, gpus, placement)
+        self._grant = placement.grant
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
+        if self._grant is not None:
+            self.launcher = f"job {self._grant.job_id}" if self._grant.is_own else self._grant.starts_with
         log = logging.getLogger("jupyter_disttrain.ipyparallel")
         log.propagate = False
         if not log.handlers:
@@ -75,7 +78,7 @@ class Processes:
             cluster_id=folders.cluster_id,
             cluster_file="",  # none: it would be written once more when the controller ends, and its folder made for it
             controller=ControllerProcess,
-            engines=LAUNCHERS[config.launcher],
+            engines=LAUNCHERS["slurm allocation" if self._grant and not self._grant.is_own else config.launcher],
             send_engines_connection_env=False,
             shutdown_atexit=False,
         )
@@ -88,6 +91,7 @@ class Processes:
     def start(self) -> None:
         """Start them all at the same moment."""
         removable = os.pathsep.join(map(str, self._folders.removable))
+        ports = self._config.controller_ports
         start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
         _outside_loop(
             start_controller,
@@ -96,6 +100,7 @@ class Processes:
             remove_dirs=removable,
             sockets=self._folders.sockets,
             listen=self._placement.listen,
+            ports=list(range(ports[0], ports[1] + 1)) if ports else [],
         )
         places = [(host.name, host.slots) for host in self._placement.hosts]
         _outside_loop(start_engines, self._n, environment=self._environment, **self._over_hosts(places))
@@ -108,10 +113,12 @@ class Processes:
         file = self._folders.environment_file.with_suffix(".local.json" if changed else ".json")
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump(environment, opened)
-        options = {"hosts": places, "ssh": shlex.split(self._config.ssh), "environment_file": str(file)}
-        return options | (
-            {"network": self._placement.network} if self._config.launcher == "mpi" and not changed else {}
-        )
+        options: dict[str, Any] = {"environment_file": str(file)}
+        if self._config.has_mpi and not changed:
+            options["network"] = self._placement.network
+        if self._grant is not None:
+            return options | {"grant": self._grant}
+        return options | {"hosts": places, "ssh": shlex.split(self._config.ssh)}
 
     def start_one(self, name: str, host: str = "") -> Callable[[], None]:
         """Start a process for one rank, outside the MPI job: nobody can join that once it runs.
@@ -129,9 +136,10 @@ class Processes:
             Raises a LaunchError once it is known that the process can't come.
         """
         before = self._cluster.engine_launcher_class
-        self._cluster.engine_launcher_class = LAUNCHERS["ssh" if host else "local"]
+        self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._grant else "ssh" if host else "local"]
         changed = {"DISTTRAIN_LAUNCHER": "local"}
         options = self._over_hosts([(host, 1)] if host else [], **changed)
+        options |= {"host": host} if self._grant else {}
         set_id = f"{name}-{time.monotonic_ns()}"
         try:
             start, environment = self._cluster.start_engines_sync, self._environment | changed
@@ -168,6 +176,8 @@ class Processes:
             raise LaunchError("; ".join(trouble))
         for engines in self._cluster.engines.values():
             if not engines.alive():
+                if fate := getattr(engines, "fate", ""):
+                    raise LaunchError(f"{fate}{said(engines.get_output())}")
                 raise LaunchError(f"{self.launcher} ended before the ranks were up{said(engines.get_output())}")
 
     @property
@@ -197,8 +207,22 @@ class Processes:
                 time.sleep(POLL_SECONDS)
             psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
         finally:  # who interrupts it only doesn't want to wait
-            _outside_loop(self._cluster.stop_cluster_sync)
-            _end([each for processes in self._inherited.values() for each in processes])
+            try:
+                left = list(self._started_by_launchers())
+                _outside_loop(self._cluster.stop_cluster_sync)
+                _end([*left, *(each for processes in self._inherited.values() for each in processes)])
+            finally:
+                if self._grant is not None:
+                    self._grant.release()
+
+    def _started_by_launchers(self) -> Iterator[psutil.Process]:
+        """Yield what mpiexec has started here, which waits on when that is killed: an ssh to a host that is lost."""
+        if not self._placement.hosts:
+            return
+        for engines in self._cluster.engines.values():
+            process = getattr(engines, "process", None)
+            if process is not None and process.is_running():
+                yield from process.children(recursive=True)
 
 
 def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:

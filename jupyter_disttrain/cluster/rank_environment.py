@@ -81,7 +81,7 @@ def rank_environment(
         "DISTTRAIN_CONNECTION_FILE": str(folders.engine_file),
         "DISTTRAIN_CLIENT": folders.cluster_id,
         "DISTTRAIN_PROFILE_DIR": str(folders.profile),
-        "DISTTRAIN_LAUNCHER": config.launcher,
+        "DISTTRAIN_LAUNCHER": config.rank_launcher,
         "DISTTRAIN_LOCAL_DIR": str(folders.local),
         # mpiexec's own files go with the cluster, however it ends.
         "PRTE_MCA_prte_local_tmpdir_base": str(folders.local),

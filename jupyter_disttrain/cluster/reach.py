@@ -6,6 +6,7 @@ Does not cover: ranks of the notebook's own host, whose processes can be seen (`
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,17 @@ class Reach:
         self._watch = HostWatch()
         self._buried: dict[str, list[str]] = {}  # by host that was lost: the nannies of its ranks
 
+    @property
+    def lost_hosts(self) -> list[str]:
+        """The hosts that count as lost."""
+        return list(self._buried)
+
+    def forget_lost(self) -> None:
+        """Take no host for lost: one may have been started anew, and then has nothing left that could answer."""
+        for name in list(self._buried):
+            self._buried.pop(name)
+            self._watch.forget(name)
+
     def is_lost(self, host: str) -> bool:
         """Whether a host counts as lost."""
         return host in self._buried
@@ -71,7 +83,7 @@ class Reach:
         }
         for probe in self._watch.questions(now):
             asked = link.request(probe, NANNY_REQUEST, {"do": "ping", "nannies": nannies.get(probe, [])})
-            asked.add_done_callback(lambda done, probe=probe: self._on_answer(link, table, probe, done))
+            asked.add_done_callback(functools.partial(self._on_answer, link, table, probe))
 
     def _on_answer(self, link: Link, table: Sequence[RankEntry], probe: str, done: Future[Message]) -> None:
         if done.exception() is not None:

@@ -13,7 +13,7 @@ formed anew as soon as no rank runs a cell any more.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -77,7 +77,7 @@ class Rules:
             grace_s=config.grace_s,
             hang_after_s=config.hang_after_s,
             on_rank_death=config.on_rank_death,
-            has_group=config.backend != "none" or config.launcher == "mpi",
+            has_group=config.backend != "none" or config.has_mpi,
         )
 
 
@@ -90,6 +90,7 @@ class RunningCell:
     interrupted_at: float | None = None
     forced: bool = False  # interrupted for the second time
     released_at: float | None = None  # the last time
+    ranks: set[int] = field(default_factory=set)  # that run it still
 
     @property
     def is_calm(self) -> bool:
@@ -136,7 +137,8 @@ class Recovery:
         """Note that a cell was sent to a rank."""
         if not self._cells:
             self._next_look = now
-        self._cells.setdefault(cell, RunningCell(began_at=now))
+        self._leave(rank)
+        self._cells.setdefault(cell, RunningCell(began_at=now)).ranks.add(rank)
         member = self.members[rank]
         member.cell, member.waits_s, member.in_program = cell, None, False
 
@@ -153,11 +155,16 @@ class Recovery:
         cell = self._cells.get(member.cell) if member.cell is not None else None
         if cell is not None and failed and cell.failed_at is None:
             cell.failed_at = now
+        self._leave(rank)
         member.cell, member.waits_s, member.in_program = None, None, False
-        self._cells = {number: each for number, each in self._cells.items() if self._runs(number)}
 
-    def _runs(self, number: int) -> bool:
-        return any(member.cell == number for member in self.members)
+    def _leave(self, rank: int) -> None:
+        """Forget the rank's cell once no rank runs it."""
+        number = self.members[rank].cell
+        if number is not None and (cell := self._cells.get(number)) is not None:
+            cell.ranks.discard(rank)
+            if not cell.ranks:
+                del self._cells[number]
 
     def on_death(self, rank: int, now: float) -> None:
         """Note that a rank's process has ended."""

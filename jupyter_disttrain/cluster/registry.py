@@ -24,6 +24,7 @@ from ..config import ClusterConfig
 from ..errors import UsageError
 from ..hosts import HostSlots
 from ..ranks import RankInfo
+from ..slurm_options import SlurmOptions
 from .folders import Folders, answers
 from .rank_table import RankEntry
 from .tunnel import tunnel_of
@@ -113,9 +114,13 @@ class ClusterFile:
         """Return what was asked for."""
         gpus = self.config["gpus"]
         roles = tuple((role, count) for role, count in self.config["tf_roles"])  # JSON has lists
-        lists = {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles}
+        lists: dict[str, Any] = {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles}
         lists |= {name: tuple(self.config[name]) for name in ("spares", "forward")}
+        ports = self.config["controller_ports"]
+        lists["controller_ports"] = None if ports is None else (ports[0], ports[1])
         lists["hosts"] = tuple(HostSlots(**host) for host in self.config["hosts"])
+        slurm = self.config["slurm"]
+        lists["slurm"] = None if slurm is None else SlurmOptions(**slurm | {"more": tuple(slurm["more"])})
         return ClusterConfig(**self.config | lists)
 
     def load_table(self) -> list[RankEntry]:

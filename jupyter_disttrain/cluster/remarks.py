@@ -59,6 +59,7 @@ class Remarks:
         self._telemetry = telemetry
         self._lock = threading.Lock()
         self._last: dict[tuple[int, str], _Last] = {}  # by rank and metric: the last number
+        self.job = ""  # what should be known of the Slurm job that the ranks run in
         self._nan: dict[int | None, dict[str, _Nan]] = {}  # by cell and metric
 
     def take(self, rank: int, samples: Samples) -> None:
@@ -93,7 +94,11 @@ class Remarks:
         ranks = self._telemetry.ranks
         cells = {ranks[rank].vitals.cell for rank in running if rank in ranks} - {None}
         values = [words for cell in sorted(filter(None, cells)) for words in self.of_values(cell)]
-        return values + (self.of_speed(running) if running else [])
+        return self.of_job() + values + (self.of_speed(running) if running else [])
+
+    def of_job(self) -> list[str]:
+        """Return what is to be said of the job that the ranks run in, whether they run a cell or not."""
+        return [self.job] if self.job else []
 
     def of_speed(self, running: set[int]) -> list[str]:
         """Return what is to be said of the ranks that run a cell."""

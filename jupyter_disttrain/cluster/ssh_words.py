@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .host_report import SILENT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -57,7 +59,7 @@ def _last(said: str, words: Sequence[str]) -> str:
 
 
 def _so_far(said: str) -> str:
-    return "" if said == "no answer" else f"; so far it said: {_last(said, [])}"
+    return "" if said == SILENT else f"; so far it said: {_last(said, [])}"
 
 
 # In ssh's words, the first that fits: what it means, what to do.

@@ -12,7 +12,6 @@ import json
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
@@ -21,16 +20,16 @@ from .arrivals import Arrivals, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts
-from .introduction import Introduction
 from .journal import Journal
 from .link import Link, Message
 from .loss import why_lost
+from .moves import Moves
 from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
 from .rank_table import RankEntry, decide
 from .reach import Reach
 from .registry import ClusterFile, Hold
-from .respawn import Respawn
+from .replacement import Replacement
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from ..ranks import RankInfo
     from .job import JobProcesses
 
-RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
+TICKS_PER_LOOK = 2  # at the processes of this machine
 END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 
-class Launch(Introduction):
+class Launch(Replacement):
     """The processes of one cluster.
 
     Parameters
@@ -55,6 +54,8 @@ class Launch(Introduction):
         Called on the link's thread: with what ranks publish, and when the controller has ended.
     there
         A cluster that runs already and is joined; None: a new one is started.
+    tell
+        Called with a line on what is waited for before ranks can be started, each time it changes.
     """
 
     def __init__(
@@ -63,14 +64,15 @@ class Launch(Introduction):
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
         there: ClusterFile | None = None,
+        tell: Callable[[str], None] = lambda _words: None,
     ) -> None:
         self.config = config
         self._on_message = on_message
         self._on_lost = on_lost
         self._arrivals = Arrivals()
         self._started = False
+        self._ticks = 0  # of the link
         self._awaits_rank = False  # a new process for a rank that died
-        self._moved: dict[str, str] = {}  # hosts that were lost, and the spares in their place
         self._is_being_stopped = False
         self._is_visitor = False
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
@@ -83,7 +85,7 @@ class Launch(Introduction):
             self.placement, self.gpus = Placement.load(there.placement), there.gpus
             self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
         else:
-            self._decide_where()
+            self._decide_where(tell)
         self.generation = there.generation if there else 0  # of the process group: how often it was formed
         self.table: list[RankEntry] = there.load_table() if there else []
         self.mpi_heals = there.mpi_heals if there else False
@@ -92,6 +94,7 @@ class Launch(Introduction):
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
         self.cut_s = 0.0  # that no host of a job has answered
         self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
+        self._moves = Moves(config, self._reach)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
         self._deadline = time.monotonic() + config.start_timeout_s
@@ -106,12 +109,16 @@ class Launch(Introduction):
             return JobProcesses(self.config, tunnel_of(self.folders.profile))
         return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
-    def _decide_where(self) -> None:
+    def _decide_where(self, tell: Callable[[str], None]) -> None:
         """Decide how many ranks there will be, and where; nothing is left if that can't be."""
         self.started_s = time.time()
         try:
-            self.gpus = [] if self.config.hosts else choose_gpus(self.config)
-            self.placement = place(self.config, self.folders)
+            elsewhere = self.config.hosts or self.config.launcher == "slurm"
+            self.gpus = [] if elsewhere else choose_gpus(self.config)
+            self.placement = place(self.config, self.folders, tell)
+        except KeyboardInterrupt:
+            self.folders.remove()
+            raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
         except BaseException:  # an interrupt too
             self.folders.remove()
             raise
@@ -234,66 +241,9 @@ class Launch(Introduction):
             how = "" if self.config.job else "; start one with %dist_init"
             raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
 
-    def replace(self, rank: int) -> None:
-        """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
-
-        Raises
-        ------
-        LaunchError
-            If it does not come up.
-        """
-        with self._one_at_a_time:
-            self._awaits_rank = True
-            try:
-                assert self._processes is not None
-                hello, nanny = self._start_one(rank)
-                old = self.table[rank]
-                info = replace(old.info, host=hello.host, pid=hello.pid)
-                entry = RankEntry(
-                    info=info,
-                    engine=hello.engine,
-                    nanny=nanny.nanny,
-                    nanny_pid=hello.nanny_pid,
-                    probe=nanny.probe,
-                    launch_host=hello.launch_host or old.launch_host,
-                )
-                entry.know(self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0])
-                entry.group = "none" if self.config.backend == "none" else "broken"
-                self.table[rank] = entry
-                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
-                if entry.state == "dead":
-                    raise LaunchError("the new process has died as well")
-            finally:
-                self._awaits_rank = False
-
-    def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
-        """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
-        assert self._processes is not None
-        if self.config.job:
-            raise LaunchError(
-                f"nothing can be started within a job of {self.config.job} from outside; the others go on, with -r"
-            )
-        known = {entry.engine for entry in self.table}
-        if self.mpi_heals and not self.mpi_lost:
-            command, host = self._processes.command, self.table[rank].launch_host
-            attempt = Respawn(self.open_link, self.table, command, host)
-            try:
-                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
-            except LaunchError as error:
-                self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
-        elif self.config.launcher == "mpi":
-            self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
-        host = self._host_for(self.table[rank].launch_host)
-        check = self._processes.start_one(f"replacement-{rank}", host)
-        return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)
-
-    def _host_for(self, host: str) -> str:
-        """Return where the ranks of a host are started anew: there, or on a spare if it is lost."""
-        if self._reach.is_lost(host):
-            used = {entry.launch_host for entry in self.table} | set(self._moved.values())
-            spare = next((spare for spare in self.config.spares if spare not in used), host)
-            return self._moved.setdefault(host, spare)
-        return host
+    def try_lost_hosts(self) -> None:
+        """Take no host for lost: a person says that they may be there again."""
+        self._reach.forget_lost()
 
     # What goes wrong on the way
 
@@ -318,8 +268,10 @@ class Launch(Introduction):
 
     def _on_tick(self) -> None:
         """Tell of ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
-        for death in untold_deaths(self.table):
-            self._on_untold(death)
+        self._ticks += 1
+        if self._ticks % TICKS_PER_LOOK == 0:
+            for death in untold_deaths(self.table):
+                self._on_untold(death)
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None:
             tunnel.beat()
@@ -358,7 +310,9 @@ class Launch(Introduction):
                 self._end_ranks(link)
             if processes is not None:
                 # Who can't be told to end is not waited for: Jupyter gives a kernel a few seconds to put all away.
+                # mpiexec waits for a daemon that is lost with its host, and nothing can be said to it.
                 can_be_told = link is not None and any(entry.state != "dead" for entry in self.table)
+                can_be_told = can_be_told and not self._reach.lost_hosts
                 processes.end(END_SECONDS if can_be_told else 0.0)
         finally:  # an interrupt here, too
             if link is not None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
 from . import host_probe
-from .host_report import HostReport, own_addresses, read_report
+from .host_report import SILENT, HostReport, own_addresses, read_report
 from .interrupts import deferred_interrupts
 from .network import choose_network
 
@@ -125,38 +125,50 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
     except LaunchError:
         return reports  # whoever chooses the network next tells it
     addresses = {node.name: node.address for node in network.nodes}
-    asked = [talk for talk in talks if talk.host in addresses and not talk.has_ended]
-    for talk in asked:
-        talk.ask({"ask": "listen", "address": addresses[talk.host]})
-    _hear(asked, wanted.limit_s)
-    opened = {talk.host: talk.answer or {"port": 0, "why": talk.why} for talk in asked}
-    targets = {host: (addresses[host], answer["port"]) for host, answer in opened.items() if answer["port"]}
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another's address, behind which this machine is hidden
-            targets[CLIENT] = stack.enter_context(_listener(network.client_address))
-        named = {talk.host: [name for name in targets if name != talk.host] for talk in asked}
-        for talk in asked:
-            limits = {"limit_s": wanted.reach_s, "targets": [targets[name] for name in named[talk.host]]}
-            talk.ask({"ask": "reach", **limits})
-        _hear(asked, wanted.reach_s + wanted.limit_s)
-    known = {}
-    for talk in asked:
-        outcomes = talk.answer["reached"] if talk.answer else []
-        unreached = {name: why for name, why in zip(named[talk.host], outcomes, strict=False) if why}
-        known[talk.host] = {
-            "unreached": unreached,
-            "address": addresses[talk.host],
-            "port": opened[talk.host]["port"],
-            "unopened": opened[talk.host]["why"] or ("" if talk.answer else talk.why),
-        }
-    return [replace(report, **known.get(report.name, {})) for report in reports]
+    inside = {talk.host: talk for talk in talks if talk.host in addresses}
+    ports = {host: told.get("port", 0) for host, told in _ask_each(inside, addresses, wanted).items()}
+    targets = {host: (addresses[host], port) for host, port in ports.items() if port}
+    with _listener(network.client_address) as targets[CLIENT]:
+        named = {host: [name for name in targets if name != host] for host in ports if ports[host]}
+        for host, names in named.items():
+            limits = {"limit_s": wanted.reach_s, "targets": [targets[name] for name in names]}
+            inside[host].ask({"ask": "reach", **limits})
+        _hear([inside[host] for host in named], wanted.reach_s + wanted.limit_s)
+    return [
+        replace(
+            report,
+            client_address=network.client_address,
+            address=addresses[report.name],
+            port=ports[report.name],
+            **_outcome(inside[report.name], named.get(report.name, [])),
+        )
+        if report.name in inside
+        else report
+        for report in reports
+    ]
+
+
+def _ask_each(inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: Wanted) -> dict[str, dict[str, Any]]:
+    """Have each open a port on its address, and return what each told."""
+    for host, talk in inside.items():
+        talk.ask({"ask": "listen", "address": addresses[host]})
+    _hear(list(inside.values()), wanted.limit_s)
+    return {host: talk.answer or {} for host, talk in inside.items()}
+
+
+def _outcome(talk: _Talk, names: Sequence[str]) -> dict[str, Any]:
+    """Return whom a host did not reach, why it could not try, or that it fell silent."""
+    if talk.answer is None:
+        return {"failure": talk.why or SILENT}
+    unreached = {name: why for name, why in zip(names, talk.answer.get("reached", ()), strict=False) if why}
+    return {"unreached": unreached, "unopened": talk.answer.get("why", "")}
 
 
 @contextlib.contextmanager
 def _listener(address: str) -> Iterator[tuple[str, int]]:
     listener, answer = host_probe.listen(address)
     if listener is None:
-        raise OSError(answer["why"])
+        raise LaunchError(f"cannot listen on {address}, an address of this machine: {answer['why']}")
     with listener:
         yield address, answer["port"]
 
@@ -238,9 +250,10 @@ class _Talk:
     def _look_for_answer(self) -> None:
         while b"\n" in self._out:
             line, _, self._out = self._out.partition(b"\n")
-            said = line.decode(errors="replace")
-            if said.startswith(host_probe.MARK):  # a login script's words may come before
-                self.answer, self.answered_s = json.loads(said.removeprefix(host_probe.MARK)), time.time()
+            # A login script's words may come before it, even in the same line.
+            _, mark, said = line.decode(errors="replace").partition(host_probe.MARK)
+            if mark:
+                self.answer, self.answered_s = json.loads(said), time.time()
 
     def report(self) -> HostReport:
         """Return what it said of its host, or why it said nothing."""
@@ -252,7 +265,7 @@ class _Talk:
                 code = self.process.wait(END_SECONDS)
             while self.read(self.pipes[1]) and self._more_to_read():
                 pass
-        return HostReport(name=self.host, failure=self.why or "no answer", exit_code=code)
+        return HostReport(name=self.host, failure=self.why or SILENT, exit_code=code)
 
     def _more_to_read(self) -> bool:
         with selectors.DefaultSelector() as selector:

@@ -8,11 +8,14 @@ and stays until they have ended. With ``--join FILE`` the processes of any job b
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import sys
 from typing import Any
+
+END_SECONDS = 4  # for nannies to end, who give their ranks 3 s; ipyparallel kills this process after 5
 
 
 def _leave_out_debugger() -> None:
@@ -60,15 +63,19 @@ def _stay_with(nannies: list[int]) -> None:
     """Wait for all nannies: who started this process sees by it whether ranks run here.
 
     It outlives its connection to who started it, because ranks end with their cluster and not with an ssh client.
+    Asked to end it has the nannies end their ranks, and kills those that don't before it would be killed itself.
     """
 
     def pass_on(number: int, _frame: Any) -> None:
         for pid in nannies:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just been waited for
+                os.kill(pid, signal.SIGKILL if number == signal.SIGALRM else signal.SIGTERM)
+        signal.alarm(END_SECONDS)
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGALRM, pass_on)
     while nannies:
         pid, _ = os.wait()
         nannies.remove(pid)

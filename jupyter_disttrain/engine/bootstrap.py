@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnserializableValueError
+from ..errors import StageError, UnserializableValueError
 from ..ranks import RankInfo
 from ..shelf import fetch, is_shared, lend
 from ..values import check_whole, dump_value, dump_values, load_value
@@ -20,6 +20,7 @@ from .frameworks import check_tensorflow
 from .groups import leave_defaults_open
 from .horovod_world import Horovod, HorovodWorld
 from .library_states import note_imports
+from .local_modules import LocalModules, note_files
 from .meeting_place import MeetingPlace
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
@@ -30,6 +31,7 @@ from .replacing import replace_everywhere
 from .sampler import Sampler
 from .script_modules import note_modules
 from .scripts import Scripts
+from .staging import Staging
 from .torch_state import note_switches
 from .where import where
 from .wire import IDENTITY, SAMPLES, RankEnd
@@ -69,6 +71,7 @@ class Bootstrap:
         self.shelf: str | None = None
         self.progress = Progress()
         self.scripts = Scripts()
+        self.staging = Staging()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
 
@@ -76,6 +79,8 @@ class Bootstrap:
         """Take the shell whose namespace is filled."""
         self._shell = shell
         shell.scripts = self.scripts
+        shell.staging = self.staging
+        shell.local_modules = self._local_modules = LocalModules()
         shell.checkpoints = Checkpoints(lambda: shell.user_ns)
 
     def serve(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
@@ -114,6 +119,7 @@ class Bootstrap:
         environment = request["environment"] | {"MASTER_ADDR": request["address"]}
         self.scripts.enter(info, environment, self.group, self.horovod)
         note_modules()
+        note_files()
         note_switches()
         note_imports()
         return {"status": "ok", "sees_shelf": sees_shelf, "place": self._place.name}, []
@@ -145,6 +151,35 @@ class Bootstrap:
             told |= {"port": self.scripts.open_port(served=request["served"]), "horovod": self.scripts.open_horovod()}
         return told, []
 
+    def _do_get_ready_to_stage(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Reply where the node before this one can send it a data set."""
+        mark = f"{request['mark']}-{self._info.rank}"
+        try:
+            told = self.staging.get_ready(request["source"], request["to"], mark, self._info)
+        except StageError as error:
+            return {"status": "ok", "trouble": str(error)}, []
+        return {"status": "ok", **told}, []
+
+    def _do_let_go_of_staging(self, _request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Forget that it was to be copied."""
+        self.staging.let_go()
+        return {"status": "ok"}, []
+
+    # A person's own modules
+
+    def _do_list_code(self, _request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Reply which there are, and which were edited."""
+        return {"status": "ok", **self._local_modules.tell()}, []
+
+    def _do_compare_code(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Reply which files are other than in the notebook's folder."""
+        return {"status": "ok", "names": self._local_modules.compare(request["folder"], request["hashes"])}, []
+
+    def _do_write_code(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
+        """Write files of the notebook's folder."""
+        self._local_modules.write(request["folder"], request["names"], buffers)
+        return {"status": "ok"}, []
+
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
         """Put MPI's new world where the old one was held; returns what would not be changed."""
         if change is None:
@@ -173,9 +208,15 @@ class Bootstrap:
             self.mpi.release(request["generation"], forced=request["forced"])
             self.horovod.release(request["generation"])
             self.scripts.programs.release(request["generation"])
+            self.staging.release()
             return {"status": "ok"}
         if request["do"] == "respawn":
             self.mpi.respawn(request["command"], request["host"])
+            return {"status": "ok"}
+        if request["do"] == "staging":
+            return {"status": "ok", **self.staging.tell()}
+        if request["do"] == "end_staging":
+            self.staging.release(request["because"])
             return {"status": "ok"}
         if request["do"] == "mpi_failure":
             return {"status": "ok", "failure": self.mpi.failure}

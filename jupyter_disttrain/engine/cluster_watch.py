@@ -25,7 +25,7 @@ LOOK_SECONDS = 2.0  # between two looks whether the cluster is still there: Zero
 GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 CUT_SECONDS = 30.0  # the same over a network, which may come back
 BEAT_MS, MISSED_MS = 500, 1500  # of the probe
-CONNECT_MS, RECONNECT_MS = 250, 50
+CONNECT_MS, RECONNECT_MS = 150, 20
 
 
 def open_probe(connection: Connection, context: zmq.Context[zmq.Socket[bytes]], name: str) -> zmq.Socket[bytes] | None:

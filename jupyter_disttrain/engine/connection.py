@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CHANNELS = ("registration", "mux", "control", "iopub", "hb_ping", "hb_pong")
 CONNECT_SECONDS = 0.25  # to ask a host that may be cut off, again and again
+RETRY_SECONDS = 0.02  # between two attempts
+# Between two looks for the connection file: 256 ranks and their nannies that look often leave the controller no core.
+SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.005, 0.05
 REACH_SECONDS = 5.0  # for a connection over a network that should be whole
 
 # The environment of a rank's process, set by the launcher.
@@ -54,13 +57,15 @@ class Connection:
             If it does not come in time, or its folder is gone: then the cluster has ended.
         """
         deadline = time.monotonic() + timeout_s
+        pause = SHORTEST_LOOK_SECONDS
         while time.monotonic() < deadline:
             try:
                 return cls(Path(path), json.loads(Path(path).read_text()))
             except (FileNotFoundError, json.JSONDecodeError):
                 if not Path(path).parent.exists():
                     raise TimeoutError(f"the cluster ended before it wrote {path}") from None
-                time.sleep(0.005)  # not there yet, or half written
+                time.sleep(pause)  # not there yet
+                pause = min(1.5 * pause, LONGEST_LOOK_SECONDS)
         raise TimeoutError(f"the controller did not write {path} within {timeout_s:g} s")
 
     @property
@@ -142,8 +147,16 @@ class Connection:
 
 
 def _why_closed(host: str, port: int) -> str:
-    try:
-        socket.create_connection((host, port), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        return "no answer, as if packets were dropped" if isinstance(error, TimeoutError) else str(error.strerror)
-    return ""
+    """Return why a port can't be reached; the controller opens the last ones after it has written their numbers."""
+    deadline = time.monotonic() + REACH_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=REACH_SECONDS).close()
+        except TimeoutError:
+            return "no answer, as if packets were dropped"
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return str(error.strerror)
+            time.sleep(RETRY_SECONDS)
+        else:
+            return ""

@@ -26,7 +26,7 @@ _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from there on count from th
 _SOURCE = 12  # of the address in an IPv4 header
 _ACCEPT = 0xFFFFFFFF
 # Classic BPF: (operation, jump if true, jump if false, value); see Linux's Documentation/networking/filter.rst.
-_LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
+_LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
 _NOTHING = [(0x06, 0, 0, 0)]
 
 
@@ -52,7 +52,8 @@ def hide_listeners(network: str | None = None) -> list[int]:
         Of the cluster's hosts, as in ``"10.1.0.0/16"``; None: 127.0.0.0/8 alone, which is taken in any case.
     """
     heard = [_LOOPBACK]
-    if network is not None and isinstance(hosts := ipaddress.ip_network(network), ipaddress.IPv4Network):
+    hosts = ipaddress.ip_network(network) if network else None
+    if isinstance(hosts, ipaddress.IPv4Network):
         heard.append(hosts)
     ports = []
     for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:

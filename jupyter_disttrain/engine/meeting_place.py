@@ -15,6 +15,14 @@ import socket
 DISCARD = 9  # any port: nothing is sent
 
 
+def own_address(master: str) -> str:
+    """Return the address of this host that the other ranks reach: the one from which it reaches rank 0's host."""
+    family, *_, where = socket.getaddrinfo(master, DISCARD, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where[:2])
+        return str(probe.getsockname()[0])
+
+
 class MeetingPlace:
     """A port on this host, at the address by which the other ranks reach it.
 
@@ -25,10 +33,8 @@ class MeetingPlace:
     """
 
     def __init__(self, master: str) -> None:
-        family, *_, where = socket.getaddrinfo(master, DISCARD, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where[:2])
-            self.address = str(probe.getsockname()[0])
+        self.address = own_address(master)
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         self._held = socket.socket(family, socket.SOCK_STREAM)
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind((self.address, 0))

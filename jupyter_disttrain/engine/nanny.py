@@ -163,8 +163,8 @@ class Nanny:
             self._hello_pause = min(2 * self._hello_pause, HELLO_LIMIT_SECONDS)
 
     def _hello(self) -> NannyHello:
-        probe = "" if self._probe is None else self._probe.identity.decode()
-        return NannyHello(engine=self._engine, nanny=self._identity, probe=probe)
+        probe = b"" if self._probe is None else bytes(self._probe.getsockopt(zmq.IDENTITY))
+        return NannyHello(engine=self._engine, nanny=self._identity, probe=probe.decode())
 
     def _wake(self) -> None:
         """Have the loop turn; called from any thread."""

@@ -51,13 +51,14 @@ class Modules:
 
 
 def _take() -> dict[str, ModuleType]:
-    found = {name: each for name, each in list(sys.modules.items()) if _is_own(name, each)}
+    found = {name: each for name, each in list(sys.modules.items()) if is_own(name, each)}
     for name in found:
         del sys.modules[name]
     return found
 
 
-def _is_own(name: str, module: ModuleType) -> bool:
+def is_own(name: str, module: ModuleType) -> bool:
+    """Whether a module is a person's own, and can be imported again."""
     file = getattr(module, "__file__", None)
     if name in _at_start or name == "__mp_main__" or not isinstance(file, str):
         return False

@@ -5,6 +5,7 @@ Covers: what ``exit`` and ``breakpoint`` do, where tracebacks go, remembering th
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .checkpoints import Checkpoints
+    from .local_modules import LocalModules
     from .scripts import Scripts
+    from .staging import Staging
 
 NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
@@ -74,10 +78,13 @@ class RankShell(ZMQInteractiveShell):
     last_error: BaseException | None = None  # that the cell ended with
     scripts: Scripts  # what runs them
     checkpoints: Checkpoints
+    staging: Staging
+    local_modules: LocalModules
     _shown: list[list[str]]
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile
     _has_begun = False  # the cell's own code
+    _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and what IPython makes of it
     is_late: Callable[[], bool]  # tells whether the cell was interrupted before its own code began
 
     def __init__(self, **kwargs: Any) -> None:
@@ -97,12 +104,21 @@ class RankShell(ZMQInteractiveShell):
 
     def begin_cell(self, *, is_typed: bool) -> None:
         """Forget what the cell before left."""
-        self._shown, self._has_begun = [], False
+        self._shown, self._has_begun, self._transformed = [], False, (None, "")
         own_code.begin_cell(is_typed=is_typed)
         self.displayhook.last_value = NO_VALUE
         # What cells showed and the texts of their errors: IPython 9 keeps them for %notebook, of no use on a rank.
         for name in ("outputs", "exceptions"):
             getattr(self.history_manager, name, {}).clear()
+
+    def transform_cell(self, raw_cell: str) -> str:
+        """Transform a cell once: ipykernel does it to see whether the cell awaits, and has it done anew to run it."""
+        raw, transformed = self._transformed
+        if raw == raw_cell:
+            self._transformed = None, ""
+            return transformed
+        self._transformed = raw_cell, super().transform_cell(raw_cell)  # type: ignore[no-untyped-call]
+        return self._transformed[1]
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
         """Run a statement; none if the cell was interrupted before it: what IPython calls there swallows interrupts."""
@@ -168,6 +184,8 @@ class RankShell(ZMQInteractiveShell):
         self._shown = []
 
 
+# ipykernel asks for it before each cell, and to read it from the function takes as long as to reply.
+InteractiveShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
 RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by this name
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PIECE = 4096
 _FLUSH_SECONDS = 0.05
 _LINE_BUFFERED = 1  # C's _IOLBF
+_libc = ctypes.CDLL(None)
 _Place = tuple[int, int, int]
 
 
@@ -263,8 +264,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 def open_streams(wire: Wire) -> tuple[RankStream, RankStream]:
     """Make stdout and stderr, and have C code write whole lines at once too."""
     turns = Turns(wire)
-    libc = ctypes.CDLL(None)
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
+    _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
     return RankStream(1, "stdout", turns), RankStream(2, "stderr", turns)
 
 
@@ -278,7 +278,7 @@ def flush_all(*streams: Any) -> None:
         except Exception as error:  # noqa: BLE001  (the user's own code, and the cell has ended)
             assert sys.__stderr__ is not None
             sys.__stderr__.write(f"{type(stream).__name__}.flush() failed: {type(error).__name__}: {error}\n")
-    ctypes.CDLL(None).fflush(None)
+    _libc.fflush(None)
 
 
 def restore_streams() -> None:

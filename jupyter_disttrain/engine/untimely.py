@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-WAITS_FOR_PROGRAM = "_wait_for_program"  # the function that an interrupt may end
+WAITS = ("_wait_for_program", "wait_for_staging")  # the functions that an interrupt may end
 
 
 _WHOLE = {  # functions that are left whole, by a part of their file's name
@@ -188,4 +188,4 @@ def _is_standard(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != WAITS_FOR_PROGRAM
+    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name not in WAITS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..config import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 from ..errors import UsageError
 from ..hosts import parse_hostfile, parse_hosts, take_hosts
+from .slurm_arguments import add_slurm_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ def _init() -> _Parser:
     add(
         "--launcher",
         choices=LAUNCHERS,
-        help="mpi: one MPI job; local: plain processes; ssh: on hosts, without MPI (default: mpi)",
+        help="mpi: one MPI job; local: plain processes; ssh: on hosts, without MPI; slurm: a job (default: mpi)",
     )
     add("--hosts", help="hosts reached by ssh, each with its number of ranks, e.g. node1:4,node2:4")
     add("--hostfile", metavar="FILE", help="the same as a file: a host on each line, with slots=N")
@@ -52,8 +53,14 @@ def _init() -> _Parser:
     add("--process-count-per-node", type=int, metavar="N", help="ranks on each (default: as named, or one per GPU)")
     add("--spare", metavar="HOSTS", help="hosts on which ranks start again if one is lost (--launcher ssh)")
     add("--interface", help="of the hosts' network: its name, or the network as in 10.1.0.0/16 (default: chosen)")
+    add(
+        "--controller-ports",
+        metavar="FIRST-LAST",
+        help="8 ports of this machine that ranks on other hosts connect to, for a firewall (default: any)",
+    )
     add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
     add("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable for ranks on other hosts")
+    add_slurm_options(parser)
     add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch (default: auto)")
     add("-a", "--address", help="MASTER_ADDR (default: chosen)")
     add("--port", type=int, help="MASTER_PORT (default: a free one)")
@@ -227,6 +234,26 @@ def _load() -> _Parser:
     return parser
 
 
+def _stage() -> _Parser:
+    parser = _parser("dist_stage")
+    add = parser.add_argument
+    add("source", metavar="PATH", help="a file or folder that a node sees, or an address such as s3://bucket/folder")
+    add("--to", metavar="DIR", help="in which its folder is made on each node (default: on the node's local disk)")
+    add("--as", dest="into", metavar="NAME", help="a variable that is set to the path on each rank")
+    add("--verify", action="store_true", help="compare the hashes of what is there, in place of sizes and times")
+    _add_name(parser)
+    return parser
+
+
+def _sync_code() -> _Parser:
+    parser = _parser("dist_sync_code")
+    add = parser.add_argument
+    add("paths", nargs="*", metavar="PATH", help="files and folders to bring too (default: what ranks have imported)")
+    add("--auto", choices=("on", "off"), help="do it before every cell that runs on ranks, or no longer")
+    _add_name(parser)
+    return parser
+
+
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
     parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
@@ -252,6 +279,8 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_export": _export(),
     "dist_save": _save(),
     "dist_load": _load(),
+    "dist_stage": _stage(),
+    "dist_sync_code": _sync_code(),
     "dist_reset": _reset(),
     "dist_shutdown": _shutdown(),
 }
@@ -275,7 +304,11 @@ def parse(name: str, line: str) -> argparse.Namespace:
         words = shlex.split(_without_comment(line))
     except ValueError as error:
         raise UsageError(f"cannot read {line!r}: {error}") from error
-    return PARSERS[name].parse_args(words)
+    if name != "dist_init":
+        return PARSERS[name].parse_args(words)
+    args, unknown = PARSERS[name].parse_known_args(words)
+    args.unknown = unknown  # which may be options of sbatch
+    return args
 
 
 # What stands before a comment, as in a shell: a # within a word or within quotes begins none.
@@ -311,5 +344,15 @@ def hosts_of(args: argparse.Namespace) -> dict[str, Any]:
     hosts = parse_hosts(args.hosts) if args.hosts else parse_hostfile(args.hostfile) if args.hostfile else ()
     if not hosts and (args.node_count or args.process_count_per_node):
         raise UsageError("--node-count and --process-count-per-node need hosts; name them, e.g. --hosts node1,node2")
+    ports = _read_ports(args.controller_ports) if args.controller_ports else None
     spares = tuple(host.name for host in parse_hosts(args.spare)) if args.spare else ()
-    return {"hosts": take_hosts(hosts, args.node_count, args.process_count_per_node), "spares": spares}
+    return {"hosts": take_hosts(hosts, args.node_count, args.process_count_per_node), "spares": spares} | {
+        "controller_ports": ports
+    }
+
+
+def _read_ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"cannot read the ports {text!r}; name the first and the last, e.g. 40000-40007")
+    return int(first), int(last)

@@ -17,9 +17,11 @@ from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
 from .arguments import documented, hosts_of, parse, parse_gpus
 from .comms import CommRelay
+from .file_magics import FileMagics
 from .screen import Screen
-from .script_magics import ScriptMagics, origin_of
+from .script_magics import origin_of
 from .sinks import sink_for
+from .slurm_arguments import WaitingLine, slurm_of
 from .status import attached_text, kept_text, started_text, status_text
 from .transformers import Transformers
 from .views import Views
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @magics_class
-class DistributedMagics(ScriptMagics):
+class DistributedMagics(FileMagics):
     """Distributed training from a notebook; ``%config DistributedMagics`` shows and sets the defaults."""
 
     shell: InteractiveShell
@@ -59,9 +61,12 @@ class DistributedMagics(ScriptMagics):
                 "use it, restart it with %dist_reset, end it with %dist_shutdown, "
                 "or start another beside it with --name NAME"
             )
+        launcher = args.launcher or self.launcher
         cluster = Cluster(
             n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
-            launcher=args.launcher or self.launcher,
+            launcher=launcher,
+            slurm=slurm_of(args, launcher, args.unknown),
+            tell=WaitingLine(self.shell),
             backend=args.backend or self.backend,
             gpus=parse_gpus(args.gpus),
             share_gpus=args.share_gpus,
@@ -223,6 +228,7 @@ class DistributedMagics(ScriptMagics):
         chosen = parse_ranks(ranks, cluster.world_size)
         if args.watch and self.views.has_page:
             self.views.show(cluster)
+        self._sync_before_cell(cluster)
         code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         run = cluster.run(
             code,

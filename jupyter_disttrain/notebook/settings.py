@@ -42,6 +42,7 @@ class Settings(Magics):
     sample = Float(1.0, help="Seconds between two figures of each rank and node; 0: none are taken.").tag(config=True)
     max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
+    auto_sync = Bool(False, help="Bring edited modules to the ranks before every cell.").tag(config=True)
     progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
 
     def __init__(self, shell: Any, **kwargs: Any) -> None:

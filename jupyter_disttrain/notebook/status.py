@@ -101,7 +101,14 @@ def status_text(cluster: Cluster) -> str:
     remarks = cluster.telemetry.remarks
     said = [words for words in (remarks.of_progress(busy), *remarks.of_running(busy)) if words]
     return "\n".join(
-        [title, *_warning(cluster), *_align(rows), *nodes, *(f"  {words}" for words in said + _metrics(cluster))]
+        [
+            title,
+            *_job(cluster),
+            *_warning(cluster),
+            *_align(rows),
+            *nodes,
+            *(f"  {words}" for words in said + _metrics(cluster)),
+        ]
     )
 
 
@@ -111,6 +118,11 @@ def _metrics(cluster: Cluster) -> list[str]:
         return []
     last = [f"{found.name} {found.mean[-1]:.4g}" for found in cluster.metrics.gather_last(MOST_METRICS)]
     return [f"logged last, mean over ranks: {', '.join(last)}"] if last else []
+
+
+def _job(cluster: Cluster) -> list[str]:
+    """Name the Slurm job, and its end."""
+    return [f"  {cluster.job}"] if cluster.job else []
 
 
 def _warning(cluster: Cluster) -> list[str]:

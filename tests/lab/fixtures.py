@@ -32,7 +32,7 @@ def lab() -> Iterator[Lab]:
     _need(FOR_HOSTS)
     with Lab(HOSTS) as lab:
         yield lab
-        left = {host: found for host in lab.hosts if (found := lab.left_on(host))}
+        left = {host: found for host in [*lab.hosts, "head"] if (found := lab.left_on(host))}
         assert not left, f"left on the hosts of the lab: {left}"
 
 

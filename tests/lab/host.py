@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from .places import PATIENCE_S, LabError, Place, command, end
+from .places import PATIENCE_S, LabError, Place, command, end, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+CACHE_OF_TORCH = "/torchinductor_"  # a folder that every program with torch makes
 SSH_PORT = 2222
 LOCAL_DISK_MIB = 64
 
@@ -62,7 +63,7 @@ class Host:
         self.name = f"node{number}"
         self.address = place.address(number)
         self.log = place.folder / "log" / f"{self.name}.log"
-        self._outer: subprocess.Popen[bytes] | None = None
+        self.boot: subprocess.Popen[bytes] | None = None
         self._init: psutil.Process | None = None
 
     @property
@@ -84,7 +85,7 @@ class Host:
         boot = BOOT.format(name=self.name, lab=self.place.folder, local_mib=LOCAL_DISK_MIB)
         unshare = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with self.log.open("ab") as log:
-            self._outer = subprocess.Popen(
+            self.boot = subprocess.Popen(
                 ["ip", "netns", "exec", namespace, *unshare, "--propagation", "slave", "sh", "-ec", boot],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -100,13 +101,13 @@ class Host:
         LabError
             If it does not within ``PATIENCE_S``; the host's log is part of the message.
         """
-        assert self._outer is not None
+        assert self.boot is not None
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline and self._outer.poll() is None:
+        while time.monotonic() < deadline and self.boot.poll() is None:
             try:
                 with socket.create_connection((self.address, SSH_PORT), timeout=1) as connection:
                     connection.recv(1)
-                    self._init = psutil.Process(self._outer.pid).children()[0]
+                    self._init = psutil.Process(self.boot.pid).children()[0]
                     return
             except OSError:
                 time.sleep(0.01)
@@ -142,15 +143,12 @@ class Host:
         """Return what runs or lies on it that was not there at its start, in words; nothing of a dead host."""
         if self._init is None:
             return []
-        left = []
-        for process in self.processes():
-            try:
-                if process != self._init and process.name() != "slurmd":
-                    left.append(f"process {process.pid}: {process.cmdline() or process.name()}")
-            except psutil.NoSuchProcess:
-                continue
+        others = [process for process in self.processes() if process != self._init]
+        words = [(process.pid, words_of(process)) for process in others]
+        left = [f"process {pid}: {said}" for pid, said in words if said and not said.startswith("slurmd ")]
         folders = ("/dev/shm", f"{self.place.folder}/tmp", f"{self.place.folder}/local")
-        return left + self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
+        found = self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
+        return left + [path for path in found if CACHE_OF_TORCH not in path]
 
     def die(self) -> None:
         """Lose power: nobody hears a goodbye, and everything that ran is gone."""
@@ -163,9 +161,9 @@ class Host:
 
     def reap(self) -> None:
         """Forget the process that is gone."""
-        if self._outer is not None:
-            self._outer.wait(PATIENCE_S)
-        self._outer = self._init = None
+        if self.boot is not None:
+            self.boot.wait(PATIENCE_S)
+        self.boot = self._init = None
 
 
 def listening_sockets(prefix: Sequence[str] = ()) -> list[Listening]:

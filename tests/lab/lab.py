@@ -7,19 +7,22 @@ Does not cover: Slurm's configuration (``slurm``).
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from .host import SSH_PORT, Host, Listening, listening_sockets
 from .network import Capture, close_ports
-from .places import PATIENCE_S, claim, command, release
+from .places import PATIENCE_S, claim, command, processes_of, release, words_of
 from .slurm import Slurm
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
-    import psutil
     from typing_extensions import Self
 
 HEAD = "head"
@@ -74,6 +77,7 @@ class Lab:
         self.slurm: Slurm | None = None
         self._closed: set[str] = set()  # hosts with closed ports
         self._stopped = False
+        self._owner_pid = os.getpid()
         self._hosts = {host.name: host for host in (Host(self.place, number) for number in range(1, hosts + 1))}
         try:
             self._prepare()
@@ -162,15 +166,21 @@ class Lab:
             if not host.runs:
                 self.revive(name)
             self.heal(name)
-            self.run(name, f"rm -rf {self.local_disk}/*")
+            self.run(name, f"find {self.local_disk} -mindepth 1 -delete")  # hidden files too
         for name in self._closed:
             self.firewall(name)
         self._closed.clear()
+        if self.slurm is not None:
+            self.slurm.wait()
 
     def left_on(self, host: str) -> list[str]:
-        """Return what runs or lies on a host that was not there at its start, in words; waits for it to go."""
+        """Return what runs or lies on a host that was not there at its start, in words; waits for it to go.
+
+        On the head that is what has the lab's folder in its command line, such as a forgotten ssh.
+        """
         deadline = time.monotonic() + PATIENCE_S
-        while (left := self._hosts[host].left()) and time.monotonic() < deadline:
+        look = self._left_on_head if host == HEAD else self._hosts[host].left
+        while (left := look()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return left
 
@@ -194,7 +204,7 @@ class Lab:
 
     def stop(self) -> None:
         """Remove the lab with everything that runs in it."""
-        if self._stopped:
+        if self._stopped or os.getpid() != self._owner_pid:  # a fork of the owner may end before it
             return
         self._stopped = True
         atexit.unregister(self.stop)
@@ -203,6 +213,18 @@ class Lab:
             host.reap()
         if self.slurm is not None:
             self.slurm.reap()
+
+    def _left_on_head(self) -> list[str]:
+        known = {process.pid for host in self._hosts.values() for process in host.processes()}
+        for daemon in self._daemons():
+            known |= {daemon.pid, *(child.pid for child in psutil.Process(daemon.pid).children(recursive=True))}
+        left = [process for process in processes_of(self.place) if process.pid not in known]
+        return [f"process {process.pid}: {words}" for process in left if (words := words_of(process))]
+
+    def _daemons(self) -> list[subprocess.Popen[bytes]]:
+        """Return what this process has started as parts of the lab."""
+        boots = [host.boot for host in self._hosts.values() if host.boot is not None]
+        return boots + (self.slurm.daemons if self.slurm is not None else [])
 
     def _prepare(self) -> None:
         for name in ("keys", "log", "tmp", "local"):

@@ -22,9 +22,8 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(
-    "/var/lib/disttrain-lab"
-)  # a short path, since a Unix socket's has 107 characters; /run may forbid to execute
+# A short path, since that of a Unix socket has 107 characters at most, and not /run, which may forbid to execute.
+ROOT = Path("/var/lib/disttrain-labs")
 HIGHEST_ID = 250
 NAMESPACES = Path("/run/netns")
 PATIENCE_S = 10.0
@@ -111,8 +110,7 @@ def claim() -> Place:
                 continue
             command("ip", "link", "add", place.bridge, "type", "bridge")
             place.folder.mkdir()
-            me = psutil.Process()
-            (place.folder / "owner").write_text(json.dumps([me.pid, me.create_time()]))
+            (place.folder / "owner").write_text(json.dumps([os.getpid(), _began_ticks(os.getpid())]))
             claimed.append(place)
             return place
     raise LabError(f"all {HIGHEST_ID} numbers of labs are taken: see {ROOT}")
@@ -126,17 +124,18 @@ def release(place: Place) -> None:
 
 def left_of(place: Place) -> list[str]:
     """Return what a lab of this process left behind, in words; empty when all is gone."""
-    if place.folder.exists() and not _is_mine(place):
-        return []  # another process has taken the number since
-    left = [f"namespace {name}" for name in place.namespaces()]
-    left += [f"network interface {name}" for name in place.links()]
-    left += [f"network interface {place.bridge}"] if Path("/sys/class/net", place.bridge).exists() else []
-    left += [f"folder {place.folder}"] if place.folder.exists() else []
-    left += [
-        f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if f"{place.folder}/" in line
-    ]
-    left += [f"process {process.pid}: {process.cmdline()}" for process in _processes(place)]
-    return left
+    with _locked():
+        if place.folder.exists() and not _is_mine(place):
+            return []  # another process has taken the number since
+        interfaces = [*place.links(), *([place.bridge] if Path("/sys/class/net", place.bridge).exists() else [])]
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        return [
+            *(f"namespace {name}" for name in place.namespaces()),
+            *(f"network interface {name}" for name in interfaces),
+            *(f"mount {line}" for line in mounts if f"{place.folder}/" in line),
+            *(f"process {process.pid}: {words_of(process)}" for process in processes_of(place)),
+            *([f"folder {place.folder}"] if place.folder.exists() else []),
+        ]
 
 
 def end(processes: list[psutil.Process]) -> None:
@@ -159,6 +158,23 @@ def end(processes: list[psutil.Process]) -> None:
         time.sleep(0.005)
 
 
+def processes_of(place: Place) -> list[psutil.Process]:
+    """Return what runs in the lab's namespaces, or has its folder in the command line."""
+    pids = {
+        int(pid) for name in place.namespaces() for pid in command("ip", "netns", "pids", name, check=False).split()
+    }
+    others = (process for process in psutil.process_iter() if process.pid != os.getpid())
+    return [process for process in others if process.pid in pids or f"{place.folder}/" in words_of(process)]
+
+
+def words_of(process: psutil.Process) -> str:
+    """Return the command line of a process; empty when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -170,8 +186,8 @@ def _remove(place: Place) -> None:
     # Cables first, so that what is killed can't say goodbye to anyone outside of the lab.
     for link in place.links():
         command("ip", "link", "delete", link)
-    while processes := _processes(place):
-        end(processes)
+    while running := processes_of(place):
+        end(running)
     for namespace in place.namespaces():
         command("ip", "netns", "delete", namespace)
     if Path("/sys/class/net", place.bridge).exists():
@@ -181,48 +197,44 @@ def _remove(place: Place) -> None:
     shutil.rmtree(place.folder, ignore_errors=False)
 
 
-def _processes(place: Place) -> list[psutil.Process]:
-    """Return what runs in the lab's namespaces, or on its folder."""
-    pids = {
-        int(pid) for name in place.namespaces() for pid in command("ip", "netns", "pids", name, check=False).split()
-    }
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid in pids or any(f"{place.folder}/" in word for word in process.cmdline()):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return [process for process in found if process.pid != os.getpid()]
-
-
 def _known() -> list[Place]:
     return [Place(int(path.name)) for path in ROOT.iterdir() if path.name.isdigit()]
 
 
-def _owner(place: Place) -> list[float]:
+def _owner(place: Place) -> tuple[int, int]:
+    """Return the owner's pid and when it began; zeros if it was killed before it could say so."""
     try:
-        return list(json.loads((place.folder / "owner").read_text()))
+        pid, began_ticks = json.loads((place.folder / "owner").read_text())
     except FileNotFoundError:
-        return []  # killed in the moment between the two
+        return 0, 0
+    return pid, began_ticks
 
 
 def _owner_runs(place: Place) -> bool:
-    owner = _owner(place)
-    try:
-        return bool(owner) and psutil.Process(int(owner[0])).create_time() == owner[1]
-    except psutil.NoSuchProcess:
-        return False
+    pid, began_ticks = _owner(place)
+    return pid != 0 and _began_ticks(pid) == began_ticks
 
 
 def _is_mine(place: Place) -> bool:
-    return _owner(place)[:1] in ([], [os.getpid()])
+    return _owner(place)[0] in (0, os.getpid())
+
+
+def _began_ticks(pid: int) -> int | None:
+    """Return when a process began, by a clock that nobody sets; None if it does not run."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else int(fields[18])
 
 
 @contextmanager
 def _locked() -> Iterator[None]:
     """Only one process at a time takes, sweeps or removes."""
     ROOT.mkdir(mode=0o755, exist_ok=True)
-    with (ROOT / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    root = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(root, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(root)

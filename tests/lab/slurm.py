@@ -91,7 +91,7 @@ class Slurm:
         self.folder = place.folder / "slurm"
         self.conf = self.folder / "slurm.conf"
         self._enter = enter
-        self._children: list[subprocess.Popen[bytes]] = []
+        self.daemons: list[subprocess.Popen[bytes]] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Slurm:
 
     def reap(self) -> None:
         """Forget the processes that are gone."""
-        for child in self._children:
+        for child in self.daemons:
             child.wait(PATIENCE_S)
 
     def _ready(self) -> set[str]:
@@ -168,7 +168,7 @@ class Slurm:
                 start_new_session=True,
                 env=os.environ | self.environment,
             )
-        self._children.append(child)
+        self.daemons.append(child)
 
     def _until(self, what: str, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 3 * PATIENCE_S

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 
 from .local import LocalRanks
 from .mpi import MPIRanks
+from .slurm import AllocationRanks, JobRanks, StepRank
 from .ssh import SSHRanks
 
 if TYPE_CHECKING:
     from ipyparallel.cluster.launcher import EngineLauncher
 
-LAUNCHERS: dict[str, type[EngineLauncher]] = {"local": LocalRanks, "mpi": MPIRanks, "ssh": SSHRanks}
+LAUNCHERS: dict[str, type[EngineLauncher]] = {
+    "local": LocalRanks,
+    "mpi": MPIRanks,
+    "ssh": SSHRanks,
+    "slurm": JobRanks,
+    "slurm allocation": AllocationRanks,
+    "slurm step": StepRank,
+}

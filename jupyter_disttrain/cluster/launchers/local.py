@@ -17,20 +17,25 @@ def is_alive(launcher: LocalProcessLauncher) -> bool:
 
 
 class LocalRanks(LocalEngineSetLauncher):
-    """One process per rank; the order in which they register decides the rank."""
+    """One process that forks all ranks: to import the same for each would take most of their start.
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.engine_cmd = RANK_COMMAND
-        self.delay = 0.0  # ranks are told who they are, so no order has to be kept
+    They are told who they are, so no order has to be kept.
+    """
+
+    def start(self, n: int) -> Any:
+        """Start ``n`` ranks."""
+        self.engine_cmd = [*RANK_COMMAND, "--ranks", str(n)]
+        started = super().start(1)
+        self.n = n
+        return started
 
     def alive(self) -> bool:
-        """Whether a process still runs; ipyparallel's own state is as old as the last turn of its event loop."""
+        """Whether a rank still runs; ipyparallel's own state is as old as the last turn of its event loop."""
         return any(is_alive(launcher) for launcher in self.launchers.values())
 
     @property
     def runs(self) -> bool:
-        """The same: a process that ends while the others start takes none with it."""
+        """The same: the process ends when all ranks have ended."""
         return self.alive()
 
     def get_env(self) -> dict[str, str]:

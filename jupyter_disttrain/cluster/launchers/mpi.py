@@ -110,7 +110,7 @@ def _broken(mpiexec: str, what: str) -> str:
 class MPIRanks(MPIEngineSetLauncher):
     """One mpiexec over all ranks."""
 
-    hosts = List()  # of (name, ranks); empty: this machine alone
+    hosts: List[Any] = List()  # of (name, ranks); empty: this machine alone
     ssh = List(Unicode())
     environment_file = Unicode()
     network = Unicode()  # of the hosts

@@ -53,7 +53,7 @@ class RanksOfHost(LocalProcessLauncher):
 class SSHRanks(LocalEngineSetLauncher):
     """The ranks of all hosts, one ssh for each host."""
 
-    hosts = List()  # of (name, ranks)
+    hosts: List[Any] = List()  # of (name, ranks)
     ssh = List(Unicode())
     environment_file = Unicode()
 

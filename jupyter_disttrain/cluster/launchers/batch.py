@@ -1,0 +1,110 @@
+"""Ranks as a job of PBS or LSF, which a notebook attaches to.
+
+Covers: the scripts, with options of a site; submitting and ending them, by ipyparallel's launchers.
+Does not cover: the queue (qstat and bjobs tell of it), attaching (``cluster.attach``), Slurm (``slurm``).
+
+Unlike a job of Slurm, such a job is not waited for by %dist_init: its ranks write a file once they run, and
+``%dist_attach FILE`` joins them. See docs/batch_systems.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from ipyparallel.cluster.launcher import BatchEngineSetLauncher, LSFEngineSetLauncher, PBSEngineSetLauncher
+from traitlets import Integer, List, Unicode
+
+from ...errors import UsageError
+from .mpi import find_mpiexec
+
+
+class _BatchRanks(BatchEngineSetLauncher):
+    """What both have in common; ``options`` are lines of the script that a site or a person adds."""
+
+    join_file = Unicode(help="The file that the ranks write, on a file system that the notebook sees.")
+    nodes = Integer(1, min=1)
+    ntasks_per_node = Integer(1, min=1, help="Ranks on each node.")
+    options = List(Unicode(), config=True, help="More options of the batch system, e.g. ['-l walltime=2:00:00'].")
+    mpirun = List(Unicode(), config=True, help="mpirun with its first options; empty: the one that is found.")
+
+    mark = ""  # what lines of options begin with
+    host_file = ""  # the variable that names the file of hosts
+
+    def own_options(self) -> list[str]:
+        """Return the options that say how many nodes and ranks there are, and where the output goes."""
+        raise NotImplementedError
+
+    def render(self) -> str:
+        """Return the script.
+
+        Raises
+        ------
+        UsageError
+            If an option is more than one line, or no file to join is named.
+        """
+        if not self.join_file:
+            raise UsageError("name the file by which the notebook joins the ranks, e.g. join_file='/shared/run.json'")
+        for option in self.options:
+            if not option.isprintable():
+                raise UsageError(f"an option is one line of text, not {option!r}")
+        rank = [sys.executable, "-m", "jupyter_disttrain.engine", "--join", self.join_file]
+        placed = ["--continuous", "--map-by", f"ppr:{self.ntasks_per_node}:node:oversubscribe", "--bind-to", "none"]
+        start = shlex.join([*(self.mpirun or [find_mpiexec()]), *placed])
+        queue = [f"-q {self.queue}"] if self.queue else []
+        lines = [f"{self.mark} {option}" for option in (*self.own_options(), *queue, *self.options)]
+        command = f'exec {start} --hostfile "${self.host_file}" {shlex.join(rank)}'
+        return "\n".join(["#!/bin/bash", *lines, f"cd {shlex.quote(str(Path.cwd()))} || exit 1", command, ""])
+
+    def write_batch_script(self, n: int = 1) -> None:
+        """Write the script to the disk; braces in it are meant."""
+        self.batch_template = self.render().replace("{", "{{").replace("}", "}}")
+        super().write_batch_script(n)
+
+    def submit(self) -> Any:
+        """Hand the script to the batch system; returns the job's number."""
+        return self.start(self.nodes * self.ntasks_per_node)
+
+
+class PBSRanks(_BatchRanks, PBSEngineSetLauncher):
+    """Ranks as a job of PBS; ``stop()`` ends it by qdel.
+
+    Examples
+    --------
+    >>> job = PBSRanks(join_file="/shared/run.json", nodes=2, ntasks_per_node=4, queue="gpu")   # doctest: +SKIP
+    >>> job.submit()                                                                           # doctest: +SKIP
+    """
+
+    mark = "#PBS"
+    host_file = "PBS_NODEFILE"
+    cpus_per_rank = Integer(1, min=1, config=True)
+
+    def own_options(self) -> list[str]:
+        """Return them."""
+        cpus = self.cpus_per_rank * self.ntasks_per_node
+        return [
+            "-N disttrain",
+            "-V",
+            f"-l select={self.nodes}:ncpus={cpus}:mpiprocs={self.ntasks_per_node}",
+            "-j oe",
+            f"-o {self.output_file}",
+        ]
+
+
+class LSFRanks(_BatchRanks, LSFEngineSetLauncher):
+    """Ranks as a job of LSF; ``stop()`` ends it by bkill."""
+
+    mark = "#BSUB"
+    host_file = "LSB_DJOB_HOSTFILE"
+
+    def own_options(self) -> list[str]:
+        """Return them."""
+        return [
+            "-J disttrain",
+            "-env all",
+            f"-n {self.nodes * self.ntasks_per_node}",
+            f'-R "span[ptile={self.ntasks_per_node}]"',
+            f"-o {self.output_file}",
+        ]

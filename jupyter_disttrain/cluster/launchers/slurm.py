@@ -1,0 +1,186 @@
+"""Ranks on nodes that Slurm has granted.
+
+Covers: starting them in a job that was submitted for them or in the allocation around the notebook, one more rank on a
+node, whether they run, what the job said.
+Does not cover: submitting the job and ending it (``slurm.grant``).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ipyparallel.cluster.launcher import EngineLauncher, LocalProcessLauncher
+from traitlets import Dict, Instance, Unicode
+
+from ..slurm.batch_script import StartScript
+from ..slurm.grant import Grant, step_command
+from ..slurm.watch import Poller
+from .local import is_alive
+from .mpi import MPIRanks
+from .ssh import EARLY, rank_command
+
+# Slurm's name of the node, by which its ranks are put in order: the host's own may be another.
+_ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
+_FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", "DISTTRAIN_MPI_")  # beginnings of the variables that it reads itself
+
+
+class Starter:
+    """What both kinds of ranks start with.
+
+    Raises
+    ------
+    LaunchError
+        If the ranks are to be started by mpirun, and there is none of Open MPI.
+    """
+
+    def __init__(self, grant: Grant, environment: dict[str, str], environment_file: str, network: str) -> None:
+        self.heals = False
+        self.command = [*_ON_NODE, *rank_command(environment_file)]
+        self.mpirun: list[str] = []
+        self.exports = {name: environment[name] for name in EARLY if name in environment}
+        if grant.starts_with == "mpirun":
+            # It knows what Open MPI needs over a network, and which Open MPI there is.
+            mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
+            self.heals = mpi.heals
+            told = mpi.get_env()
+            self.exports |= {name: value for name, value in told.items() if name.startswith(_FOR_MPIRUN)}
+            exported = [
+                word for name in ("DISTTRAIN_MPI_HEALS", *EARLY) if name in self.exports for word in ("-x", name)
+            ]
+            self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
+
+    def write(self, grant: Grant) -> None:
+        """Write the script that starts the ranks, all at once: a job waits for it."""
+        script = StartScript(
+            nodes=len(grant.nodes),
+            per_node=grant.per_node,
+            command=tuple(self.command),
+            environment=self.exports,
+            mpirun=tuple(self.mpirun),
+        ).render()
+        half = Path(f"{grant.start_file}.half")
+        with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            opened.write(script)
+        half.rename(grant.start_file)
+
+
+class JobRanks(EngineLauncher):
+    """The ranks of a job that was submitted for them, and ends with them."""
+
+    grant = Instance(Grant)
+    environment_file = Unicode()
+    network = Unicode()
+    process = None  # of this machine, as other launchers have one
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self.heals = self._starter.heals
+        self.poller = Poller(self.grant.job)
+
+    def find_args(self) -> list[str]:
+        """Return the command that has started them, for ipyparallel's own log."""
+        return ["sbatch"]
+
+    def start(self, n: int) -> Any:
+        """Have the job start the ranks, for which it waits."""
+        self.n = n
+        self._starter.write(self.grant)
+        self.notify_start(self.grant.job_id)
+        return self.grant.job_id
+
+    def alive(self) -> bool:
+        """Whether the job runs, by the last that Slurm has said; it is asked again if that was long ago."""
+        self.poller.tick()
+        return not self.poller.over
+
+    @property
+    def runs(self) -> bool:
+        """The same, for one who waits for the end."""
+        self.poller.hurry()
+        return self.alive()
+
+    @property
+    def fate(self) -> str:
+        """Why the job is over, once it is."""
+        return self.poller.over
+
+    def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (it is one of the logs that are kept)
+        """Return what the job's script has said."""
+        try:
+            return Path(self.grant.log).read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def stop(self) -> None:
+        """Take note of the end; the job is ended by whoever has the grant."""
+        self.notify_stop({"exit_code": None, "identifier": self.grant.job_id})
+
+
+class AllocationRanks(LocalProcessLauncher, EngineLauncher):
+    """The ranks in the allocation around the notebook, which outlives them."""
+
+    grant = Instance(Grant)
+    environment_file = Unicode()
+    network = Unicode()
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self.heals = self._starter.heals
+
+    def find_args(self) -> list[str]:
+        """Return the command that starts all of them."""
+        return [*self.grant.prefix, "/bin/bash", self.grant.start_file]
+
+    def start(self, n: int) -> Any:
+        """Start the ranks."""
+        self.n = n
+        self._starter.write(self.grant)
+        return super().start()
+
+    def alive(self) -> bool:
+        """Whether what started them still runs."""
+        return is_alive(self)
+
+    @property
+    def runs(self) -> bool:
+        """The same: all ranks end with it."""
+        return self.alive()
+
+    def get_env(self) -> dict[str, str]:
+        """Return nothing: their environment is in the scripts."""
+        return {}
+
+
+class StepRank(LocalProcessLauncher, EngineLauncher):
+    """One more rank on a node of the job, in place of one that died."""
+
+    grant = Instance(Grant)
+    host = Unicode()
+    environment_file = Unicode()
+    early = Dict()  # variables that Python itself reads
+
+    def find_args(self) -> list[str]:
+        """Return the command that starts it."""
+        return step_command(self.grant, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
+
+    def start(self, n: int) -> Any:
+        """Start it."""
+        self.n = n
+        return super().start()
+
+    def alive(self) -> bool:
+        """Whether what started it still runs."""
+        return is_alive(self)
+
+    @property
+    def runs(self) -> bool:
+        """The same."""
+        return self.alive()
+
+    def get_env(self) -> dict[str, str]:
+        """Return what Python itself reads; the rest is in a file that its command names."""
+        return dict(self.early)

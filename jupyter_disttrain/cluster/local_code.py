@@ -1,0 +1,187 @@
+"""Edited modules: bringing them to the ranks and having them reloaded.
+
+Covers: which files of the notebook's folder the nodes lack, sending them, what was reloaded where.
+Does not cover: reloading (``engine.local_modules``), data sets (``staging``).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CodeError, UsageError
+from ..ranks import label_ranks
+from .journal import Origin
+from .part import Part
+from .variables import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .start import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """What was brought to the ranks and reloaded there."""
+
+    reloaded: Mapping[str, tuple[int, ...]]  # modules, with their ranks
+    brought: Mapping[str, tuple[str, ...]]  # files from the notebook's folder, with the hosts that lacked them
+
+    def __str__(self) -> str:
+        """Say it in a line or two."""
+        lines = []
+        if self.brought:
+            hosts = ", ".join(dict.fromkeys(host for some in self.brought.values() for host in some))
+            lines.append(f"brought {', '.join(self.brought)} to {hosts}")
+        by_ranks: dict[tuple[int, ...], list[str]] = {}
+        for name, ranks in self.reloaded.items():
+            by_ranks.setdefault(ranks, []).append(name)
+        lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in by_ranks.items()]
+        return "\n".join(lines) or "no module was edited since the ranks imported it"
+
+
+class CodeSyncer(Part):
+    """The part of a cluster that brings edited modules to its ranks."""
+
+    def sync_code(self, paths: Sequence[str | os.PathLike[str]] = (), **options: Any) -> Synced:
+        """Reload on each rank the modules that were edited since it imported them.
+
+        Nodes that do not see the notebook's folder are sent what they lack: the modules below that folder that ranks
+        have imported, those that these import, and what is named.
+
+        Parameters
+        ----------
+        paths
+            Files, folders and modules below the notebook's folder to bring even if no rank has imported them.
+        **options
+            As of :meth:`Cluster.run`, for the cell that reloads.
+
+        Returns
+        -------
+        Synced
+            What was done.
+
+        Raises
+        ------
+        UsageError
+            If a path is not below the notebook's folder, or is not there.
+        CodeError
+            If a module can't be reloaded: it stays as it was; the others are reloaded.
+        """
+        folder = Path.cwd()
+        named = [file for path in paths for file in _named(folder, path)]
+        launch, everybody = self._ready("all")
+        told = {rank: reply["content"] for rank, reply in ask(launch, everybody, {"do": "list_code"}).items()}
+        files = _with_imports(folder, [*named, *_imported(folder, told.values())])
+        brought = _bring(launch, everybody, folder, files)
+        hosts = {host for some in brought.values() for host in some}
+        stale = [rank for rank in everybody if told[rank]["edited"] or launch.table[rank].info.host in hosts]
+        if not stale:
+            return Synced(reloaded={}, brought=brought)
+        options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
+        run = self.run("get_ipython().local_modules.reload();", stale, **options)
+        return _result(run.results, brought)
+
+
+def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
+    """Return the files that a path or a module's name stands for, from the notebook's folder."""
+    given = Path(path).expanduser()
+    chosen = next((each for each in (given, *_of_module(str(path))) if (folder / each).exists()), None)
+    if chosen is None:
+        raise UsageError(f"there is no {path} in {folder}, neither a file nor a module")
+    whole = Path(os.path.normpath(folder / chosen))
+    if not whole.is_relative_to(folder):
+        raise UsageError(f"{whole} is not below the notebook's folder {folder}, so the ranks have no place for it")
+    found = sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
+    names = [each.relative_to(folder) for each in found]
+    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
+
+
+def _of_module(name: str) -> list[Path]:
+    base = Path(*name.split(".")) if name.strip(".") else Path()
+    return [base.with_suffix(".py"), base] if base.name else []
+
+
+def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return which files of the notebook's folder ranks have imported, there or where they began."""
+    found = []
+    for each in told:
+        for file in map(Path, each["files"].values()):
+            base = next((base for base in (folder, Path(each["folder"])) if file.is_relative_to(base)), None)
+            if base is not None and (folder / file.relative_to(base)).is_file():
+                found.append(file.relative_to(base).as_posix())
+    return found
+
+
+def _with_imports(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return files with their contents, and the files of the folder that these import."""
+    contents: dict[str, bytes] = {}
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name not in contents:
+            contents[name] = (folder / name).read_bytes()
+            if name.endswith(".py"):
+                left += _imports(folder, name, contents[name])
+    return dict(sorted(contents.items()))
+
+
+def _imports(folder: Path, name: str, content: bytes) -> list[str]:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return []  # the rank that imports it says so
+    found: set[Path] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {Path(*alias.name.split(".")) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = Path(name).parents[min(node.level, len(Path(name).parents)) - 1] if node.level else Path()
+            base = above.joinpath(*(node.module or "").split("."))
+            found |= {base, *(base / alias.name for alias in node.names if alias.name != "*")}
+    wanted = {part for base in found for part in (base, *base.parents)}
+    candidates = [path for base in wanted if base.name for path in (base.with_suffix(".py"), base / "__init__.py")]
+    return [path.as_posix() for path in candidates if (folder / path).is_file()]
+
+
+def _bring(
+    launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
+) -> dict[str, tuple[str, ...]]:
+    """Send to one rank of each node what is other there; returns the files with the hosts."""
+    if not files:
+        return {}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    first: dict[int, int] = {}
+    for rank in ranks:
+        first.setdefault(launch.table[rank].info.node_rank, rank)
+    compare = {"do": "compare_code", "folder": str(folder), "hashes": hashes}
+    brought: dict[str, list[str]] = {}
+    for rank, reply in ask(launch, list(first.values()), compare).items():
+        names = reply["content"]["names"]
+        if names:
+            request = {"do": "write_code", "folder": str(folder), "names": names}
+            ask(launch, [rank], request, [files[name] for name in names])
+        for name in names:
+            brought.setdefault(name, []).append(launch.table[rank].info.host)
+    return {name: tuple(hosts) for name, hosts in brought.items()}
+
+
+def _result(results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]]) -> Synced:
+    reloaded: dict[str, list[int]] = {}
+    failed: dict[str, list[int]] = {}
+    for rank, told in results.items():
+        for name in told["reloaded"]:
+            reloaded.setdefault(name, []).append(rank)
+        for words in told["failed"].values():
+            failed.setdefault(words, []).append(rank)
+    synced = Synced(reloaded={name: tuple(ranks) for name, ranks in reloaded.items()}, brought=brought)
+    if failed:
+        said = [f"{words} on {label_ranks(ranks)}, as it was before there" for words, ranks in failed.items()]
+        also = f"; {synced}" if synced.reloaded or synced.brought else ""
+        raise CodeError("; ".join(said) + also)
+    return synced

@@ -1,0 +1,86 @@
+"""New processes for ranks that died, in a cluster that runs.
+
+Covers: starting one, in the MPI job, beside it or on another host, and telling it who it is.
+Does not cover: when (``recovery``), forming the group with it (``introduction``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import LaunchError
+from .introduction import Introduction
+from .rank_table import RankEntry
+from .respawn import Respawn
+
+if TYPE_CHECKING:
+    import threading
+
+    from ..messages import NannyHello, RankHello
+    from .job import JobProcesses
+    from .moves import Moves
+    from .processes import Processes
+
+RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
+GO_ON = "the others go on, with -r"
+
+
+class Replacement(Introduction):
+    """The part of a launch that starts processes in the place of dead ones."""
+
+    mpi_heals: bool
+    _processes: Processes | JobProcesses | None
+    _moves: Moves
+    _awaits_rank: bool  # a new process for a rank that died
+    _one_at_a_time: threading.Lock  # a process does not know for which rank it was started
+
+    def replace(self, rank: int) -> None:
+        """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
+
+        Raises
+        ------
+        LaunchError
+            If it does not come up.
+        """
+        with self._one_at_a_time:
+            self._awaits_rank = True
+            try:
+                assert self._processes is not None
+                hello, nanny = self._start_one(rank)
+                old = self.table[rank]
+                info = replace(old.info, host=hello.host, pid=hello.pid)
+                entry = RankEntry(
+                    info=info,
+                    engine=hello.engine,
+                    nanny=nanny.nanny,
+                    nanny_pid=hello.nanny_pid,
+                    probe=nanny.probe,
+                    launch_host=hello.launch_host or old.launch_host,
+                )
+                entry.know(self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0])
+                entry.group = "none" if self.config.backend == "none" else "broken"
+                self.table[rank] = entry
+                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
+                if entry.state == "dead":
+                    raise LaunchError("the new process has died as well")
+            finally:
+                self._awaits_rank = False
+
+    def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
+        """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
+        assert self._processes is not None
+        if self.config.job:
+            raise LaunchError(f"nothing can be started within a job of {self.config.job} from outside; {GO_ON}")
+        host = self._moves.host_for(self.table[rank].launch_host, self.table)
+        known = {entry.engine for entry in self.table}
+        if self.mpi_heals and not self.mpi_lost:
+            attempt = Respawn(self.open_link, self.table, self._processes.command, host)
+            try:
+                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
+            except LaunchError as error:
+                self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
+        elif self.config.has_mpi:
+            self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
+        check = self._processes.start_one(f"replacement-{rank}", host)
+        return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)

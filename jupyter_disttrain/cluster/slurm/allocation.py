@@ -1,0 +1,145 @@
+"""The allocation that the notebook runs in, if any: by salloc, or as a job.
+
+Covers: finding it, what it has, whether a request fits, the variables for steps in it.
+Does not cover: starting ranks in it (``launchers.slurm``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import LaunchError, UsageError
+from .job import SlurmJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...slurm_options import SlurmOptions
+    from .state import JobState
+
+_CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+# Of the step that the notebook may be, which srun and mpirun would take for ours.
+_OF_A_STEP = re.compile(
+    r"SLURM_(STEP|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TASKS_PER_NODE|NTASKS|NPROCS|NNODES|NODELIST|CPU_BIND|MEM_BIND|"
+    r"CPUS_PER_TASK|DISTRIBUTION|MPI_TYPE|LAUNCH|SRUN_COMM|PMIX|UMASK|EXACT|EXCLUSIVE|MEM_PER)|PMIX?_|SRUN_"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What an allocation has."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    node_list: str  # the same in Slurm's short form
+    ranks_per_node: int  # that it was made for
+    most_per_node: int  # that fit
+    gpus_per_node: int = 0
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
+        """Return the allocation around this process; None outside of any.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm does not tell of it, or it has ended.
+        """
+        job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+        if not job_id or not (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")):
+            return None
+        state = SlurmJob(job_id).state()
+        if not state.runs or not state.nodes:
+            raise LaunchError(
+                f"the notebook is in the allocation {job_id} by its environment, but that is {state.state.lower()}"
+                f"{f' ({state.reason})' if state.reason else ''}; start it in another, or give --new-job"
+            )
+        return cls.of(state, environ)
+
+    @classmethod
+    def of(cls, state: JobState, environ: Mapping[str, str]) -> Allocation:
+        """Read what a job has from its state, and from the environment that Slurm gave us."""
+        count = len(state.nodes)
+        cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or state.cpus // count
+        # One rank per GPU, where nobody has said how many tasks a node is to have.
+        ranks = state.tasks_per_node or state.gpus // count or max(1, state.tasks // count)
+        return cls(
+            job_id=state.job_id,
+            nodes=state.nodes,
+            node_list=state.node_list,
+            ranks_per_node=ranks,
+            most_per_node=max(ranks, cpus, 1),
+            gpus_per_node=state.gpus // count,
+        )
+
+    def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:
+        """Return nodes and ranks per node: those asked for, else those that the allocation was made for.
+
+        Parameters
+        ----------
+        ranks
+            All of them, where a person has said so with ``-n``.
+
+        Raises
+        ------
+        UsageError
+            If it has less than is asked for, or was made with other options; both are named.
+        """
+        if options.lines:
+            given = ", ".join(option.partition("=")[0] for option in options.lines)
+            raise UsageError(
+                f"{given} can't be changed in the allocation {self.job_id}, in which this notebook runs; "
+                "leave it out, or submit a job of its own with --new-job"
+            )
+        per_node = options.ntasks_per_node
+        if ranks is None:
+            nodes, per_node = options.nodes or len(self.nodes), per_node or self.ranks_per_node
+        else:
+            nodes = options.nodes or (ranks // per_node if per_node else self._nodes_for(ranks))
+            per_node = per_node or ranks // max(nodes, 1)
+            if nodes * per_node != ranks:
+                raise UsageError(
+                    f"-n {ranks} can't be spread evenly over {nodes} of the {len(self.nodes)} nodes of the allocation "
+                    f"{self.job_id}; give -N and --ntasks-per-node"
+                )
+        if nodes > len(self.nodes) or per_node > self.most_per_node:
+            raise UsageError(
+                f"{nodes} nodes with {per_node} ranks each are asked for, but the allocation {self.job_id}, in which "
+                f"this notebook runs, has {len(self.nodes)} ({', '.join(self.nodes)}) with room for "
+                f"{self.most_per_node} each; ask for less, or submit a job of its own with --new-job"
+            )
+        return nodes, per_node
+
+    def _nodes_for(self, ranks: int) -> int:
+        """Return over how many nodes ranks are spread: as many as give each the same number."""
+        return next(count for count in range(min(len(self.nodes), ranks), 0, -1) if ranks % count == 0)
+
+    def prefix(self, nodes: int, per_node: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+        """Return what a command begins with that is to find the allocation, not the step that the notebook may be.
+
+        Parameters
+        ----------
+        nodes, per_node
+            How many of its nodes are used, and the ranks on each.
+        """
+        told = {
+            "SLURM_JOB_ID": self.job_id,
+            "SLURM_JOBID": self.job_id,
+            "SLURM_JOB_NODELIST": ",".join(self.nodes[:nodes]),
+            "SLURM_NODELIST": ",".join(self.nodes[:nodes]),
+            "SLURM_JOB_NUM_NODES": str(nodes),
+            "SLURM_NNODES": str(nodes),
+            "SLURM_TASKS_PER_NODE": f"{per_node}(x{nodes})",
+            # The notebook itself may be a step that holds all CPUs; so also for the daemons that mpirun starts by srun.
+            "SLURM_OVERLAP": "1",
+        }
+        dropped = [word for name in environ if _OF_A_STEP.match(name) and name not in told for word in ("-u", name)]
+        return ["env", *dropped, *(f"{name}={value}" for name, value in told.items())]
+
+
+def least_cpus(text: str) -> int:
+    """Return the smallest number in ``"4(x2),2"``; 0 if there is none."""
+    return min((int(count) for count, _ in _CPUS.findall(text)), default=0)

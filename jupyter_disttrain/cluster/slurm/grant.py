@@ -1,0 +1,195 @@
+"""The nodes of a cluster, as Slurm has granted them.
+
+Covers: taking those of the allocation around the notebook, or submitting a job and waiting for it; their addresses.
+Does not cover: starting ranks on them (``launchers.slurm``).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import LaunchError
+from ..interrupts import deferred_interrupts
+from .allocation import Allocation
+from .batch_script import BatchScript
+from .commands import ask
+from .job import SlurmJob
+from .words import running_text, waiting_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...slurm_options import SlurmOptions
+    from ..folders import Folders
+    from .state import JobState
+
+START_FILE = "start_ranks.sh"  # in a folder that goes with the cluster
+LOG = "slurm-%j.log"  # in the folder of logs that are kept
+_NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Nodes that ranks may be started on."""
+
+    job_id: str
+    nodes: tuple[str, ...]  # those that are used, in the order of the ranks
+    per_node: int  # ranks
+    start_file: str  # the script that starts them
+    log: str = ""  # what the job says; empty: it is not ours
+    starts_with: str = "mpirun"
+    gpus_per_node: int = 0
+    prefix: tuple[str, ...] = ()  # of a command in the allocation around the notebook; empty: the job is ours
+
+    @classmethod
+    def load(cls, told: Mapping[str, Any]) -> Grant:
+        """Read what was written as JSON."""
+        return cls(**{**told, "nodes": tuple(told["nodes"]), "prefix": tuple(told["prefix"])})
+
+    @property
+    def job(self) -> SlurmJob:
+        """The job."""
+        return SlurmJob(self.job_id)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the job was submitted for this cluster, and ends with it."""
+        return not self.prefix
+
+    @property
+    def in_words(self) -> str:
+        """Whose nodes they are, in a few words."""
+        return f"job {self.job_id}" if self.is_own else f"allocation {self.job_id}"
+
+    def release(self) -> None:
+        """End the job, if it is ours, and wait until its nodes are free.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm refuses.
+        """
+        if not self.is_own:
+            return
+        self.job.cancel()
+        log = Path(self.log)
+        if log.exists() and not log.stat().st_size:
+            log.unlink()  # it says nothing, so it need not be kept
+
+    def addresses(self) -> dict[str, str]:
+        """Return each node's address, as Slurm reaches it.
+
+        Raises
+        ------
+        LaunchError
+            If one has none.
+        """
+        answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
+        found = [dict(_NODE_FIELD.findall(line)) for line in answer.said.splitlines()]
+        names: dict[str, str] = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
+        try:
+            return {node: socket.gethostbyname(names.get(node) or node) for node in self.nodes}
+        except OSError as error:
+            raise LaunchError(
+                f"no address is known of {', '.join(self.nodes)}, the nodes of job {self.job_id}: {error}; "
+                "ask your site why this host does not know them"
+            ) from error
+
+
+def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None]) -> Grant:
+    """Take the nodes of the allocation around this process, or submit a job and wait until it has some.
+
+    Parameters
+    ----------
+    options
+        What is asked for.
+    ranks
+        All of them, where a person has said so.
+    folders
+        Of the cluster; the nodes must see them too.
+    tell
+        Called with one line about the queue each time it changes.
+
+    Raises
+    ------
+    UsageError
+        If the request contradicts itself, or an allocation has less.
+    LaunchError
+        If Slurm does not take the job, or ends it before it runs.
+    KeyboardInterrupt
+        If the wait is interrupted; the job is cancelled then.
+    """
+    start_file = str(folders.profile / START_FILE)
+    around = None if options.new_job else Allocation.find()
+    if around is not None:
+        nodes, per_node = around.shape(options, ranks)
+        return Grant(
+            job_id=around.job_id,
+            nodes=around.nodes[:nodes],
+            per_node=per_node,
+            start_file=start_file,
+            starts_with=options.start,
+            gpus_per_node=around.gpus_per_node,
+            prefix=tuple(around.prefix(nodes, per_node)),
+        )
+    nodes, per_node = options.shape(ranks)
+    log = str(folders.run / LOG)
+    script = BatchScript(
+        cluster_id=folders.cluster_id,
+        nodes=nodes,
+        per_node=per_node,
+        folder=str(Path.cwd()),
+        log=log,
+        start_file=start_file,
+        survives_nodes=options.start == "srun",
+        lines=options.lines,
+    ).render()
+    state = _submit_and_wait(script, options, tell)
+    return Grant(
+        job_id=state.job_id,
+        nodes=state.nodes,
+        per_node=per_node,
+        start_file=start_file,
+        log=state.log or log.replace("%j", state.job_id),
+        starts_with=options.start,
+        gpus_per_node=state.gpus // max(1, len(state.nodes)),
+    )
+
+
+def _submit_and_wait(script: str, options: SlurmOptions, tell: Callable[[str], None]) -> JobState:
+    jobs: list[SlurmJob] = []
+    try:
+        with deferred_interrupts():  # a job whose number nobody has read could not be cancelled
+            jobs.append(SlurmJob.submit(script, options.lines))
+        state = jobs[0].wait_until_running(lambda state: _tell_waiting(state, tell))
+        tell(running_text(state))
+    except KeyboardInterrupt:
+        for job in jobs:
+            job.cancel()
+        raise
+    return state
+
+
+def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:
+    if not (state.runs or state.is_over):
+        tell(waiting_text(state))
+
+
+def step_command(grant: Grant, host: str, command: list[str]) -> list[str]:
+    """Return the command that starts one more rank on a node, beside those that are there."""
+    return [
+        *grant.prefix,
+        "srun",
+        f"--jobid={grant.job_id}",
+        "--overlap",
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={host}",
+        *command,
+    ]

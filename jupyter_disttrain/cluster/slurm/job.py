@@ -1,0 +1,189 @@
+"""A job in Slurm's hands.
+
+Covers: submitting it, its state while it is there and afterwards, waiting until it runs, cancelling it.
+Does not cover: what the script says (``batch_script``), remarks on a job that runs (``watch``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ...errors import LaunchError
+from ..interrupts import deferred_interrupts
+from .commands import Answer, ask
+from .queue import ask_position
+from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
+from .words import over_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIRST_POLL_SECONDS = 0.2
+SLOWEST_POLL_SECONDS = 5.0
+CANCEL_SECONDS = 15.0  # until its nodes are free; Slurm goes on by itself if that takes longer
+SACCT_FIELDS = "JobID,State,ExitCode,Start,End,NodeList,Partition,Reason"
+_NO_SUCH_JOB = "Invalid job id"
+# A person's defaults for sbatch would override the script.
+_OVERRIDING = (
+    "SBATCH_ARRAY_INX",
+    "SBATCH_CLUSTERS",
+    "SLURM_CLUSTERS",
+    "SBATCH_EXPORT",
+    "SBATCH_INPUT",
+    "SBATCH_NO_KILL",
+    "SLURM_NO_KILL",
+    "SBATCH_NO_REQUEUE",
+    "SBATCH_OPEN_MODE",
+    "SBATCH_OUTPUT",
+    "SBATCH_ERROR",
+    "SBATCH_REQUEUE",
+    "SBATCH_WAIT",
+    "SBATCH_PARTITION",
+    "SBATCH_TIMELIMIT",
+    "SBATCH_ACCOUNT",
+    "SBATCH_GPUS_PER_NODE",
+)
+# What a notebook's server lets its kernels do is nothing that a job needs, and Slurm keeps a job's environment.
+_SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "JUPYTER_TOKEN", "JUPYTERHUB_COOKIE_SECRET")
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMIX_", "PMI_")  # beginnings of variables that belong to the job around us
+_KEPT_OF_A_JOB = ("SLURM_CONF",)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job that was submitted, by its number."""
+
+    job_id: str
+
+    @classmethod
+    def submit(cls, script: str, options: tuple[str, ...] = ()) -> SlurmJob:
+        """Hand a script to sbatch.
+
+        Parameters
+        ----------
+        script
+            With its ``#SBATCH`` lines.
+        options
+            Those of a person, for which variables such as SBATCH_PARTITION give way.
+
+        Call it with interrupts deferred: a job whose number nobody has read can't be cancelled.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm does not take it; the message is Slurm's.
+        """
+        answer = ask("sbatch", "--parsable", text=script, environment=submit_environment(options))
+        if answer.code:
+            raise LaunchError(
+                f"Slurm did not take the job: {answer.trouble}; "
+                "sinfo shows the partitions, sacctmgr show associations the accounts"
+            )
+        number = answer.said.strip().splitlines()[-1].partition(";")[0]
+        return cls(number)
+
+    def state(self, *, with_position: bool = False) -> JobState:
+        """Ask Slurm for the state.
+
+        Of a job that ended a while ago, what Slurm's accounting has kept; where there is none, ``GONE``. Where Slurm
+        does not answer, ``UNKNOWN``.
+        """
+        try:
+            answer = ask("scontrol", "show", "job", "-o", self.job_id)
+        except LaunchError:
+            return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not answer")
+        if answer.code:
+            return self._state_afterwards(answer)
+        state = from_scontrol(answer.said)
+        if with_position and state.waits:
+            state = replace(state, position=ask_position(state))
+        return replace(state, nodes=expand(state.node_list)) if state.node_list else state
+
+    def _state_afterwards(self, answer: Answer) -> JobState:
+        if _NO_SUCH_JOB not in answer.complaint + answer.said:
+            return JobState(job_id=self.job_id, state=UNKNOWN, reason=answer.trouble)
+        try:
+            kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS)
+        except LaunchError:  # a host without sacct, or an accounting that does not answer
+            return JobState(job_id=self.job_id, state=GONE)
+        found = from_sacct(kept.said) if kept.code == 0 else None
+        if found is None or found.waits or found.runs:  # accounting is late, or is off
+            return JobState(job_id=self.job_id, state=GONE)
+        return found
+
+    def wait_until_running(self, on_change: Callable[[JobState], None]) -> JobState:
+        """Wait while it is in the queue; an interrupt, or whatever else ends the wait, cancels it.
+
+        Parameters
+        ----------
+        on_change
+            Called with each state that differs from the one before.
+
+        Raises
+        ------
+        LaunchError
+            If it ended before it ran, or at once.
+        """
+        last: JobState | None = None
+        pause_s = FIRST_POLL_SECONDS
+        try:
+            while True:
+                state = self.state(with_position=True)
+                if state != last:
+                    pause_s = FIRST_POLL_SECONDS
+                    on_change(state)
+                if state.is_over:
+                    raise LaunchError(over_text(state))  # noqa: TRY301  (it has to pass the clause below)
+                if state.runs:
+                    return state
+                last = state
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, SLOWEST_POLL_SECONDS)
+        except BaseException:  # whatever it was, an interrupt too, no job may stay; it is raised again
+            with deferred_interrupts():
+                self.cancel()
+            raise
+
+    def cancel(self, patience_s: float = CANCEL_SECONDS) -> JobState:
+        """End it, and wait until its nodes are free; does nothing to one that has ended.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm refuses; the message is Slurm's.
+        """
+        deadline = time.monotonic() + patience_s
+        pause_s = 0.05
+        state = self.state()
+        if not state.is_over:
+            answer = ask("scancel", self.job_id)
+            if answer.code and _NO_SUCH_JOB not in answer.complaint:
+                raise LaunchError(
+                    f"job {self.job_id} could not be cancelled: {answer.trouble}; do it by scancel {self.job_id}"
+                )
+        while not (state := self.state()).is_over and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 1.0)
+        return state
+
+
+def submit_environment(options: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return this process's environment as a job may have it: nothing of the job around it, no tokens."""
+    names = {option.removeprefix("--").partition("=")[0].upper().replace("-", "_") for option in options}
+    dropped = {*_OVERRIDING, *_SECRETS, *(f"SBATCH_{name}" for name in names)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in dropped and (name in _KEPT_OF_A_JOB or not name.startswith(_OF_A_JOB))
+    }
+
+
+@lru_cache(maxsize=64)
+def expand(node_list: str) -> tuple[str, ...]:
+    """Return the hosts of a list such as ``node[1-3]``; the list as it is where Slurm can't read it."""
+    answer = ask("scontrol", "show", "hostnames", node_list)
+    return tuple(answer.said.split()) if answer.code == 0 else (node_list,)

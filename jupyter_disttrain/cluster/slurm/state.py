@@ -1,0 +1,140 @@
+"""The state of a job, as Slurm tells it.
+
+Covers: the record, reading it from scontrol and from sacct, which states mean what.
+Does not cover: asking (``job``), saying it to a person (``words``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+GONE = "GONE"  # our own word: Slurm does not know the job any more
+UNKNOWN = "UNKNOWN"  # our own word: Slurm did not answer
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+OVER = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+        GONE,
+    }
+)
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
+_NOTHING = {"", "(null)", "N/A", "None", "NONE", "Unknown"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What is known of a job at one moment."""
+
+    job_id: str
+    state: str  # Slurm's word, such as PENDING, or GONE or UNKNOWN
+    reason: str = ""  # why it waits, or has ended
+    partition: str = ""
+    priority: int = 0
+    position: int | None = None  # in its partition's queue, from 1 on; None where it does not wait
+    start_s: float | None = None  # seconds since the epoch; of a job that waits the expected start
+    end_s: float | None = None  # when its time is up, or when it has ended; None: it has no limit
+    preempt_s: float | None = None  # when it will be preempted
+    time_limit: str = ""
+    node_list: str = ""  # in Slurm's short form, such as node[1-3]
+    nodes: tuple[str, ...] = ()  # its hosts
+    node_count: int = 0
+    requeued: int = 0  # how often it has been
+    exit_code: int | None = None  # once it has ended
+    exit_signal: int | None = None
+    gpus: int = 0  # on all its nodes together
+    cpus: int = 0  # the same
+    tasks: int = 0  # the same
+    tasks_per_node: int = 0  # 0: it does not say
+    log: str = ""  # the file with what its script has said
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self.state in WAITING
+
+    @property
+    def runs(self) -> bool:
+        """Whether its script has begun, and its nodes are not yet free again."""
+        return not (self.waits or self.is_over or self.state in (UNKNOWN, "CONFIGURING"))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and its nodes are free."""
+        return self.state in OVER
+
+    def time_left_s(self, now_s: float) -> float | None:
+        """Return how long it may run on, in seconds; None where it does not run or has no limit."""
+        return None if self.end_s is None or not self.runs else max(0.0, self.end_s - now_s)
+
+
+def from_scontrol(text: str) -> JobState:
+    """Read what ``scontrol show job -o`` says of one job, with times in seconds since the epoch."""
+    fields: dict[str, str] = {}
+    for name, value in _FIELD.findall(text):
+        fields.setdefault(name, "" if value in _NOTHING else value)  # what stands in a comment comes last
+    code, _, number = fields.get("ExitCode", "").partition(":")
+    resources = dict(part.partition("=")[::2] for part in fields.get("TRES", "").split(","))
+    state = fields.get("JobState", UNKNOWN)
+    # Without a limit, and until it has taken the partition's, Slurm tells an end that is a year away.
+    endless = fields.get("TimeLimit") in ("UNLIMITED", "Partition_Limit") and state not in OVER
+    return JobState(
+        job_id=fields.get("JobId", ""),
+        state=state,
+        reason=fields.get("Reason", ""),
+        partition=fields.get("Partition", ""),
+        priority=_whole(fields.get("Priority", "")),
+        start_s=_time(fields.get("StartTime", "")),
+        end_s=None if endless else _time(fields.get("EndTime", "")),
+        preempt_s=_time(fields.get("PreemptTime", "")),
+        time_limit="" if endless else fields.get("TimeLimit", ""),
+        node_list=fields.get("NodeList", ""),
+        node_count=_whole(fields.get("NumNodes", "").partition("-")[0]),
+        requeued=_whole(fields.get("Restarts", "")),
+        exit_code=_whole(code) if state in OVER else None,
+        exit_signal=_whole(number) if state in OVER else None,
+        gpus=_whole(resources.get("gres/gpu", "")),
+        cpus=_whole(fields.get("NumCPUs", "").partition("-")[0]),
+        tasks=_whole(fields.get("NumTasks", "").partition("-")[0]),
+        tasks_per_node=_whole(fields.get("NtasksPerN:B:S:C", "").partition(":")[0]),
+        log=fields.get("StdOut", ""),
+    )
+
+
+def from_sacct(text: str) -> JobState | None:
+    """Read what ``sacct -X -P -n -o JobID,State,ExitCode,Start,End,NodeList,Partition,Reason`` says; None: nothing."""
+    for line in text.splitlines():
+        parts = ["" if part in _NOTHING else part for part in line.split("|")]
+        if len(parts) < 8:  # noqa: PLR2004  (as many as are asked for)
+            continue
+        number, state, code, start, end, node_list, partition, reason = parts[:8]
+        code, _, signal = code.partition(":")
+        return JobState(
+            job_id=number,
+            state=state.split()[0] if state else GONE,  # "CANCELLED by 1000"
+            reason=reason,
+            partition=partition,
+            start_s=_time(start),
+            end_s=_time(end),
+            node_list=node_list,
+            exit_code=_whole(code),
+            exit_signal=_whole(signal),
+        )
+    return None
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None

@@ -1,0 +1,164 @@
+"""What a person is told of a job.
+
+Covers: the line while it waits, warnings while it runs, why it has ended and what to do then.
+Does not cover: when something is said (``watch``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .state import JobState
+
+DAY = 24 * 3600.0
+_ENDS = {  # by Slurm's word: what happened, and what to do
+    "TIMEOUT": (
+        "was ended by Slurm, because its time limit{limit} was over",
+        "next time give a longer --time, and %dist_save before the end",
+    ),
+    "PREEMPTED": (
+        "was ended by Slurm, because a job of higher priority took its nodes",
+        "--partition or --sbatch '--qos=...' may name one that is not preempted; %dist_save keeps what was trained",
+    ),
+    "CANCELLED": ("was cancelled from outside", "if that was neither you nor a script of yours, ask your site"),
+    "NODE_FAIL": (
+        "was ended by Slurm, because one of its nodes failed",
+        "--sbatch '--exclude=HOST' avoids a node, and with --ranks-by srun the others go on",
+    ),
+    "OUT_OF_MEMORY": (
+        "was ended by Slurm, because it used more memory than it had asked for",
+        "ask for more with --sbatch '--mem=...'",
+    ),
+    "DEADLINE": ("was ended by Slurm, because its deadline had come", "give a later --deadline"),
+    "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", "--sbatch '--exclude=HOST' avoids a node"),
+    "FAILED": ("failed{code}", "{log} says why"),
+    "COMPLETED": ("has ended by itself", "{log} may say why"),
+    "GONE": ("has ended, and Slurm does not know it any more", "{log} may say why"),
+}
+_REASONS = {  # why a job waits, where the word alone does not say what to do
+    "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives",
+    "PartitionConfig": "the partition can't run it as it is: it may have too few nodes",
+    "PartitionTimeLimit": "it asks for more time than the partition gives: interrupt, and give a shorter --time",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "BadConstraints": "no node has what it asks for: interrupt, and ask for less",
+    "InvalidAccount": "the account is not valid: interrupt, and give another with --account",
+    "InvalidQOS": "the quality of service is not valid: interrupt, and give another with --sbatch '--qos=...'",
+    "JobHeldUser": "held by you: scontrol release {job} lets it go",
+    "JobHeldAdmin": "held by the site",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+}
+
+
+def waiting_text(state: JobState, now_s: float | None = None) -> str:
+    """Return one line on a job that does not run yet.
+
+    Parameters
+    ----------
+    now_s
+        Seconds since the epoch; None: now.
+    """
+    if state.state == "UNKNOWN":
+        return f"job {state.job_id}: {state.reason}; asking again"
+    if not state.waits:
+        return f"job {state.job_id} is on {hosts_text(state)}, which are being made ready"
+    where = [] if state.position is None else [f"position {state.position} in partition {state.partition}"]
+    parts = [f"job {state.job_id} is pending: {' '.join([*where, *_reason_of(state)])}".removesuffix(": ")]
+    if state.requeued:
+        parts.append("it was requeued")
+    if state.start_s is not None:
+        parts.append(f"expected to start {clock_text(state.start_s, now_s)}")
+    return ", ".join(parts)
+
+
+def running_text(state: JobState, now_s: float | None = None) -> str:
+    """Return one line on a job that runs: where, and until when."""
+    now_s = time.time() if now_s is None else now_s
+    left_s = state.time_left_s(now_s)
+    until = "" if left_s is None or state.end_s is None else f", until {clock_text(state.end_s, now_s)}"
+    left = "" if left_s is None else f", {_left_text(left_s)} from now"
+    return f"job {state.job_id} runs on {hosts_text(state)}{until}{left}"
+
+
+def over_text(state: JobState, was: JobState | None = None) -> str:
+    """Return one line on a job that has ended: which, where, why, and what to do.
+
+    Parameters
+    ----------
+    was
+        A state from when it ran, which knows its nodes and its limit, where Slurm has forgotten them.
+    """
+    known = was or state
+    limit = state.time_limit or known.time_limit
+    code = f" with exit code {state.exit_code}" if state.exit_code else ""
+    code = f" by signal {state.exit_signal}" if state.exit_signal else code
+    log = state.log or known.log or "the job's log"
+    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may say why"))
+    where = state if state.nodes else known
+    told = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
+    return f"{told}; {remedy.format(log=log)}"
+
+
+def requeued_text(state: JobState, was: JobState | None = None) -> str:
+    """Return one line on a job that Slurm has put back into the queue."""
+    return (
+        f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by somebody); "
+        "its ranks are gone with their variables, so it is cancelled; %dist_save keeps what was trained"
+    )
+
+
+def time_text(state: JobState, now_s: float) -> str:
+    """Return one line on a job whose time will soon be up."""
+    assert state.end_s is not None
+    left = state.end_s - now_s
+    return (
+        f"job {state.job_id} ends at {clock_text(state.end_s, now_s)}, in {_left_text(left)}: its time limit; "
+        f"%dist_save now, or ask your site for scontrol update JobId={state.job_id} TimeLimit=+60"
+    )
+
+
+def preempt_text(state: JobState, now_s: float) -> str:
+    """Return one line on a job that is about to be preempted."""
+    assert state.preempt_s is not None
+    return (
+        f"job {state.job_id} is to be preempted at {clock_text(state.preempt_s, now_s)}: "
+        "a job of higher priority takes its nodes; %dist_save now"
+    )
+
+
+def lost_nodes_text(state: JobState, lost: tuple[str, ...]) -> str:
+    """Return one line on nodes that Slurm has taken from a job because they failed."""
+    left = f"; it goes on with {hosts_text(state)}" if state.nodes else ""
+    return f"job {state.job_id} has lost {', '.join(lost)}: Slurm says that it failed{left}"
+
+
+def hosts_text(state: JobState) -> str:
+    """Return a job's hosts, in Slurm's short form where they are many."""
+    few = 4
+    return ", ".join(state.nodes) if 0 < len(state.nodes) <= few else state.node_list or "its nodes"
+
+
+def clock_text(time_s: float, now_s: float | None = None) -> str:
+    """Return a time of day, with the date where it is not within a day."""
+    now_s = time.time() if now_s is None else now_s
+    shape = "%H:%M" if abs(time_s - now_s) < DAY / 2 else "%Y-%m-%d %H:%M"
+    return time.strftime(shape, time.localtime(time_s))
+
+
+def _job(state: JobState) -> str:
+    return f"job {state.job_id} ({hosts_text(state)})" if state.node_list else f"job {state.job_id}"
+
+
+def _reason_of(state: JobState) -> list[str]:
+    if not state.reason:
+        return []
+    # Slurm appends details after a comma.
+    hint = _REASONS.get(state.reason.partition(",")[0], "").format(job=state.job_id)
+    return [f"({state.reason}: {hint})" if hint else f"({state.reason})"]
+
+
+def _left_text(seconds: float) -> str:
+    minute = 60.0
+    return f"{max(0.0, seconds):.0f} s" if seconds < 1.5 * minute else f"{round(seconds / minute)} min"

@@ -1,0 +1,307 @@
+"""Data sets on the nodes' own disks.
+
+Covers: which nodes copy, in which order, how far they are, what came of it.
+Does not cover: copying (``engine.staging``), drawing (``notebook.file_magics``).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ClusterClosedError, StageError
+from ..messages import RANK_REQUEST
+from ..ranks import label_ranks
+from .events import Died
+from .journal import Origin
+from .part import Part
+from .variables import ask, check_names, push
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .cell_run import CellRun
+    from .events import Event
+    from .link import Message
+    from .start import Launch
+
+LOOK_SECONDS = 0.25  # between two questions how far the nodes are
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProgress:
+    """How far a data set is on the node that is furthest behind."""
+
+    phase: str  # see ``engine.stage_relay.Relay``
+    done_bytes: int
+    total_bytes: int
+    nodes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        if self.phase != "copying":
+            return f"{self.phase or 'starting'} … {self.seconds:.0f} s"
+        part = f" · {100 * self.done_bytes / self.total_bytes:.0f} %" if self.total_bytes else ""
+        rate = size_text(self.done_bytes / max(self.seconds, 0.001))
+        whole = f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)} on {_count(self.nodes, 'node')}"
+        return f"{whole}{part} · {rate}/s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A data set that is on every node."""
+
+    name: str
+    paths: Mapping[int, str]  # by rank
+    files: int
+    size_bytes: int
+    copied_bytes: int  # on the node that lacked most
+    read_bytes: int  # of the source
+    seconds: float
+    nodes: int
+    shared: Mapping[str, str]  # a host that sees another's folder, and that other
+
+    def __str__(self) -> str:
+        """Say in a line or two what was done, and where it is."""
+        whole = f"{self.name}: {size_text(self.size_bytes)} in {_count(self.files, 'file')}"
+        nodes = f"on {_count(self.nodes, 'node')}"
+        if not self.copied_bytes:
+            did = f"{whole} {nodes}, all there already ({self.seconds:.1f} s)"
+        else:
+            rate = size_text(self.copied_bytes / max(self.seconds, 0.001))
+            part = (
+                ""
+                if self.copied_bytes == self.size_bytes
+                else f", of which {size_text(self.copied_bytes)} were missing"
+            )
+            read = "read once" if self.read_bytes == self.size_bytes else f"{size_text(self.read_bytes)} read, once"
+            did = f"{whole}{part}, {nodes} in {self.seconds:.1f} s ({rate}/s); {read}"
+        lines = [did]
+        lines += [f"{host} sees the folder of {other}, which was written once" for host, other in self.shared.items()]
+        return "\n".join([*lines, *self._where()])
+
+    def _where(self) -> list[str]:
+        ranks: dict[str, list[int]] = {}
+        for rank, path in sorted(self.paths.items()):
+            ranks.setdefault(path, []).append(rank)
+        if len(ranks) == 1:
+            return list(ranks)
+        return [f"{label_ranks(some)}: {path}" for path, some in ranks.items()]
+
+
+class DataStager(Part):
+    """The part of a cluster that brings data sets to its nodes."""
+
+    def stage(
+        self,
+        source: str | os.PathLike[str],
+        to: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        verify: bool = False,
+        on_progress: Callable[[StageProgress], None] | None = None,
+        origin: Origin | None = None,
+    ) -> Staged:
+        """Copy a data set to each node's own disk: read once, sent from node to node, checked by hash.
+
+        What is there already, and is as in the source, is not copied again; what was cut off goes on where it was.
+
+        Parameters
+        ----------
+        source
+            A file or a folder that a node sees, or an address that fsspec reads, such as ``s3://bucket/folder``.
+        to
+            The folder on each node in which the data set's own is made; ``$NAME`` stands for a variable of the node.
+            None: ``$DISTTRAIN_STAGE_DIR``, or a folder on the node's local disk.
+        name
+            A variable that is set to the path on each rank.
+        verify
+            Read what is there and compare its hash, in place of sizes and times.
+        on_progress
+            Called some times a second.
+        origin
+            Where this is asked for in a notebook.
+
+        Returns
+        -------
+        Staged
+            Where it is, and what was done.
+
+        Raises
+        ------
+        StageError
+            If the source can't be read, or another node can't be reached.
+        RankFailure
+            If a node can't write it, say because its disk is full; the others have ended then, and the next call goes
+            on from there.
+        """
+        if name is not None:
+            check_names([name])
+        where = source if isinstance(source, str) and _is_address(source) else _absolute(source)
+        launch, everybody = self._ready("all")
+        first = _first_of_each_node(launch, everybody)
+        try:
+            order, chain = _get_ready(launch, first, where, None if to is None else str(to))
+            run = self.run(
+                f"get_ipython().staging.run({where!r}, {chain!r}, verify={verify})",
+                order,
+                listener=_Watch(launch, order, on_progress),
+                origin=replace(origin or Origin(), is_cell=False),
+            )
+        except BaseException:  # an interrupt too: no port stays open on a node that was asked
+            _let_go(launch, first)
+            raise
+        staged = _result(where, launch, everybody, run)
+        if name is not None:
+            for path in dict.fromkeys(staged.paths.values()):
+                push(launch, [rank for rank in everybody if staged.paths[rank] == path], {name: path})
+        return staged
+
+
+class _Watch:
+    """Ask the nodes how far they are while the cell that copies is waited for."""
+
+    def __init__(
+        self, launch: Launch, ranks: Sequence[int], on_progress: Callable[[StageProgress], None] | None
+    ) -> None:
+        self._launch, self._ranks, self._on_progress = launch, ranks, on_progress
+        self._asked: dict[int, Future[Message]] = {}
+        self._told: dict[int, Message] = {}
+        self._began = time.monotonic()
+        self._due = self._began
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        """Take the answers that have come, and ask again; they are never waited for."""
+        for event in events:
+            if isinstance(event, Died):  # its neighbours would wait whether its network comes back
+                host = self._launch.table[event.rank].info.host
+                end = {"do": "end_staging", "because": f"rank {event.rank} on {host} died"}
+                for rank in run.running_now:
+                    self._ask(rank, end)
+        now = time.monotonic()
+        if self._on_progress is None or now < self._due or run.done:
+            return
+        self._due = now + LOOK_SECONDS
+        for rank in self._ranks:
+            future = self._asked.get(rank)
+            if future is not None and not future.done():
+                continue
+            if future is not None and future.exception() is None:
+                self._told[rank] = future.result()["content"]
+            self._asked[rank] = self._ask(rank, {"do": "staging"})
+        told = [each for each in self._told.values() if each.get("phase")]
+        if told:
+            behind = max(told, key=lambda each: each["total_bytes"] - each["done_bytes"])
+            total = max(each["total_bytes"] for each in told)
+            left = behind["total_bytes"] - behind["done_bytes"]
+            seconds = now - self._began
+            nodes = len(self._ranks)
+            self._on_progress(
+                StageProgress(
+                    phase=behind["phase"], done_bytes=total - left, total_bytes=total, nodes=nodes, seconds=seconds
+                )
+            )
+
+    def _ask(self, rank: int, request: dict[str, str]) -> Future[Message]:
+        try:
+            return self._launch.open_link.request(self._launch.table[rank].engine, RANK_REQUEST, request, beside=True)
+        except ClusterClosedError as error:  # the cell tells of it
+            future: Future[Message] = Future()
+            future.set_exception(error)
+            return future
+
+    def on_end(self, run: CellRun) -> None:
+        """Do nothing: who asked for it shows what came of it."""
+
+
+def _get_ready(
+    launch: Launch, first: Sequence[int], where: str, to: str | None
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Have the nodes get ready; return their ranks in the order of the chain, and what each tells the others."""
+    request = {"do": "get_ready_to_stage", "source": where, "to": to}
+    ready = {}
+    for rank, reply in ask(launch, first, request | {"mark": f"mark-{uuid.uuid4().hex[:8]}"}).items():
+        ready[rank] = reply["content"]
+    refused = [f"rank {rank}: {content['trouble']}" for rank, content in ready.items() if content.get("trouble")]
+    if refused:
+        raise StageError("; ".join(refused))
+    sees = [rank for rank in first if ready[rank]["sees"]]
+    if not sees:
+        hosts = ", ".join(dict.fromkeys(launch.table[rank].info.host for rank in first))
+        here = "; this notebook's machine has it, the nodes have not" if Path(where).exists() else ""
+        raise StageError(
+            f"{where} is not there on {hosts}{here}; put it on a file system that a node sees, or name an address that "
+            "fsspec reads, such as s3://bucket/folder"
+        )
+    order = [sees[0], *(rank for rank in first if rank != sees[0])]
+    return order, [ready[rank]["place"] for rank in order]
+
+
+def _let_go(launch: Launch, ranks: Sequence[int]) -> None:
+    for rank in ranks:
+        entry = launch.table[rank]
+        if launch.link is not None and entry.state != "dead":
+            launch.link.request(entry.engine, RANK_REQUEST, {"do": "let_go_of_staging"})
+
+
+def _first_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
+    first: dict[int, int] = {}
+    for rank in ranks:
+        first.setdefault(launch.table[rank].info.node_rank, rank)
+    return sorted(first.values())
+
+
+def _result(where: str, launch: Launch, everybody: Sequence[int], run: CellRun) -> Staged:
+    """Put together what the nodes tell.
+
+    Raises
+    ------
+    StageError
+        If they ended before their end, and none of them is the cause.
+    """
+    reports: list[dict[str, Any]] = list(run.results.values())
+    ended = next((report["ended"] for report in reports if report["ended"]), "")
+    if ended:
+        raise StageError(
+            f"{where} is not on every node: {ended}; what is whole stays, and the next call goes on from there"
+        )
+    by_node = {launch.table[report["rank"]].info.node_rank: report for report in reports}
+    paths = {rank: by_node[launch.table[rank].info.node_rank]["path"] for rank in everybody}
+    return Staged(
+        name=Path(reports[0]["path"]).name,
+        paths=paths,
+        files=reports[0]["files"],
+        size_bytes=reports[0]["size_bytes"],
+        copied_bytes=max(report["copied_bytes"] for report in reports),
+        read_bytes=sum(report["read_bytes"] for report in reports),
+        seconds=max(run.durations_s.values()),
+        nodes=len(reports),
+        shared={report["host"]: report["shares_with"] for report in reports if report["shares_with"]},
+    )
+
+
+def _is_address(source: str) -> bool:
+    return "://" in source or "::" in source
+
+
+def _absolute(source: str | os.PathLike[str]) -> str:
+    return str(Path(source).expanduser().absolute())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a size with a unit that suits it."""
+    for unit, name in UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes:.0f} B"

@@ -1,0 +1,182 @@
+"""``%dist_sync_code`` on this rank: a person's own modules, as they were imported and as they are on the disk.
+
+Covers: which were edited since, taking files from the notebook's machine, reloading in the order of their imports.
+Does not cover: which files come (``cluster.local_code``), scripts, which import such modules anew (``script_modules``).
+
+Reloading is IPython's own, as its ``%autoreload`` does it: functions and classes that cells, or objects, hold are
+given the new code. A module that can't be reloaded stays as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import traceback
+from importlib.machinery import SourceFileLoader
+from importlib.util import cache_from_source, resolve_name
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .cell_errors import is_of_person
+from .script_modules import is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from types import ModuleType
+
+_SEEN = "_disttrain_seen"  # on a module's loader: time and size of the file that it has read
+
+
+def note_files() -> None:
+    """From now on have each import remember which state of its file it has read."""
+    original = SourceFileLoader.path_stats
+    if hasattr(original, _SEEN):
+        return
+
+    def path_stats(self: SourceFileLoader, path: str) -> Any:
+        told = original(self, path)
+        setattr(self, _SEEN, (told["mtime"], told["size"]))
+        return told
+
+    setattr(path_stats, _SEEN, True)
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
+
+
+class LocalModules:
+    """The modules of this rank that a person may edit."""
+
+    def __init__(self) -> None:
+        self._folder = Path.cwd()  # where the rank began: cells may go elsewhere
+        self._old_objects: dict[Any, Any] = {}  # of IPython's reloader
+
+    def tell(self) -> dict[str, Any]:
+        """Return where the rank began, the files of its own modules by name, and which of them were edited."""
+        files = {name: str(module.__file__) for name, module in _own().items()}
+        return {"folder": str(self._folder), "files": files, "edited": [name for name in files if _is_edited(name)]}
+
+    def compare(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
+        """Return which files are other here than in the notebook's folder, or missing."""
+        return [name for name, hashed in hashes.items() if _hash(self._place(folder, name)) != hashed]
+
+    def write(self, folder: str, names: Sequence[str], contents: Sequence[Any]) -> None:
+        """Write files of the notebook's folder where this rank finds them."""
+        for name, content in zip(names, contents, strict=True):
+            path = self._place(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f".{path.name}.new")
+            new.write_bytes(content)
+            new.replace(path)  # a rank that imports it now has one or the other
+
+    def _place(self, folder: str, name: str) -> Path:
+        """Return a file's path here: in the same folder if there is one of that name, else where the rank began."""
+        base = Path(folder) if Path(folder).is_dir() else self._folder
+        path = (base / name).resolve()
+        if not path.is_relative_to(base.resolve()):
+            raise ValueError(f"{name} leads out of {base}")
+        return path
+
+    def reload(self) -> dict[str, Any]:
+        """Reload what was edited.
+
+        Returns
+        -------
+        dict
+            ``"reloaded"``: names; ``"failed"``: where and why, by name. What imports a module that failed is reloaded
+            none the less.
+        """
+        edited = [name for name in _own() if _is_edited(name)]
+        reloaded, failed = [], {}
+        for name in _in_order(edited):
+            try:
+                self._reload(sys.modules[name])
+            except Exception as error:  # noqa: BLE001  (the module's own code may raise anything)
+                failed[name] = _words(error, name)
+            else:
+                reloaded.append(name)
+        return {"reloaded": reloaded, "failed": failed}
+
+    def _reload(self, module: ModuleType) -> None:
+        from IPython.extensions.autoreload import superreload  # noqa: PLC0415  (few sessions need it)
+
+        # Python takes compiled code for current if the file has the same size and second: two edits within one.
+        Path(cache_from_source(str(module.__file__))).unlink(missing_ok=True)
+        before = dict(module.__dict__)
+        try:
+            superreload(module, old_objects=self._old_objects)
+        except BaseException:  # an interrupt too, with which IPython's leaves it empty
+            module.__dict__.clear()
+            module.__dict__.update(before)
+            raise
+
+
+def _own() -> dict[str, ModuleType]:
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if is_own(name, module) and str(module.__file__).endswith(".py") and name != "__main__"
+    }
+
+
+def _is_edited(name: str) -> bool:
+    module = sys.modules[name]
+    seen = getattr(getattr(module.__spec__, "loader", None), _SEEN, None)
+    try:
+        now = Path(str(module.__file__)).stat()
+    except OSError:
+        return False  # it was removed, or renamed: what is imported stays
+    return seen is not None and seen != (now.st_mtime, now.st_size)
+
+
+def _hash(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    """Return modules so that each comes after those that it imports."""
+    ordered: list[str] = []
+    begun: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name not in begun:
+            begun.add(name)
+            for other in sorted(_imports(name) & set(names)):
+                visit(other)
+            ordered.append(name)
+
+    for name in sorted(names):
+        visit(name)
+    return ordered
+
+
+def _imports(name: str) -> set[str]:
+    """Return what a module's file imports, as names of modules; nothing if it can't be read."""
+    module = sys.modules[name]
+    try:
+        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            try:
+                base = resolve_name(relative, module.__package__ or "") if node.level else relative
+            except ImportError:
+                continue
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def _words(error: Exception, name: str) -> str:
+    """Say where in the person's files it failed, and why."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_person(frame.filename)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
+    return f"{place}: {type(error).__name__}: {error}"

@@ -1,0 +1,350 @@
+"""A copied data set on this node's disk.
+
+Covers: what of it is there already, writing the rest, a disk that is full.
+Does not cover: what has come of one file (``stage_part``), how blocks come here (``stage_chain``, ``staging``).
+
+The files stand under the folder's name, as in the source. What is not whole yet, and the list of what is, lies in a
+hidden folder beside it, so that whoever lists the data set sees nothing else: ``.NAME.disttrain-stage`` with
+
+- ``files.jsonl``: a line per file that is whole: its name, size and version in the source, its hash;
+- ``HASH-OF-NAME.part`` and ``.blocks``: what has come of a file so far, and the hashes of its blocks.
+
+A file's hash is the SHA-256 of the SHA-256 of its blocks, so that each byte is hashed once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StageError
+from .stage_part import Part, hash_of, parse, whole_hash
+from .stage_source import BLOCK_BYTES, source_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .stage_source import SourceFile
+
+FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def default_folder() -> Path:
+    """Return where data sets go on this node: a folder on its own disk, of this user alone."""
+    given = os.environ.get(FOLDER)
+    if given:
+        return Path(given)
+    there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
+    return Path(there) / f"disttrain-stage-{os.getuid()}"
+
+
+class Store:
+    """Where a data set goes on this node.
+
+    Parameters
+    ----------
+    source
+        A path, or an address.
+    to
+        The folder that the data set's own is made in; ``$NAME`` stands for a variable of this node. None: a default.
+    host
+        Of this node, for what is said.
+
+    Raises
+    ------
+    StageError
+        If the folder can't be made, or is another user's.
+    """
+
+    def __init__(self, source: str, to: str | None, host: str) -> None:
+        folder = default_folder() if to is None else Path(os.path.expandvars(to)).expanduser()
+        self.path = folder.absolute() / source_name(source)
+        self._source = source
+        self._host = host
+        self._control = self.path.parent / f".{self.path.name}.disttrain-stage"
+        self._lock: int | None = None
+        self._part: Part | None = None
+        self._list: Any = None
+        self._files: Sequence[SourceFile] = ()
+        self._is_folder = False
+        self._made: set[Path] = set()
+        self._kept: dict[str, list[Any]] = {}  # what was whole at the beginning
+        self._nonce: Path | None = None
+        try:
+            if to is None:
+                self._make_own(folder)  # in /tmp, say, where others may have made one of that name
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_own(self._control)
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    # Whose it is
+
+    def _make_own(self, folder: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        told = folder.lstat()
+        if told.st_uid != os.getuid() or (stat.S_ISLNK(told.st_mode) and FOLDER not in os.environ):
+            raise StageError(f"{folder} on {self._host} belongs to another user; name another folder with --to")
+
+    def leave_mark(self, name: str) -> None:
+        """Leave a mark that tells a node which sees the same folder; :meth:`close` removes it."""
+        self._nonce = self._control / name
+        try:
+            self._nonce.touch()
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    def sees_mark(self, name: str) -> bool:
+        """Whether another node's mark is seen here: both have one folder, on a shared file system."""
+        return (self._control / name).exists()
+
+    # What is there
+
+    def begin(
+        self, files: Sequence[SourceFile], *, is_folder: bool, verify: bool, check: Callable[[], None]
+    ) -> dict[int, int]:
+        """Look what is there, and get ready to write the rest.
+
+        Parameters
+        ----------
+        files
+            Those of the source.
+        is_folder
+            It is a folder, and not one file.
+        verify
+            Read what is there and compare its hash, in place of its size and its version in the source.
+        check
+            Called between files; it raises what is to end this.
+
+        Returns
+        -------
+        dict of int to int
+            For each file that is not whole here: the first block that is missing.
+
+        Raises
+        ------
+        StageError
+            If something else is there, or another process copies it too, or the disk is too small.
+        """
+        self._files, self._is_folder = files, is_folder
+        try:
+            self._take_lock()
+            whole = self._read_list()
+            kept = self._kept = self._keep(whole, check, verify=verify)
+            self._write_list(kept)
+            needs = self._missing(kept, check)
+            self._forget_other_parts(needs)
+        except OSError as error:
+            raise self.trouble(error) from error
+        missing = sum(files[at].size_bytes - first * BLOCK_BYTES for at, first in needs.items())
+        self._check_room(missing)
+        return needs
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self._control / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError(
+                f"another process is copying to {self.path} on {self._host}; wait for it, or name another --to"
+            ) from None
+
+    def _read_list(self) -> dict[str, list[Any]]:
+        try:
+            lines = (self._control / "files.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            lines = []
+        told = [found for line in lines if (found := parse(line)) is not None]
+        if not told:
+            if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+                raise StageError(
+                    f"{self.path} on {self._host} is there, and nothing tells that it is a copy of {self._source}; "
+                    "remove it, or name another folder with --to"
+                )
+            return {}
+        if told[0] != [self._source]:
+            raise StageError(
+                f"{self.path} on {self._host} is a copy of {told[0][0]}, not of {self._source}; "
+                "remove it, or name another folder with --to"
+            )
+        return {found[0]: found for found in told[1:]}
+
+    def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:
+        """Return what is whole and as in the source; what the source has no longer is removed."""
+        there = {file.name: file for file in self._files}
+        kept = {}
+        for name, entry in whole.items():
+            check()
+            path, file = self._path_of(name), there.get(name)
+            if file is None:
+                path.unlink(missing_ok=True)
+                continue
+            is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
+            if is_there and _has_size(path, file.size_bytes) and (not verify or _hash_file(path) == entry[3]):
+                kept[name] = entry
+        return kept
+
+    def _write_list(self, kept: dict[str, list[Any]]) -> None:
+        path = self._control / "files.jsonl"
+        new = path.with_suffix(".new")
+        new.write_text("".join(f"{json.dumps(line)}\n" for line in ([self._source], *kept.values())))
+        new.replace(path)
+        self._list = path.open("a", buffering=1)
+
+    def _missing(self, kept: dict[str, list[Any]], check: Callable[[], None]) -> dict[int, int]:
+        """Return the first block that is not here of each file; what can't be trusted of it is cut off."""
+        parts = {path.stem for path in self._control.glob("*.part")}  # a million files, and few that were begun
+        needs = {}
+        for at, file in enumerate(self._files):
+            if file.name not in kept:
+                check()
+                part = self._part_of(file)
+                needs[at] = len(part.trusted()) if part.path.stem in parts else 0
+        return needs
+
+    def _forget_other_parts(self, needs: dict[int, int]) -> None:
+        kept = {self._part_of(self._files[at]).path.stem for at, first in needs.items() if first}
+        for path in self._control.iterdir():
+            if path.suffix in (".part", ".blocks") and path.stem not in kept:
+                path.unlink()
+
+    def _check_room(self, missing: int) -> None:
+        free = shutil.disk_usage(self._control).free
+        if missing > free:
+            raise StageError(
+                f"the disk of {self._host} is too small: {self.path.parent} has {free / 1e9:.2f} GB free, and "
+                f"{missing / 1e9:.2f} GB are to be copied; free some there, or name another disk with --to"
+            )
+
+    # Writing, one file after the other
+
+    def write(self, at: int, number: int, block: bytes | memoryview, digest: bytes) -> None:
+        """Write a block of file number ``at``; ``digest`` is the hash that the source's block had.
+
+        Raises
+        ------
+        StageError
+            If the block came here damaged, or can't be written.
+        """
+        file = self._files[at]
+        if hash_of(block) != digest:
+            raise StageError(f"a block of {file.name} came to {self._host} damaged; stage it again")
+        try:
+            if self._part is None or self._part.file is not file:
+                self._open(file)
+            assert self._part is not None
+            self._part.write(number, block, digest)
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    def finish(self, at: int, hashed: str) -> None:
+        """Take a file for whole, if its hash is the source's.
+
+        Raises
+        ------
+        StageError
+            If it is another.
+        """
+        file = self._files[at]
+        try:
+            if self._part is None or self._part.file is not file:
+                self._open(file)
+            assert self._part is not None
+            part, self._part = self._part, None
+            if whole_hash(part.digests) != hashed:
+                part.remove()
+                raise StageError(
+                    f"{file.name} on {self._host} has not the hash of the source's, and was removed; stage it again"
+                )
+            target = self._path_of(file.name)
+            if target.parent not in self._made:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._made.add(target.parent)
+            part.become(target)
+            self._list.write(json.dumps([file.name, file.size_bytes, file.version, hashed]) + "\n")
+        except OSError as error:
+            raise self.trouble(error) from error
+
+    def _open(self, file: SourceFile) -> None:
+        if self._part is not None:
+            self._part.close()
+        self._part = self._part_of(file)
+        self._part.open()
+
+    def digests_of(self, at: int) -> list[bytes]:
+        """Return the hashes of the blocks of a file that is being copied and that are here."""
+        return self._part_of(self._files[at]).read_digests()
+
+    def hash_of(self, at: int) -> str:
+        """Return the hash of a file that is whole here."""
+        return str(self._kept[self._files[at].name][3])
+
+    def _path_of(self, name: str) -> Path:
+        return self.path / name if self._is_folder else self.path
+
+    def _part_of(self, file: SourceFile) -> Part:
+        name = hashlib.sha256(file.name.encode()).hexdigest()[:32]
+        return Part(file, self._control / f"{name}.part")
+
+    # The end
+
+    def close(self) -> None:
+        """Let go of everything; what is whole, and what has come of the next file, stays for the next time."""
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+        if self._list is not None:
+            self._list.close()
+            self._list = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._nonce is not None:
+            self._nonce.unlink(missing_ok=True)
+            self._nonce = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Leave no folder behind in which nothing came."""
+        if (self._control / "files.jsonl").exists():
+            return
+        with suppress(OSError):  # something else is in them, and they stay
+            (self._control / "lock").unlink(missing_ok=True)
+            self._control.rmdir()
+            if self.path.parent == default_folder():
+                self.path.parent.rmdir()
+
+    def trouble(self, error: OSError) -> StageError:
+        """Say what the system refuses, and what helps."""
+        where = error.filename or self.path
+        if error.errno not in _FULL:
+            return StageError(f"{self._host} can't write {where}: {error.strerror}; name another folder with --to")
+        return StageError(
+            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free some there, or name "
+            "another disk with --to; what is whole stays, and the next %dist_stage goes on from there"
+        )
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _hash_file(path: Path) -> str:
+    digests = []
+    with path.open("rb") as opened:
+        while block := opened.read(BLOCK_BYTES):
+            digests.append(hash_of(block))
+    return whole_hash(digests)

@@ -1,0 +1,140 @@
+"""``%dist_stage`` on this rank, which copies for its node.
+
+Covers: getting ready, the part of this node while the client's cell waits, how far it is, ends by interrupt.
+Does not cover: the copying (``stage_relay``), asking for it (``cluster.staging``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .meeting_place import own_address
+from .stage_chain import Neighbours, Place
+from .stage_relay import Relay
+from .stage_source import is_seen
+from .stage_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..ranks import RankInfo
+
+END_SECONDS = 5.0  # for the threads, once they were told to end
+
+
+class Staging:
+    """What copies data sets to this node."""
+
+    def __init__(self) -> None:
+        self._neighbours: Neighbours | None = None
+        self._store: Store | None = None
+        self._relay: Relay | None = None
+        self._mark = ""
+
+    def get_ready(self, source: str, to: str | None, mark: str, info: RankInfo) -> dict[str, Any]:
+        """Listen for the node before this one, and say where.
+
+        Parameters
+        ----------
+        source
+            A path, or an address.
+        to
+            See :class:`Store`.
+        mark
+            Tells this staging, on this node, from every other.
+        info
+            Who this rank is.
+
+        Returns
+        -------
+        dict
+            ``"place"``: see :class:`Place`; ``"sees"``: whether the source's path is there.
+
+        Raises
+        ------
+        StageError
+            If the folder can't be made.
+        """
+        self.let_go()
+        self._mark = mark
+        self._store = Store(source, to, info.host)
+        self._store.leave_mark(mark)
+        self._neighbours = Neighbours(own_address(os.environ["MASTER_ADDR"]))
+        place = {"url": self._neighbours.url, "key": self._neighbours.key, "mark": mark}
+        return {"place": place | {"rank": info.rank, "host": info.host}, "sees": is_seen(source)}
+
+    def run(self, source: str, chain: Sequence[dict[str, Any]], *, verify: bool) -> dict[str, Any]:
+        """Copy; returns what was done: see :meth:`Relay.tell`.
+
+        Parameters
+        ----------
+        source
+            A path, or an address.
+        chain
+            All nodes that copy, in their order: the first one reads the source.
+        verify
+            See :meth:`Store.begin`.
+
+        Raises
+        ------
+        StageError
+            If this node can't go on; where another one can't, the return value says so.
+        """
+        assert self._neighbours is not None
+        assert self._store is not None
+        places = [Place(**place) for place in chain]
+        at = next(number for number, place in enumerate(places) if place.mark == self._mark)
+        relay = self._relay = Relay(source, places, at, self._neighbours, self._store, verify=verify)
+        self._neighbours, self._store = None, None
+        done = threading.Event()
+        thread = threading.Thread(target=_run, args=(relay, done), name="stage", daemon=True)
+        thread.start()
+        try:
+            wait_for_staging(done)
+        except BaseException:  # an interrupt, most of all; it is raised again
+            relay.stop(f"{places[at].label} was interrupted")
+            done.wait(END_SECONDS)
+            raise
+        finally:
+            self._relay = None
+        thread.join()
+        if relay.fault is not None:
+            raise relay.fault
+        return relay.tell()
+
+    def tell(self) -> dict[str, Any]:
+        """Say how far it is; called on another thread."""
+        relay = self._relay
+        if relay is None:
+            return {"phase": ""}
+        return {"phase": relay.phase, "total_bytes": relay.total_bytes, "done_bytes": relay.done_bytes}
+
+    def release(self, because: str = "another rank has failed") -> None:
+        """End it, because a rank has failed; called on another thread."""
+        relay = self._relay
+        if relay is not None:
+            relay.stop(because)
+
+    def let_go(self) -> None:
+        """Let go of what was got ready and never used."""
+        if self._neighbours is not None:
+            self._neighbours.close()
+            self._neighbours = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def _run(relay: Relay, done: threading.Event) -> None:
+    try:
+        relay.run()
+    finally:
+        done.set()
+
+
+def wait_for_staging(done: threading.Event) -> None:
+    """Wait for the end; an interrupt ends this as if it were the person's code (``untimely``)."""
+    while not done.wait(1.0):
+        pass

@@ -1,0 +1,92 @@
+"""The magics for files: data sets and edited modules.
+
+Covers: copying a data set to the nodes, with a line that tells how far it is; bringing edited modules to the ranks.
+Does not cover: the other magics (``magics``).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from IPython.core.magic import line_magic
+
+from ..errors import CodeError
+from .arguments import documented, parse
+from .script_magics import ScriptMagics, origin_of
+from .sinks import TerminalSink, sink_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..cluster import Cluster
+    from ..cluster.local_code import Synced
+    from .sinks import Sink
+
+
+class FileMagics(ScriptMagics):
+    """The part of the magics that is about files."""
+
+    @documented
+    @line_magic
+    def dist_stage(self, line: str) -> None:
+        """Copy a data set to each node's own disk: read once, checked by hash; what is there already is kept."""
+        args = parse("dist_stage", line)
+        told = _Line(sink_for(self.shell))
+        staged = self._require(args).stage(
+            args.source,
+            args.to,
+            name=args.into,
+            verify=args.verify,
+            on_progress=lambda progress: told.show(str(progress)),
+            origin=origin_of(self.shell),
+        )
+        told.end(str(staged))
+
+    @documented
+    @line_magic
+    def dist_sync_code(self, line: str) -> None:
+        """Bring edited modules to the ranks and reload them there; functions that cells hold are the new ones then."""
+        args = parse("dist_sync_code", line)
+        if args.auto is not None:
+            self.auto_sync = args.auto == "on"
+            when = "before every cell" if self.auto_sync else "when %dist_sync_code asks for it"
+            print(f"edited modules are reloaded on the ranks {when}")  # noqa: T201
+            return
+        print(self._sync(self._require(args), args.paths))  # noqa: T201
+
+    def _sync(self, cluster: Cluster, paths: Sequence[str] = ()) -> Synced:
+        """Reload what was edited, and show what the modules say meanwhile."""
+        screen = self._screen(cluster, tuple(range(cluster.world_size)), below_view=True)
+        return cluster.sync_code(paths, listener=screen, origin=origin_of(self.shell))
+
+    def _sync_before_cell(self, cluster: Cluster) -> None:
+        """Reload what was edited, if that is wanted; what can't be is told, and the cell runs with what is there."""
+        if not self.auto_sync:
+            return
+        try:
+            synced = self._sync(cluster)
+        except CodeError as error:
+            sys.stderr.write(f"{error}\n")
+            return
+        if synced.reloaded:
+            print(synced)  # noqa: T201
+
+
+class _Line:
+    """A line of the cell's output that is written again and again; in a terminal only its last text."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._shown_as: str | None = None
+
+    def show(self, text: str) -> None:
+        """Write it."""
+        self._shown_as = self._sink.show(self._shown_as, {"text/plain": text}, {})
+
+    def end(self, text: str) -> None:
+        """Write it for the last time."""
+        if isinstance(self._sink, TerminalSink):
+            print(text)  # noqa: T201
+        else:
+            self.show(text)

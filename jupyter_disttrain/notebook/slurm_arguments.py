@@ -1,0 +1,100 @@
+"""The options of %dist_init that are for Slurm, and what is shown while a job waits.
+
+Covers: the options, reading them, one line that changes with the queue.
+Does not cover: what may be asked for (``slurm_options``), the queue (``cluster.slurm``).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..slurm_options import STARTS, SlurmOptions, parse_more, split_more
+from .sinks import NotebookSink
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+_OF_SLURM = (
+    "nodes",
+    "ntasks_per_node",
+    "gpus_per_node",
+    "partition",
+    "time",
+    "account",
+    "sbatch",
+    "ranks_by",
+    "new_job",
+)
+
+
+def add_slurm_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("-N", "--nodes", type=int, metavar="N", help="nodes of the Slurm job (default: those of the allocation, or 1)")
+    add("--ntasks-per-node", type=int, metavar="N", help="ranks on each (default: one per GPU asked for, or 1)")
+    add("--gpus-per-node", metavar="GPUS", help="e.g. 4 or a100:4")
+    add("-p", "--partition", help="where the job is queued (default: Slurm's)")
+    add("--time", metavar="LIMIT", help="minutes, HH:MM:SS or D-HH:MM:SS (default: the partition's)")
+    add("-A", "--account", help="who pays (default: Slurm's)")
+    add(
+        "--sbatch",
+        action="append",
+        metavar="OPTIONS",
+        help="others of sbatch, e.g. '--qos=high --mem=64G'; long ones may be given as they are too",
+    )
+    add("--ranks-by", choices=STARTS, help="mpirun: one MPI job; srun: no MPI, survives a node (default: mpirun)")
+    add("--new-job", action="store_true", help="submit a job, also from within an allocation")
+
+
+def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) -> SlurmOptions | None:
+    """Return what is asked of Slurm; None where it is not the launcher.
+
+    Parameters
+    ----------
+    unknown
+        Words of the line that no option has taken: options of sbatch, where Slurm is the launcher.
+
+    Raises
+    ------
+    UsageError
+        If they can't be read, or are for Slurm and it is not the launcher.
+    """
+    if launcher != "slurm":
+        if unknown:
+            raise UsageError(f"%dist_init: unrecognized arguments: {' '.join(unknown)}; %dist_init? shows its options")
+        given = [name for name in _OF_SLURM if getattr(args, name) not in (None, False)]
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{options}: for a Slurm job; add --launcher slurm, or leave it out")
+        return None
+    return SlurmOptions(
+        nodes=args.nodes,
+        ntasks_per_node=args.ntasks_per_node,
+        gpus_per_node=args.gpus_per_node,
+        partition=args.partition,
+        time=args.time,
+        account=args.account,
+        more=parse_more(unknown) + tuple(option for text in args.sbatch or () for option in split_more(text)),
+        start=args.ranks_by or STARTS[0],
+        new_job=args.new_job,
+    )
+
+
+class WaitingLine:
+    """One line that says what is waited for, changed in place where the front end can."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._sink = NotebookSink(shell) if hasattr(shell, "kernel") else None
+        self._shown: str | None = None
+
+    def __call__(self, words: str) -> None:
+        """Show it."""
+        if self._sink is None:
+            print(words, file=sys.stdout, flush=True)  # noqa: T201  (a magic speaks by printing)
+        else:
+            self._shown = self._sink.show(self._shown, {"text/plain": words}, {})

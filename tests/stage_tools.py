@@ -1,0 +1,133 @@
+"""What the tests of ``%dist_stage`` need: a server that counts and can hold back, a chain of nodes without ranks.
+
+Covers: one file over HTTP, with ranges; relays in threads of one process.
+Does not cover: real hosts (``tests.lab``).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+from jupyter_disttrain.engine.stage_chain import Neighbours, Place
+from jupyter_disttrain.engine.stage_relay import Relay
+from jupyter_disttrain.engine.stage_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+PIECE = 1 << 18
+
+
+class FileServer:
+    """A file at an address, which knows how many of its bytes were asked for.
+
+    Parameters
+    ----------
+    content
+        Of the file.
+    address
+        Where it listens.
+    """
+
+    def __init__(self, content: bytes, address: str = "127.0.0.1") -> None:
+        self.sent = 0
+        self.holds_after = len(content)  # bytes of the file, behind which nothing is sent
+        self.holding = threading.Event()  # it has come to that place
+        self.go_on = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self._head(len(content), 200)
+
+            def do_GET(self) -> None:
+                found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "bytes=0-"))
+                assert found is not None
+                first, last = int(found[1]), min(int(found[2] or len(content)), len(content) - 1)
+                self._head(last + 1 - first, 206, f"bytes {first}-{last}/{len(content)}")
+                for at in range(first, last + 1, PIECE):
+                    if at >= outer.holds_after:
+                        outer.holding.set()
+                        outer.go_on.wait()
+                    piece = content[at : min(at + PIECE, last + 1)]
+                    try:
+                        self.wfile.write(piece)
+                    except OSError:
+                        return  # who asked has gone
+                    outer.sent += len(piece)
+
+            def _head(self, size: int, status: int, covered: str = "") -> None:
+                self.send_response(status)
+                for name, value in (("Content-Length", str(size)), ("Accept-Ranges", "bytes"), ("ETag", '"one"')):
+                    self.send_header(name, value)
+                if covered:
+                    self.send_header("Content-Range", covered)
+                self.end_headers()
+
+            def log_message(self, *_args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((address, 0), Handler)
+        self._server.daemon_threads = False  # so that closing waits for them
+        self.url = f"http://{address}:{self._server.server_port}/file.bin"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="file server")
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.go_on.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def hold(self, after: int) -> None:
+        """Send no more than so many bytes of the file, until :meth:`release`."""
+        self.holds_after = after
+        self.holding.clear()
+        self.go_on.clear()
+
+    def release(self) -> None:
+        """Send the rest, and all from now on."""
+        self.holds_after = 1 << 60
+        self.go_on.set()
+
+
+class Chain:
+    """Nodes that copy to folders of this machine, each in a thread."""
+
+    def __init__(self, source: Path | str, folders: Sequence[Path], *, verify: bool = False) -> None:
+        self.neighbours = [Neighbours("127.0.0.1") for _ in folders]
+        self.stores = [Store(str(source), str(folder), f"node{at}") for at, folder in enumerate(folders)]
+        for at, store in enumerate(self.stores):
+            store.leave_mark(f"mark-{at}")
+        self.places = [
+            Place(rank=at, host=f"node{at}", url=each.url, key=each.key, mark=f"mark-{at}")
+            for at, each in enumerate(self.neighbours)
+        ]
+        self.relays = [
+            Relay(str(source), self.places, at, self.neighbours[at], store, verify=verify)
+            for at, store in enumerate(self.stores)
+        ]
+        self._threads = [threading.Thread(target=relay.run) for relay in self.relays]
+
+    def run(self) -> list[Relay]:
+        """Copy, to the end; returns the nodes' parts."""
+        self.start()
+        return self.join()
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> list[Relay]:
+        for thread in self._threads:
+            thread.join()
+        return self.relays

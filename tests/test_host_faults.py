@@ -1,0 +1,77 @@
+"""Hosts that are lost, and networks that are cut.
+
+Covers: a host that dies, a network cut for a while and for good, a firewall that lets only some ports through, a host
+that is there again too late.
+Does not cover: what is told before the start (``test_preflight``), the state machine alone (``test_host_watch``).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import LaunchError, RankFailure
+from jupyter_disttrain.hosts import parse_hosts
+
+if TYPE_CHECKING:
+    from .lab import Lab
+
+
+CUT_SECONDS = 4  # a host counts as lost after 5.6 s; benchmarks/hosts.py cuts for 5
+LOOP = """
+import time
+for step in range({steps}):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    time.sleep(0.05)
+float(total)
+"""
+
+
+def test_a_short_cut_is_outlived_and_told(breakable: Lab) -> None:
+    with Cluster(launcher="ssh", hosts=parse_hosts("node1:1,node2:1"), ssh=str(breakable.ssh)) as cluster:
+        run = cluster.run(LOOP.format(steps=100), block=False)
+        breakable.cut("node2")
+        threading.Timer(CUT_SECONDS, breakable.heal, ("node2",)).start()
+        run.wait()
+        assert set(run.results.values()) == {2.0}
+        assert any("node2 did not answer for" in note and "nothing was lost" in note for note in run.notes)
+
+
+def test_a_lost_host_s_ranks_start_again_on_a_spare_and_the_others_keep_all(breakable: Lab) -> None:
+    hosts = parse_hosts("node1:1,node2:1")
+    with Cluster(launcher="ssh", hosts=hosts, spares=("node3",), ssh=str(breakable.ssh)) as cluster:
+        cluster.run("kept = rank")
+        run = cluster.run(LOOP.format(steps=10_000), block=False)
+        breakable.cut("node1")
+        with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host: node1 has not answered for"):
+            run.wait()
+        assert any("rank 0 was replaced by a new process on node3" in note for note in run.notes)
+        code = (
+            "import os, socket; dist.barrier(); socket.gethostname(), globals().get('kept'), os.environ['MASTER_ADDR']"
+        )
+        master = breakable.address("node3")  # rank 0 has moved, and with it the place where ranks meet
+        assert cluster.run(code).results == {0: ("node3", None, master), 1: ("node2", 1, master)}
+        breakable.heal("node1")
+        assert not breakable.left_on("node1"), "what it still had of the cluster is ended when it is there again"
+
+
+def test_a_host_that_dies_under_mpi_is_named_with_what_to_do(breakable: Lab) -> None:
+    with Cluster(launcher="mpi", hosts=parse_hosts("node1:1,node2:1"), ssh=str(breakable.ssh)) as cluster:
+        run = cluster.run(LOOP.format(steps=10_000), block=False)
+        breakable.kill("node2")
+        with pytest.raises(RankFailure, match=r"node2") as caught:
+            run.wait()
+    said = "\n".join(caught.value._render_traceback_())
+    assert "--launcher ssh" in said
+    assert not breakable.left_on("node1")
+
+
+def test_a_firewall_that_closes_some_of_the_controller_s_ports_is_named(breakable: Lab) -> None:
+    breakable.firewall("head", *range(40001, 40008))
+    with pytest.raises(LaunchError, match=rf"node1 can't reach {breakable.head_address} on ports .*40001 \(control\)"):
+        Cluster(launcher="ssh", hosts=parse_hosts("node1:1"), ssh=str(breakable.ssh), controller_ports=(40000, 40007))
+    assert not breakable.left_on("node1")

@@ -1,0 +1,148 @@
+"""``%dist_sync_code``: what was edited runs on every rank, and where the files aren't seen, they are brought."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.errors import CodeError, UsageError
+
+from .test_stage import on_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from jupyter_disttrain import Cluster
+
+    from .lab import Lab
+    from .notebook_driver import Notebook
+
+BASE = """
+VALUE = {value}
+def value(): return VALUE
+class Thing:
+    def value(self): return VALUE
+"""
+USER = """
+import base
+from base import VALUE
+def both(): return VALUE, base.value(), {other}
+"""
+
+
+@pytest.fixture
+def ranks(torchless: Cluster, folder: Path) -> Iterator[Cluster]:
+    """Two ranks that find modules in the test's folder, and have none of them afterwards."""
+    torchless.run(f"import sys; sys.path.insert(0, {str(folder)!r}); sys.dont_write_bytecode = False")
+    yield torchless
+    names = [path.stem for path in folder.glob("*.py")]
+    torchless.run(f"sys.path.remove({str(folder)!r}); [sys.modules.pop(name, None) for name in {names!r}]")
+
+
+def write(folder: Path, value: int, other: int = 0) -> None:
+    (folder / "base.py").write_text(BASE.format(value=value))
+    (folder / "user.py").write_text(USER.format(other=other))
+
+
+def test_what_cells_hold_is_the_edited_code(ranks: Cluster, folder: Path) -> None:
+    write(folder, 1)
+    ranks.run("from base import value, Thing; from user import both; thing = Thing()")
+    assert str(ranks.sync_code()) == "no module was edited since the ranks imported it"
+    write(folder, 2)  # of the same size, within the same second: Python's own cache would miss it
+    assert ranks.sync_code().reloaded == {"base": (0, 1), "user": (0, 1)}
+    assert ranks.run("value(), thing.value(), both()").results[1] == (2, 2, (2, 2, 0))
+    write(folder, 2, other=5)
+    assert str(ranks.sync_code()) == "reloaded base, user on ranks 0-1"
+    assert ranks.run("both()").results == {0: (2, 2, 5), 1: (2, 2, 5)}
+
+
+def test_only_ranks_that_have_imported_a_module_reload_it(ranks: Cluster, folder: Path) -> None:
+    write(folder, 1)
+    ranks.run("import base", ranks=1)
+    write(folder, 2)
+    assert ranks.sync_code().reloaded == {"base": (1,)}
+    assert ranks.run("import base; base.value()").results == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("VALUE = 3\ndef value( return 3", r"base\.py:2: SyntaxError: .* on ranks 0-1, as it was before there"),
+        ("VALUE = 3\n1 / 0", r"base\.py:2: ZeroDivisionError: division by zero on ranks 0-1"),
+    ],
+)
+def test_what_can_t_be_reloaded_is_named_with_its_line_and_stays(
+    ranks: Cluster, folder: Path, text: str, said: str
+) -> None:
+    write(folder, 1)
+    ranks.run("import base, user")
+    write(folder, 2, other=7)
+    (folder / "base.py").write_text(text)
+    with pytest.raises(CodeError, match=said) as caught:
+        ranks.sync_code()
+    assert "reloaded user on ranks 0-1" in str(caught.value)
+    assert ranks.run("base.value(), user.both()").results[0] == (1, (1, 1, 7))
+    write(folder, 2)
+    ranks.sync_code()
+    assert ranks.run("base.value()").results == {0: 2, 1: 2}
+
+
+def test_what_is_named_must_be_in_the_notebook_s_folder(ranks: Cluster, folder: Path) -> None:
+    with pytest.raises(UsageError, match="there is no nothing in"):
+        ranks.sync_code(["nothing"])
+    with pytest.raises(UsageError, match="is not below the notebook's folder"):
+        ranks.sync_code(["/etc/hostname"])
+    write(folder, 1)
+    assert not ranks.sync_code(["user"]).brought  # both see the same folder
+
+
+def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = lab.local_disk / "project"  # each host has its own there
+    project.mkdir()
+    for host in lab.hosts[:2]:
+        lab.run(host, f"mkdir {project}")
+    monkeypatch.chdir(project)
+    write(project, 1)
+    try:
+        with on_hosts(lab, 2, 1) as cluster:
+            synced = cluster.sync_code(["user"])
+            assert synced.brought == dict.fromkeys(("base.py", "user.py"), ("node1", "node2"))
+            cluster.run("import sys; sys.path.insert(0, ''); from user import both")
+            write(project, 2, other=4)
+            assert str(cluster.sync_code()) == (
+                "brought base.py, user.py to node1, node2\nreloaded base, user on ranks 0-2"
+            )
+            assert cluster.run("both()").results == dict.fromkeys(range(3), (2, 2, 4))
+    finally:
+        for path in (project / "base.py", project / "user.py"):
+            path.unlink()
+        project.rmdir()
+        for host in lab.hosts[:2]:
+            lab.run(host, f"rm -r {project}")
+
+
+def test_the_magic_and_its_automatic(notebook: Notebook, tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    notebook.run(f"%%distributed\nimport sys; sys.path.insert(0, {str(tmp_path)!r}); from user import both").check()
+    assert notebook.run("%dist_sync_code").check().text == "no module was edited since the ranks imported it"
+    write(tmp_path, 2)
+    with (tmp_path / "base.py").open("a") as module:
+        module.write("print('loaded')")
+    told = notebook.run("%dist_sync_code").check().lines
+    assert told == ["ranks 0-1 │ loaded", "reloaded base, user on ranks 0-1"]
+    try:
+        assert "before every cell" in notebook.run("%dist_sync_code --auto on").check().text
+        write(tmp_path, 3, other=1)
+        told = notebook.run("%%distributed\nprint(both())").check().lines
+        assert told == ["reloaded base, user on ranks 0-1", "ranks 0-1 │ (3, 3, 1)"]
+        (tmp_path / "user.py").write_text("x = (")
+        told = notebook.run("%%distributed\nprint(both())").check().lines
+        assert f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed on ranks 0-1" in told[0]
+        assert told[1:] == ["ranks 0-1 │ (3, 3, 1)"]
+    finally:
+        notebook.run("%dist_sync_code --auto off").check()
+        notebook.run(
+            f"%%distributed\nsys.path.remove({str(tmp_path)!r}); del both, sys.modules['user'], sys.modules['base']"
+        ).check()
