@@ -93,6 +93,14 @@ class Groups:
     def cpu_s(self) -> dict[str, float]:
         return {name: processes.cpu_seconds(found) for name, found in self.members.items()}
 
+    def open_files(self) -> int:
+        """Return those of the controller's process that has most."""
+        return max(process.num_fds() for process in self.members["controller"])
+
+    def threads(self) -> int:
+        """Return those of all ranks and nannies."""
+        return sum(process.num_threads() for name in ("ranks", "nannies") for process in self.members[name])
+
     def left(self) -> int:
         """Return how many still run, the notebook left out."""
         return sum(
@@ -115,6 +123,8 @@ class Point:
     interrupt_s: list[float] = field(default_factory=list)
     shutdown_s: float = 0.0
     memory_mb: dict[str, float] = field(default_factory=dict)
+    open_files: int = 0
+    threads: int = 0
     before_mb: float = 0.0  # of the notebook, when it had loaded nothing
     idle_cores: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -152,6 +162,7 @@ def measure(ranks: int, options: str, times: int, idle_s: float) -> Point:
         session.on_all_ranks("pass")
         _idle(groups, point, idle_s)
         point.memory_mb = groups.memory_mb()
+        point.open_files, point.threads = groups.open_files(), groups.threads()
         point.shutdown_s = session.local("%dist_shutdown").seconds
         if groups.left():
             point.problems.append(f"{groups.left()} processes were there after `%dist_shutdown`")
@@ -234,6 +245,8 @@ def table(points: list[Point]) -> str:
         ("... controller", lambda p: f"{p.memory_mb['controller']:.1f} MB"),
         ("... notebook, before `%load_ext` and now", lambda p: f"{p.before_mb:.1f}, {p.memory_mb['notebook']:.1f} MB"),
         ("... all together", lambda p: f"{sum(p.memory_mb.values()) / 1000:.2f} GB"),
+        ("open files of the controller", lambda p: str(p.open_files)),
+        ("threads of a rank and its nanny", lambda p: f"{p.threads / p.ranks:.0f}"),
         ("idle, part of a core: notebook", lambda p: core(p.idle_cores["notebook"])),
         ("... controller", lambda p: core(p.idle_cores["controller"])),
         ("... all ranks", lambda p: core(p.idle_cores["ranks"])),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import threading
@@ -145,8 +146,15 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
+def _allow_connections() -> None:
+    """Allow as many open files as the system does: 1024, as is usual, are those of fewer than 200 ranks."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     """Run the controller."""
+    _allow_connections()
     os.register_at_fork(after_in_child=_die_with_parent)
     DisttrainController.launch_instance()
 
