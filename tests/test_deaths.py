@@ -46,7 +46,7 @@ def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, 
 def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(
     three: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.start.RESPAWN_SECONDS", 1e6)  # MPI's failures are told
+    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)  # MPI's failures are told
     for second in (2, 0, 2, 0):  # it may die before the others wait for it, while they do, or after that
         pids = three.run("import os; os.getpid()").results
         psutil.Process(pids[1]).kill()

@@ -334,10 +334,9 @@ class Guardian:
         self._write_down()
         with self._changed:
             self.looks[rank] = Look(asked_at=-1.0)  # nobody has asked the new process yet
-        source = self._state.survivor
-        now = self._launch.table[rank].info.host
-        note = f"rank {rank} was replaced by a new process{'' if now == host else f' on {now}'} with fresh variables"
-        if source is not None:
+        where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
+        note = f"rank {rank} was replaced by a new process{where} with fresh variables"
+        if (source := self._state.survivor) is not None:
             note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
         table = self._launch.table
         self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != "dead"), note)
