@@ -212,7 +212,7 @@ def test_a_hidden_listener_hears_this_host_alone() -> None:
 
 
 def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.start.RESPAWN_SECONDS", 1e6)
+    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
     with Cluster(n=2, name="all-die", grace_s=0.5) as cluster:
         for pid in cluster.run("import os; os.getpid()").results.values():
             psutil.Process(pid).kill()
