@@ -12,7 +12,11 @@ import pytest
 
 from jupyter_disttrain.cluster import reach
 from jupyter_disttrain.cluster.arrivals import MISSED_LOOKS, untold_deaths
+from jupyter_disttrain.cluster.moves import Moves
 from jupyter_disttrain.cluster.rank_table import RankEntry
+from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.hosts import parse_hosts
 from jupyter_disttrain.messages import RankDeath
 from jupyter_disttrain.ranks import RankInfo
 
@@ -97,3 +101,22 @@ def test_a_nanny_that_is_gone_has_time_for_its_last_words_to_come(clock: list[fl
 def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> None:
     table = [entry(0, "node1", socket.gethostname())]
     assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")), "--spare HOST has another host"),
+        (ClusterConfig(launcher="slurm"), "ask Slurm for other nodes"),
+    ],
+)
+def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
+    config: ClusterConfig, says: str, clock: list[float]
+) -> None:
+    link, table = Asked(), [entry(0, "node1", "node1")]
+    hosts = reach.Reach(lambda _death: None, lambda _words: None)
+    while not hosts.lost_hosts:
+        hosts.turn(cast("Link", link), table)
+        clock[0] += TURN
+    with pytest.raises(LaunchError, match=rf"node1 is lost; .*%dist_reset -r 0 starts its ranks there, and .*{says}"):
+        Moves(config, hosts).host_for("node1", table)
