@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path("/dev/shm")  # noqa: S108  (the folder below it is the user's alone)
 NOTEBOOK = "notebook"  # the file that tells the folder on the notebook's host from its namesakes on others
+NANNIES = "nannies"  # the file in those namesakes; each nanny there holds a shared lock on it
 THRESHOLD = 1 << 20  # bytes; smaller messages are not worth a file
 _ALIGNMENT = 64  # of each buffer, as torch and numpy like it
 

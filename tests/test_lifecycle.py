@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.folders import Folders, remove_folder
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.shell import RankProfile
 from jupyter_disttrain.errors import ClusterClosedError, UsageError
+from jupyter_disttrain.shelf import NANNIES
 
 from .leftovers import our_processes
 from .notebook_driver import Notebook
@@ -381,6 +383,28 @@ def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster)
     finally:
         for folder in (stale, young, ours, kept):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_a_cluster_of_another_host_s_notebook_has_here_stays() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    cluster_id = f"elsewhere-{ended.pid}-abcdef"
+    local = Path("/dev/shm") / f"disttrain-{cluster_id}"
+    profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id  # on a file system that the hosts share
+    ours = None
+    try:
+        profile.mkdir(parents=True)
+        local.mkdir(mode=0o700)
+        (local / NANNIES).touch()
+        os.utime(local, (0, 0))
+        ours = Folders.make("here")
+        assert local.exists()
+        assert profile.exists()
+    finally:
+        for folder in (local, profile):
+            shutil.rmtree(folder, ignore_errors=True)
+        if ours is not None:
+            ours.remove()
 
 
 def test_a_notebook_s_folder_may_hold_modules_of_any_name(bare_notebook: Notebook, tmp_path: Path) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.controller_launcher import free_ports
+from jupyter_disttrain.cluster.network import Network, NodeNetwork
+from jupyter_disttrain.cluster.placement import check_version
 from jupyter_disttrain.cluster.registry import ClusterFile
-from jupyter_disttrain.errors import RankFailure, UsageError
+from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 from jupyter_disttrain.hosts import parse_hosts
 
 if TYPE_CHECKING:
@@ -186,3 +190,17 @@ def test_what_can_t_be_asked_of_hosts_is_refused(options: dict[str, object], say
     hosts = {"hosts": parse_hosts(str(options["hosts"]))} if "hosts" in options else {}
     with pytest.raises(UsageError, match=says):
         Cluster(**(options | hosts))
+
+
+def test_a_network_of_ipv6_alone_is_refused_before_anything_starts() -> None:
+    node = NodeNetwork(name="node1", address="fd00::2", interface="eth0")
+    with pytest.raises(LaunchError, match="fd00::/64, but ranks on hosts need an IPv4 network"):
+        check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)))
+
+
+def test_a_port_that_another_cluster_has_is_left_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        assert taken not in free_ports("127.0.0.1", taken, taken + 40)
+        with pytest.raises(LaunchError, match="only 0 are free on"):
+            free_ports("127.0.0.1", taken, taken)

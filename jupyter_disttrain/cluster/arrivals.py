@@ -155,12 +155,16 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
     )
 
 
+def is_here(entry: RankEntry) -> bool:
+    """Whether a rank is on this host; another may have the same name, and then shares no memory with us."""
+    return entry.info.host == socket.gethostname() and (entry.sees_shelf or not entry.probe)
+
+
 def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
     """Look for ranks of this host whose nanny was killed with them, and so could not tell."""
-    here = socket.gethostname()
     for entry in table:
         info = entry.info
-        if entry.state == "dead" or info.host != here or _runs(entry.nanny_pid):
+        if entry.state == "dead" or not is_here(entry) or _runs(entry.nanny_pid):
             entry.nanny_missed = 0
             continue
         entry.nanny_missed += 1

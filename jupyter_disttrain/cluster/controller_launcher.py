@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
@@ -10,7 +11,35 @@ from traitlets import Float, Int, Integer, List, Unicode
 
 from ..config import CONTROLLER_PORTS
 from ..controller_arguments import controller_arguments
+from ..errors import LaunchError
 from .launchers.local import is_alive
+
+
+def free_ports(address: str, first: int, last: int) -> list[int]:
+    """Return those of the ports that nobody has here: another cluster may have taken the first of them.
+
+    Raises
+    ------
+    LaunchError
+        If they are too few for a controller.
+    """
+    free = [port for port in range(first, last + 1) if _is_free(address, port)]
+    if len(free) < CONTROLLER_PORTS:
+        raise LaunchError(
+            f"of the ports {first} to {last} only {len(free)} are free on {address}, and the controller needs "
+            f"{CONTROLLER_PORTS}; name more with --controller-ports, or shut down who has them: another cluster, maybe"
+        )
+    return free
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the controller's sockets do
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
 
 
 class ControllerProcess(LocalControllerLauncher):

@@ -18,7 +18,7 @@ import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
-from ..shelf import NOTEBOOK, ROOT
+from ..shelf import NANNIES, NOTEBOOK, ROOT
 
 KEPT_RUNS = 20  # folders of logs; the oldest go first
 LONGEST_TEMPORARY = 70  # characters: the path of a Unix socket may have 107
@@ -187,6 +187,8 @@ def _sweep(profiles: Path) -> None:
             found = local.stat()
         except FileNotFoundError:
             continue  # its own cluster has just removed it
+        if (local / NANNIES).exists():
+            continue  # of a cluster whose notebook and controller are on another host; the nannies here remove it
         is_young = time.time() - found.st_mtime < STALE_SECONDS
         if found.st_uid != os.getuid() or is_young or _owner_runs(cluster_id) or answers(local):
             continue

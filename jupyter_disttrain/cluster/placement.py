@@ -10,7 +10,7 @@ import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots
 from .host_report import Wanted, own_addresses
 from .launchers.mpi import find_mpiexec
@@ -114,6 +114,7 @@ def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
     reports = survey(names, ssh, wanted)
     notes = check(reports, wanted, ssh)
     network = choose_network(own_addresses(), reports, config.interface)
+    check_version(network)
     uses_gpus = config.backend not in ("gloo", "none")
     return Placement(
         hosts=_filled(config, reports, uses_gpus=uses_gpus),
@@ -124,6 +125,21 @@ def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
         gpus=min(report.gpus for report in reports) if uses_gpus else 0,
         words="; ".join([describe(network), *notes]),
     )
+
+
+def check_version(network: Network) -> None:
+    """Refuse IPv6: neither the controller's sockets nor Open MPI's speak it.
+
+    Raises
+    ------
+    LaunchError
+        If that is the network's.
+    """
+    if ":" in network.client_address:
+        raise LaunchError(
+            f"the hosts were to talk over {network.cidr}, but ranks on hosts need an IPv4 network; give each host an "
+            "IPv4 address, or name a network in which each has one, e.g. --interface 10.1.0.0/16"
+        )
 
 
 def _infiniband(network: Network, host: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ import psutil
 from traitlets.config import Config
 
 from ..errors import LaunchError
-from .controller_launcher import ControllerProcess
+from .controller_launcher import ControllerProcess, free_ports
 from .launchers import LAUNCHERS
 from .launchers.local import RANK_COMMAND
 from .launchers.ssh import rank_command
@@ -100,7 +100,7 @@ class Processes:
             remove_dirs=removable,
             sockets=self._folders.sockets,
             listen=self._placement.listen,
-            ports=list(range(ports[0], ports[1] + 1)) if ports else [],
+            ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
         )
         places = [(host.name, host.slots) for host in self._placement.hosts]
         _outside_loop(start_engines, self._n, environment=self._environment, **self._over_hosts(places))

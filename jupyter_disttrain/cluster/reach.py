@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import signal
+import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..messages import NANNY_REQUEST, RankDeath
-from .host_watch import HostWatch
+from .arrivals import is_here
+from .host_watch import LOST_SECONDS, HostWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
     from .link import Link, Message
     from .rank_table import RankEntry
+
+# For a nanny that is gone: what it said last waits for TCP after a cut, which its neighbour's answer does not.
+GONE_SECONDS = 3.5
+FORGET_SECONDS = 2 * LOST_SECONDS  # after which nobody waits for an answer: a lost host never gives one
 
 
 class Reach:
@@ -46,6 +53,9 @@ class Reach:
         self._note = note
         self._watch = HostWatch()
         self._buried: dict[str, list[str]] = {}  # by host that was lost: the nannies of its ranks
+        self._asked: deque[tuple[float, Future[Message]]] = deque()
+        self._gone_since: dict[str, float] = {}  # by engine: when its nanny was first found gone
+        self._lock = threading.Lock()  # a person's reset comes from another thread than the link's
 
     @property
     def lost_hosts(self) -> list[str]:
@@ -54,9 +64,10 @@ class Reach:
 
     def forget_lost(self) -> None:
         """Take no host for lost: one may have been started anew, and then has nothing left that could answer."""
-        for name in list(self._buried):
-            self._buried.pop(name)
-            self._watch.forget(name)
+        with self._lock:
+            for name in self._buried:
+                self._watch.forget(name)
+            self._buried.clear()
 
     def is_lost(self, host: str) -> bool:
         """Whether a host counts as lost."""
@@ -65,52 +76,75 @@ class Reach:
     def turn(self, link: Link, table: Sequence[RankEntry]) -> None:
         """Ask, and tell what follows from the answers so far."""
         now = time.monotonic()
-        alive = [entry for entry in table if entry.probe and entry.state != "dead"]
         by_host: dict[str, list[RankEntry]] = {}
-        for entry in alive:
-            by_host.setdefault(entry.launch_host or entry.info.host, []).append(entry)
-        lost = self._watch.take_lost(now)
-        if lost and self._on_cut is not None and self._watch.all_silent(now):
+        for entry in table:
+            if entry.probe and entry.state != "dead":
+                by_host.setdefault(_host(entry), []).append(entry)
+        with self._lock:
+            lost = self._watch.take_lost(now)
+            is_cut = bool(lost) and self._on_cut is not None and self._watch.all_silent(now)
+            if not is_cut:
+                self._buried |= {name: [entry.nanny for entry in by_host.get(name, [])] for name in lost}
+            returned = self._watch.take_returned()
+            self._watch.know({name: [entry.probe for entry in entries] for name, entries in by_host.items()})
+            probes = self._watch.questions(now)
+        if is_cut and self._on_cut is not None:
             self._on_cut(max(lost.values()))
             return
         for name, silent_s in lost.items():
-            self._bury(name, by_host.get(name, []), silent_s)
-        for name, silent_s in self._watch.take_returned().items():
+            for entry in by_host.get(name, []):  # whatever they do there, nobody hears of it
+                self._on_death(_death(entry, host_silent_s=silent_s))
+        for name, silent_s in returned.items():
             self._note(f"{name} did not answer for {silent_s:.1f} s and is there again; nothing was lost")
-        self._watch.know({name: [entry.probe for entry in entries] for name, entries in by_host.items()})
+        self._ask(link, table, probes, by_host)
+
+    def _ask(
+        self, link: Link, table: Sequence[RankEntry], probes: Sequence[str], by_host: dict[str, list[RankEntry]]
+    ) -> None:
+        now = time.monotonic()
+        while self._asked and now - self._asked[0][0] > FORGET_SECONDS:
+            self._asked.popleft()[1].cancel()
         nannies = {
             entry.probe: [each.nanny_pid for each in entries] for entries in by_host.values() for entry in entries
         }
-        for probe in self._watch.questions(now):
+        for probe in probes:
             asked = link.request(probe, NANNY_REQUEST, {"do": "ping", "nannies": nannies.get(probe, [])})
             asked.add_done_callback(functools.partial(self._on_answer, link, table, probe))
+            self._asked.append((now, asked))
 
     def _on_answer(self, link: Link, table: Sequence[RankEntry], probe: str, done: Future[Message]) -> None:
-        if done.exception() is not None:
-            return  # the cluster was closed
-        content: dict[str, Any] = done.result()["content"]
-        returned = self._watch.on_answer(probe, time.monotonic())
+        if done.cancelled() or done.exception() is not None:
+            return  # it came too late, or the cluster was closed
+        now = time.monotonic()
+        with self._lock:
+            returned = self._watch.on_answer(probe, now)
         if returned:
             self._end_buried(link, returned)
             return
-        there = {entry.info.host for entry in table if entry.probe == probe}
+        content: dict[str, Any] = done.result()["content"]
         gone = content.get("gone", ())
+        there = {_host(entry) for entry in table if entry.probe == probe}
         for entry in table:
-            if entry.info.host in there and entry.nanny_pid in gone and entry.state != "dead":
+            if _host(entry) not in there or entry.state == "dead" or is_here(entry):
+                continue
+            if entry.nanny_pid not in gone:
+                self._gone_since.pop(entry.engine, None)
+            elif now - self._gone_since.setdefault(entry.engine, now) >= GONE_SECONDS:
+                del self._gone_since[entry.engine]
                 self._on_death(_death(entry, signal_number=signal.SIGKILL))
-
-    def _bury(self, name: str, entries: Sequence[RankEntry], silent_s: float) -> None:
-        """Take the ranks of a host for dead: whatever they do there, nobody hears of it."""
-        self._buried[name] = [entry.nanny for entry in entries]
-        for entry in entries:
-            self._on_death(_death(entry, host_silent_s=silent_s))
 
     def _end_buried(self, link: Link, name: str) -> None:
         """End the ranks of a host that came back too late: others have taken their place."""
-        for nanny in self._buried.pop(name, []):
+        with self._lock:
+            nannies = self._buried.pop(name, [])
+            self._watch.forget(name)
+        for nanny in nannies:
             link.request(nanny, NANNY_REQUEST, {"do": "end"})
-        self._watch.forget(name)
         self._note(f"{name} is there again; the processes that it still had of this cluster were ended")
+
+
+def _host(entry: RankEntry) -> str:
+    return entry.launch_host or entry.info.host
 
 
 def _death(entry: RankEntry, *, signal_number: int | None = None, host_silent_s: float = 0.0) -> RankDeath:

@@ -15,13 +15,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..shelf import NOTEBOOK, ROOT
+from ..shelf import NANNIES, NOTEBOOK, ROOT
 from .connection import LOCAL_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOCK = "nannies"
 PREFIX = "disttrain-"
 
 
@@ -39,11 +38,18 @@ class HostFolder:
         while True:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # its last nanny has just removed it
-                lock = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                lock = os.open(self._path / NANNIES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_SH)
-                if (self._path / LOCK).exists():
+                if self._is_file(lock):
                     return lock
                 os.close(lock)
+
+    def _is_file(self, lock: int) -> bool:
+        """Whether the file that we hold is still in the folder: another may have been made in its place meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(lock), (self._path / NANNIES).stat())
+        except FileNotFoundError:
+            return False
 
     def forget(self) -> None:
         """Close a fork's copy: the lock is the nanny's."""
@@ -68,7 +74,7 @@ def _sweep(except_for: Path) -> None:
         if folder == except_for:
             continue
         with contextlib.suppress(OSError):  # it is in use, was just removed, or is the notebook's own
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(folder / NANNIES, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,122 @@
+"""What is made of other hosts' answers, with made-up times and answers (``test_host_faults`` has real hosts)."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from jupyter_disttrain.cluster import reach
+from jupyter_disttrain.cluster.arrivals import MISSED_LOOKS, untold_deaths
+from jupyter_disttrain.cluster.moves import Moves
+from jupyter_disttrain.cluster.rank_table import RankEntry
+from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.hosts import parse_hosts
+from jupyter_disttrain.messages import RankDeath
+from jupyter_disttrain.ranks import RankInfo
+
+if TYPE_CHECKING:
+    from jupyter_disttrain.cluster.link import Link
+
+TURN = 0.25
+
+
+class Asked:
+    """In place of the link: the questions, for which nobody waits any more once they are done."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, Future[Any]]] = []
+
+    def request(self, target: str, _msg_type: str, _content: dict[str, Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((target, future))
+        future.add_done_callback(lambda _: self.waiting.remove((target, future)))
+        return future
+
+    def answer(self, probe: str, gone: list[int]) -> None:
+        for target, future in list(self.waiting):
+            if target == probe:
+                future.set_result({"content": {"gone": gone}})
+
+
+def entry(rank: int, launch_host: str, host: str) -> RankEntry:
+    info = RankInfo(
+        rank=rank,
+        world_size=2,
+        local_rank=rank,
+        local_world_size=2,
+        node_rank=0,
+        node_count=1,
+        host=host,
+        pid=10**7 + rank,
+        backend="gloo",
+        device="cpu",
+    )
+    return RankEntry(
+        info=info,
+        engine=f"engine{rank}",
+        nanny=f"nanny{rank}",
+        nanny_pid=2 * 10**7 + rank,
+        probe=f"probe{rank}",
+        launch_host=launch_host,
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(reach, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_questions_to_a_host_that_is_lost_for_good_are_not_kept(clock: list[float]) -> None:
+    link, deaths = Asked(), list[RankDeath]()
+    table = [entry(0, "node1", "node1")]
+    hosts = reach.Reach(deaths.append, lambda _words: None)
+    for _ in range(1000):
+        hosts.turn(cast("Link", link), table)
+        clock[0] += TURN
+    assert hosts.lost_hosts == ["node1"]
+    assert len(link.waiting) <= reach.FORGET_SECONDS / TURN + 2
+
+
+def test_a_nanny_that_is_gone_has_time_for_its_last_words_to_come(clock: list[float]) -> None:
+    link, deaths = Asked(), list[RankDeath]()
+    table = [entry(0, "node1", "node1"), entry(1, "node1", "node1")]
+    hosts = reach.Reach(deaths.append, lambda _words: None)
+    began = clock[0]
+    while not deaths:
+        hosts.turn(cast("Link", link), table)
+        link.answer("probe0", gone=[table[1].nanny_pid])
+        clock[0] += TURN
+    assert [(death.engine, death.signal_number) for death in deaths] == [("engine1", signal.SIGKILL)]
+    assert clock[0] - began >= reach.GONE_SECONDS
+
+
+def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> None:
+    table = [entry(0, "node1", socket.gethostname())]
+    assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")), "--spare HOST has another host"),
+        (ClusterConfig(launcher="slurm"), "ask Slurm for other nodes"),
+    ],
+)
+def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
+    config: ClusterConfig, says: str, clock: list[float]
+) -> None:
+    link, table = Asked(), [entry(0, "node1", "node1")]
+    hosts = reach.Reach(lambda _death: None, lambda _words: None)
+    while not hosts.lost_hosts:
+        hosts.turn(cast("Link", link), table)
+        clock[0] += TURN
+    with pytest.raises(LaunchError, match=rf"node1 is lost; .*%dist_reset -r 0 starts its ranks there, and .*{says}"):
+        Moves(config, hosts).host_for("node1", table)
