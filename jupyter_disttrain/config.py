@@ -127,13 +127,19 @@ class ClusterConfig:
             )
         if self.launcher == "local":
             raise UsageError("the launcher local starts ranks on this machine; for hosts use --launcher mpi, or ssh")
-        if self.spares and self.launcher != "ssh":
-            raise UsageError("nothing can join an MPI job on another host; --spare needs --launcher ssh")
+        self._check_spares()
         there = total_slots(self.hosts)
         if there and self.n not in (None, there):
             raise UsageError(f"the hosts take {there} ranks, and -n asks for {self.n}; leave -n out")
         if self.gpus is not None:
             raise UsageError("-g names GPUs of one machine; on hosts set CUDA_VISIBLE_DEVICES with -x, or leave -g out")
+
+    def _check_spares(self) -> None:
+        if self.spares and self.launcher != "ssh":
+            raise UsageError("nothing can join an MPI job on another host; --spare needs --launcher ssh")
+        both = [host.name for host in self.hosts if host.name in self.spares]
+        if both:
+            raise UsageError(f"{', '.join(both)} can't be a host and a spare; name another after --spare")
 
     def _check_slurm(self) -> None:
         if self.launcher != "slurm":

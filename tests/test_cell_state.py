@@ -98,7 +98,7 @@ def test_ranks_that_fail_alike_are_one_failure_with_the_earliest_first() -> None
     state.apply(replied(1, time_s=3.0, ename="ValueError", evalue="bad", traceback=["other"], line=2))
     first, second = state.distinct_failures()
     assert first.headline == "rank 1 (node1), line 2: ValueError: bad"
-    assert second.headline == "ranks 0,2 (node2, node0), line 3: RuntimeError: peer gone"
+    assert second.headline == "ranks 0,2 (node0, node2), line 3: RuntimeError: peer gone"
 
 
 def test_an_error_is_one_however_deep_each_rank_was_when_it_came() -> None:

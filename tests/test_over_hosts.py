@@ -181,6 +181,7 @@ def test_a_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) ->
         ({"launcher": "ssh"}, "name them, e.g. --hosts"),
         ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
         ({"hosts": "node1:1", "spares": ("node2",)}, "--spare needs --launcher ssh"),
+        ({"hosts": "node1:1", "spares": ("node1",), "launcher": "ssh"}, "node1 can't be a host and a spare"),
         ({"hosts": "node1:2,node2:2", "n": 3}, "the hosts take 4 ranks, and -n asks for 3"),
         ({"hosts": "node1:2", "gpus": (0,)}, "-g names GPUs of one machine"),
         ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),

@@ -340,3 +340,13 @@ def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: Wanted) -> None:
     said = check([fine, late], wanted)
     assert said[0].startswith("clocks differ from this machine's: b by 61 s behind; ")
     assert said[1] == "the hosts have different numbers of GPUs: a 0, b 2"
+
+
+def test_hosts_with_the_same_problem_are_told_once(wanted: Wanted) -> None:
+    said = "ssh: Could not resolve hostname {}: Name or service not known"
+    reports = [HostReport(name=name, failure=said.format(name), exit_code=255) for name in ("node7", "node71")]
+    with pytest.raises(
+        LaunchError, match=r"\n  node7, node71: there is no host of this name .*hostname HOST: Name"
+    ) as caught:
+        check(reports, wanted)
+    assert str(caught.value).count("there is no host") == 1

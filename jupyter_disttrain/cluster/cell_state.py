@@ -149,7 +149,7 @@ def _merge(group: list[CellFailure]) -> CellFailure:
         evalue += f"; rank {group[0].ranks[0]}'s was the first"
     return CellFailure(
         ranks=tuple(sorted(failure.ranks[0] for failure in group)),
-        hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in group)),
+        hosts=tuple(dict.fromkeys(each.hosts[0] for each in sorted(group, key=lambda each: each.ranks))),
         ename=first.ename,
         evalue=evalue,
         traceback=first.traceback,

@@ -203,9 +203,11 @@ class Cells:
                 self._guardian.note(memory.held(self._launch.table, peaks))
             # Before the cells: who waits for one asks then whether the session has settled.
             self._guardian.on_death(entry.info.rank)
-            for run, rank in list(self._cells.values()):
-                if rank == entry.info.rank:
-                    self._put(run, event)
+            runs = [run for run, rank in list(self._cells.values()) if rank == entry.info.rank]
+            for run in runs:
+                self._put(run, event)
+            if not runs and event.record.host_silent_s:
+                self._guardian.note(f"rank {entry.info.rank} was {event.record.cause}")  # what comes next shows it
         entry.pid_gone.set()
 
     def _put(self, run: CellRun, event: Event) -> None:

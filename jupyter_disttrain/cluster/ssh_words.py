@@ -6,6 +6,7 @@ Does not cover: a host that answered (``preflight``).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from .host_report import SILENT
@@ -25,7 +26,7 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
 
     Neither names the host, so that the same of several is told once.
     """
-    said = report.failure
+    said = _without(report.name, report.failure)
     if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
         return (
             f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
@@ -49,6 +50,11 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
         f"{wanted.python} failed over ssh with exit code {report.exit_code}: {_last(said, [])}",
         f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version",
     )
+
+
+def _without(name: str, said: str) -> str:
+    """Return what ssh said with ``HOST`` in place of the host's name."""
+    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", "HOST", said)
 
 
 def _last(said: str, words: Sequence[str]) -> str:

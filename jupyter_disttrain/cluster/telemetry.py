@@ -110,7 +110,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._sample_s = sample_s
         self._ranks: dict[int, RankFigures] = {}
-        self._nodes: dict[str, tuple[NodeVitals, float]] = {}  # with when it came
+        self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with when it came, and from which rank
         self._metrics: MetricsTable | None = None
         self.remarks = Remarks(self)
 
@@ -138,7 +138,7 @@ class Telemetry:
         elif msg_type == NodeVitals.msg_type:
             node = NodeVitals.from_content(json.loads(data))
             with self._lock:
-                self._nodes[node.host] = node, time.monotonic()
+                self._nodes[node.host] = node, time.monotonic(), rank
         elif msg_type == RankVitals.msg_type:
             self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
 
@@ -165,10 +165,11 @@ class Telemetry:
 
     @property
     def nodes(self) -> tuple[NodeVitals, ...]:
-        """The nodes that tell of themselves, in the order in which they first did; not one that fell silent."""
+        """The nodes that tell of themselves, in the order of their ranks; not one that fell silent."""
         since = time.monotonic() - SILENT_SAMPLES * self._sample_s - 1.0
         with self._lock:
-            return tuple(node for node, arrived in self._nodes.values() if arrived > since)
+            nodes = sorted(self._nodes.values(), key=lambda told: told[2])
+        return tuple(node for node, arrived, _ in nodes if arrived > since)
 
     def state(self, rank: int, known: str) -> tuple[str, str]:
         """Return a rank's state: one word of ``STATES``, and what a person reads.

@@ -246,6 +246,6 @@ def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
     future.add_done_callback(lambda _: done.set())
     while not done.wait(0.2):
         if entry.state == "dead":
-            rank = entry.info.rank
-            raise UsageError(f"rank {rank} died meanwhile; what comes next says what became of it, so try again")
+            who = f"rank {entry.info.rank} ({entry.info.host})"
+            raise UsageError(f"{who} died meanwhile; what comes next says what became of it, so try again")
     return future.result()
