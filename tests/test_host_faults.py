@@ -75,3 +75,21 @@ def test_a_firewall_that_closes_some_of_the_controller_s_ports_is_named(breakabl
     with pytest.raises(LaunchError, match=rf"node1 can't reach {breakable.head_address} on ports .*40001 \(control\)"):
         Cluster(launcher="ssh", hosts=parse_hosts("node1:1"), ssh=str(breakable.ssh), controller_ports=(40000, 40007))
     assert not breakable.left_on("node1")
+
+
+def test_a_host_that_is_there_again_takes_its_ranks_back(breakable: Lab) -> None:
+    with Cluster(launcher="ssh", hosts=parse_hosts("node1:1,node2:1"), ssh=str(breakable.ssh)) as cluster:
+        cluster.run("kept = rank")
+        run = cluster.run(LOOP.format(steps=10_000), block=False)
+        breakable.cut("node2")
+        with pytest.raises(RankFailure, match=r"rank 1 \(node2\).*lost with its host"):
+            run.wait()
+        assert any("once it is there again %dist_reset -r 1" in note for note in run.notes)
+        with pytest.raises(LaunchError, match=r"node2: .*nothing was started|nothing was started[^$]*node2"):
+            cluster.reset()  # asks the hosts first
+        assert cluster.run("kept", ranks=0).results == {0: 0}, "what is left is as it was"
+        breakable.heal("node2")
+        cluster.replace([1])
+        assert cluster.run("dist.barrier(); globals().get('kept')").results == {0: 0, 1: None}
+        ours = [each for each in breakable.processes("node2") if "jupyter_disttrain.engine" in " ".join(each.cmdline())]
+        assert len(ours) <= 3, "the rank, its nanny and who waits for them; what was there before the cut has ended"

@@ -106,12 +106,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 
-    def _start(self) -> None:
+    def _start(self, decided: Launch | None = None) -> None:
+        """Start ranks where it is ``decided``, or decide first."""
         started = time.monotonic()
-        self._launch = Launch(self.config, self._on_message, self._on_lost, tell=self._tell)
+        self._launch = decided or self._decide()
         self._launch.start()
         self.start_seconds = time.monotonic() - started
         self._look_after()
+
+    def _decide(self) -> Launch:
+        return Launch(self.config, self._on_message, self._on_lost, tell=self._tell)
 
     def _look_after(self) -> None:
         self._guardian = Guardian(
@@ -304,15 +308,17 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         Raises
         ------
         LaunchError
-            If they can't be started again; the cluster is closed then.
+            If hosts can't be used any more, and all stays as it is; or if ranks can't be started again, and the cluster
+            is closed then.
         """
         self._check_own()
         with self._restarting:
+            decided = self._decide() if self.config.hosts else None
             self._stop_looking()
             self._launch.stop()
             self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
             try:
-                self._start()
+                self._start(decided)
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
                 self._closed = True
                 open_clusters.discard(self)

@@ -43,11 +43,9 @@ class Moves:
         spare = self._moved.get(host) or next((spare for spare in self._config.spares if spare not in used), None)
         if spare is None:
             ranks = format_ranks(entry.info.rank for entry in table if entry.launch_host == host)
-            other = (
-                "%dist_shutdown and %dist_init ask Slurm for other nodes"
-                if self._config.launcher == "slurm"
-                else "a cluster that was started with --spare HOST has another host for them"
-            )
+            other = "no spare is left" if self._config.spares else "a cluster with --spare HOST has one for such ranks"
+            if self._config.launcher == "slurm":
+                other = "%dist_shutdown and %dist_init ask Slurm for other nodes"
             raise LaunchError(
                 f"{host} is lost; once it is there again %dist_reset -r {ranks} starts its ranks there, and {other}"
             )

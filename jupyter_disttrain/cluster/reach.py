@@ -62,12 +62,18 @@ class Reach:
         """The hosts that count as lost."""
         return list(self._buried)
 
-    def forget_lost(self) -> None:
-        """Take no host for lost: one may have been started anew, and then has nothing left that could answer."""
+    def forget_lost(self, link: Link) -> None:
+        """Take no host for lost: one may have been started anew, and then has nothing left that could answer.
+
+        What is left on one that was only cut off, or stopped, is told to end, and hears of it when it is back.
+        """
         with self._lock:
+            nannies = [nanny for of_host in self._buried.values() for nanny in of_host]
             for name in self._buried:
                 self._watch.forget(name)
             self._buried.clear()
+        for nanny in nannies:
+            link.request(nanny, NANNY_REQUEST, {"do": "end"})
 
     def is_lost(self, host: str) -> bool:
         """Whether a host counts as lost."""

@@ -243,7 +243,7 @@ class Launch(Replacement):
 
     def try_lost_hosts(self) -> None:
         """Take no host for lost: a person says that they may be there again."""
-        self._reach.forget_lost()
+        self._reach.forget_lost(self.open_link)
 
     # What goes wrong on the way
 
@@ -293,6 +293,8 @@ class Launch(Replacement):
         assert self._processes is not None
         self._processes.check()
         if time.monotonic() > self._deadline:
+            if self.config.hosts:
+                place(self.config, self.folders, lambda _words: None)  # one that is gone meanwhile is named
             words = said(self._processes.output)
             raise LaunchError(
                 f"{heard} of {self.n} ranks came up within {self.config.start_timeout_s:g} s; "
