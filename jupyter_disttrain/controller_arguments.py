@@ -1,6 +1,6 @@
 """The command that starts a controller.
 
-Covers: its arguments, for ranks of one machine, for ranks on other hosts, for a notebook on another host.
+Covers: its arguments, for ranks of one machine, for ranks on other hosts, for a notebook on another host; its ports.
 Does not cover: the controller itself (``cluster.controller``), looking after its process.
 
 A notebook starts it for its own ranks (``cluster.controller_launcher``), and so does the first process of a job whose
@@ -9,8 +9,14 @@ ranks a notebook joins later (``engine.join``).
 
 from __future__ import annotations
 
+import random
+import socket
 import sys
+from pathlib import Path
 
+LOWEST_PORT = 10_000  # below are those of services
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_EPHEMERAL = (32768, 60999)
 HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a beat
 MISSED_BEATS = 20
 
@@ -58,3 +64,39 @@ def _over_tcp(who: str, listen: str, ports: str) -> list[str]:
         f"--IPController.{who}_ip={listen}",
         f"--IPController.{who}_ports={ports}",
     ]
+
+
+def choose_ports(address: str, count: int) -> list[int]:
+    """Return free ports that the system gives to nobody who asks for any.
+
+    The controller binds them a moment later, while ``mpiexec`` and others start and ask for ports.
+
+    Raises
+    ------
+    OSError
+        If there are too few.
+    """
+    try:
+        first, last = map(int, EPHEMERAL.read_text().split())
+    except OSError:
+        first, last = USUAL_EPHEMERAL
+    candidates = [port for port in range(LOWEST_PORT, 2**16) if not first <= port <= last]
+    chosen = []
+    # Two clusters that start at the same moment would both find the first ones free.
+    for port in random.SystemRandom().sample(candidates, len(candidates)):
+        if is_free(address, port):
+            chosen.append(port)
+        if len(chosen) == count:
+            return chosen
+    raise OSError(f"only {len(chosen)} of {count} ports are free on {address} outside {first} to {last}")
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the controller's sockets do
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True

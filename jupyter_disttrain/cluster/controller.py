@@ -20,6 +20,7 @@ import os
 import resource
 import select
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -152,8 +153,16 @@ def _allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """End once a thread that passes messages on has failed, say because its port is taken."""
+    threading.__excepthook__(failed)
+    sys.stderr.flush()
+    os._exit(os.EX_SOFTWARE)
+
+
 def main() -> None:
     """Run the controller."""
+    threading.excepthook = _end_with_thread
     _allow_connections()
     os.register_at_fork(after_in_child=_die_with_parent)
     DisttrainController.launch_instance()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
-from ipyparallel.util import select_random_ports
 from traitlets import Float, Int, Integer, List, Unicode
 
 from ..config import CONTROLLER_PORTS
-from ..controller_arguments import controller_arguments
+from ..controller_arguments import choose_ports, controller_arguments, is_free
 from ..errors import LaunchError
 from .launchers.local import is_alive
 
@@ -23,23 +21,13 @@ def free_ports(address: str, first: int, last: int) -> list[int]:
     LaunchError
         If they are too few for a controller.
     """
-    free = [port for port in range(first, last + 1) if _is_free(address, port)]
+    free = [port for port in range(first, last + 1) if is_free(address, port)]
     if len(free) < CONTROLLER_PORTS:
         raise LaunchError(
             f"of the ports {first} to {last} only {len(free)} are free on {address}, and the controller needs "
             f"{CONTROLLER_PORTS}; name more with --controller-ports, or shut down who has them: another cluster, maybe"
         )
     return free
-
-
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the controller's sockets do
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True
 
 
 class ControllerProcess(LocalControllerLauncher):
@@ -54,12 +42,12 @@ class ControllerProcess(LocalControllerLauncher):
 
     def find_args(self) -> list[Any]:
         """Return the command."""
-        ports = ",".join(map(str, self.ports or select_random_ports(CONTROLLER_PORTS))) if self.listen else ""
+        ports = (self.ports or choose_ports(self.listen, CONTROLLER_PORTS)) if self.listen else []
         return list(
             controller_arguments(
                 sockets=self.sockets,
                 listen=self.listen,
-                engine_ports=ports,
+                engine_ports=",".join(map(str, ports)),
                 owner_pid=self.owner_pid,
                 idle_timeout=self.idle_timeout_s,
                 remove_dirs=self.remove_dirs,

@@ -109,8 +109,12 @@ class Processes:
         """Return what launchers want to know of other hosts, for which the environment is written into a file."""
         if not places:
             return {}
-        environment = forwarded(os.environ, self._config.forward) | self._environment | changed
-        file = self._folders.environment_file.with_suffix(".local.json" if changed else ".json")
+        file = self._folders.environment_file
+        if changed:  # what comes later has what came first, also from a notebook that has joined since
+            environment = json.loads(file.read_text()) | changed
+            file = file.with_suffix(".local.json")
+        else:
+            environment = forwarded(os.environ, self._config.forward) | self._environment
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump(environment, opened)
         options: dict[str, Any] = {"environment_file": str(file)}

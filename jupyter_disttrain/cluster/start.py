@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
@@ -207,8 +208,15 @@ class Launch(Replacement):
         """Wait for every rank and every nanny to say hello; return who is which rank."""
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
         hosts = [host.name for host in self.placement.hosts]
-        decided = decide(hellos, self._backend(hellos), len(self.gpus), hosts)
+        placed = [self._placed(hello) for hello in hellos]
+        decided = decide(placed, self._backend(hellos), len(self.gpus), hosts)
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
+
+    def _placed(self, hello: RankHello) -> RankHello:
+        """Add the host that mpiexec was told for this rank: two hosts may have one name of their own."""
+        if hello.launch_host or hello.launch_rank is None:
+            return hello
+        return replace(hello, launch_host=self.placement.host_of(hello.launch_rank))
 
     def _backend(self, hellos: list[RankHello]) -> str:
         if self.config.backend != "auto":

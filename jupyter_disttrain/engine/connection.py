@@ -92,13 +92,24 @@ class Connection:
 
         ``is_silent``: it was reached over a network, and is no longer.
         """
-        if not once_reached or not self.file.exists():
-            return self.file.exists()
+        has_file = self._has_file()
+        if not once_reached or not has_file:
+            return has_file
         if self.over_network:
             return not is_silent or self._takes_connections()
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
             return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+    def _has_file(self) -> bool:
+        """Whether the file is there, or can't be looked for: a shared file system may be out of order for a while."""
+        try:
+            self.file.stat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _takes_connections(self) -> bool:
         """Whether its host does not refuse us; one that does not answer may be cut off for a while."""

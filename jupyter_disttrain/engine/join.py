@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..controller_arguments import controller_arguments
+from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
 from ..framework_variables import WITHOUT_GPUS
 from ..job_file import JobFile, package_version, read_own
@@ -170,7 +170,7 @@ def _check_free(path: Path) -> None:
 def _start_controller(
     address: str, profile: Path, cluster_id: str, folders: list[Path], file: Path
 ) -> subprocess.Popen[bytes]:
-    ports = _free_ports(address, 2 * PORTS)
+    ports = choose_ports(address, 2 * PORTS)
     command = controller_arguments(
         sockets=str(_local(cluster_id) / "s"),
         listen=address,
@@ -221,15 +221,6 @@ def _listens(file: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_ports(address: str, count: int) -> list[int]:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket(family)) for _ in range(count)]
-        for sock in socks:
-            sock.bind((address, 0))
-        return [int(sock.getsockname()[1]) for sock in socks]
 
 
 # The others
