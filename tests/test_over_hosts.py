@@ -125,7 +125,7 @@ def test_only_the_network_of_the_hosts_is_listened_to(hosted: Cluster, lab: Lab)
     assert len(at_head) == 6  # registration, mux, control, iopub, two for hearts
     assert {each.address for each in at_head} == {lab.head_address}
     for host in ("node1", "node2"):
-        ranks = [each for each in lab.listening(host) if "sshd" not in each.program]
+        ranks = [each for each in lab.listening(host) if each.program not in ("sshd", "slurmd")]
         everywhere = {each.program for each in ranks if each.address not in (lab.address(host), "127.0.0.1")}
         # Open MPI listens on all interfaces: its daemon, which lets in only who has the job's key, and its ranks,
         # where a filter drops what does not come from the hosts' network.

@@ -140,7 +140,7 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
         "denied: ssh was denied without a password",
         f"{lab.address('node3')}: it is the host that node3 is too; name each host once",
     ):
-        assert f"\n  {expected}" in said
+        assert f"\n  {expected}" in said, said
 
 
 def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: Wanted, tmp_path: Path) -> None:

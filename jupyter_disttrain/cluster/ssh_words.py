@@ -26,17 +26,18 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
 
     Neither names the host, so that the same of several is told once.
     """
-    said = _without(report.name, report.failure)
+    heard, said = report.failure, _without(report.name, report.failure)
     if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
         return (
             f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
             "install the same environment at that path, or put it into a folder that all hosts share",
         )
     for words, problem, remedy in _KNOWN:
-        if report.exit_code in (OF_SSH, None) and any(word in said for word in words):
-            return f"{problem} ({_last(said, words)})", remedy.format(ssh=" ".join(ssh), python=wanted.python)
-    if "this is Python" in said:
-        version = _last(said, ["this is Python"]).removeprefix("this is ")
+        if report.exit_code in (OF_SSH, None) and any(word in heard for word in words):
+            told = _without(report.name, _last(heard, words))
+            return f"{problem} ({told})", remedy.format(ssh=" ".join(ssh), python=wanted.python)
+    if "this is Python" in heard:
+        version = _last(heard, ["this is Python"]).removeprefix("this is ")
         return (
             f"{wanted.python} is {version} there, here it is {wanted.python_version}",
             "install the same environment on all hosts",
