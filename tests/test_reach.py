@@ -106,7 +106,7 @@ def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")), "--spare HOST has another host"),
+        (ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")), "--spare HOST has one for such ranks"),
         (ClusterConfig(launcher="slurm"), "ask Slurm for other nodes"),
     ],
 )
