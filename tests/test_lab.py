@@ -32,7 +32,7 @@ def ssh(lab: Lab, host: str, script: str) -> str:
 
 def reaches(lab: Lab, host: str, port: int = SSH_PORT) -> bool:
     try:
-        socket.create_connection((lab.address(host), port), timeout=0.5).close()
+        socket.create_connection((lab.address(host), port), timeout=3).close()
     except TimeoutError:  # and nobody has refused it
         return False
     return True
@@ -84,7 +84,7 @@ def test_a_closed_port_drops_what_comes_and_a_full_disk_takes_nothing(breakable:
     with socket.create_server((breakable.head_address, 0)) as server:
         port = server.getsockname()[1]
         to_head = f"exec 3<>/dev/tcp/{breakable.head_address}/{port}"
-        knock = f"timeout 0.5 bash -c '{to_head}'; echo $?"
+        knock = f"timeout 5 bash -c '{to_head}'; echo $?"
         assert breakable.run(first, knock).strip() == "0"
         breakable.firewall("head", port)
         breakable.firewall(first, f"{SSH_PORT}-{SSH_PORT + 5}")
