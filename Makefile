@@ -43,9 +43,10 @@ bench: .venv/.installed-bench ## measure against the peers; print the table that
 faults: .venv/.installed-bench ## break sessions at random and count how they come back
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
 
-hosts: .venv/.installed-bench ## measure ranks over hosts: start, lost hosts, what listens; takes root
+hosts: .venv/.installed-bench ## measure ranks over hosts: start, lost hosts, what listens, staging; takes root
 	scripts/lab.sh
 	python -m benchmarks.hosts --write $(ARGS)
+	python -m benchmarks.stage --write
 
 telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
 	python -m benchmarks.telemetry --write $(ARGS)

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.lab import Lab
+
 from . import environment, processes
 from .arms import Ours
 from .outputs import check_lines
@@ -42,7 +44,7 @@ LIMIT_S = 300.0
 WARM_UP = 5
 SPACE_MB = 6000.0  # that must stay free on the machine
 RANK_MB = 30.0  # PSS of a rank and its nanny, a little more than measured
-PIDS = "import json; print(json.dumps([[e.info.pid, e.nanny_pid] for e in cluster.table]))"
+PIDS = "import json; print(json.dumps([[e.info.host, e.info.pid, e.nanny_pid] for e in cluster.table]))"
 LOGGED = """
 from pathlib import Path
 print(sum(Path(path).read_bytes().count(b" line ") for path in Path(cluster.log_folder).glob("rank*.log")))
@@ -61,6 +63,17 @@ class Many(Ours):
         return [f"%dist_init {count}--backend none --start-timeout {LIMIT_S:g} {self.options}"]
 
 
+def _pids_here(lab: Lab) -> dict[tuple[str, int], int]:
+    """Return the pids of this machine by a host of the lab and the pid there."""
+    pids = {}
+    for host in lab.hosts:
+        for process in lab.processes(host):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            there = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]
+            pids[host, int(there)] = process.pid
+    return pids
+
+
 @dataclass(slots=True)
 class Groups:
     """The processes of one session by what they are."""
@@ -68,9 +81,10 @@ class Groups:
     members: dict[str, list[psutil.Process]]
 
     @classmethod
-    def find(cls, session: Session) -> Groups:
-        pairs = json.loads(session.local(PIDS).text)
-        ranks, nannies = ({pair[at] for pair in pairs} for at in (0, 1))
+    def find(cls, session: Session, lab: Lab | None) -> Groups:
+        told = json.loads(session.local(PIDS).text)
+        pids = _pids_here(lab) if lab else {}
+        ranks, nannies = ({pids.get((host, pair[at]), pair[at]) for host, *pair in told} for at in (0, 1))
         members: dict[str, list[psutil.Process]] = {name: [] for name in ROLES}
         for process in {*processes.with_token(session.kernel.token), *map(psutil.Process, ranks | nannies)}:
             if process.pid in ranks:
@@ -137,7 +151,7 @@ def floor(ranks: int, times: int) -> list[float]:
     return [float(word) for word in said.stdout.split()]
 
 
-def measure(ranks: int, options: str, times: int, idle_s: float) -> Point:
+def measure(ranks: int, lab: Lab | None, times: int, idle_s: float) -> Point:
     """Start so many ranks and measure everything.
 
     Raises
@@ -149,12 +163,12 @@ def measure(ranks: int, options: str, times: int, idle_s: float) -> Point:
     if free_mb < ranks * RANK_MB + SPACE_MB:
         raise RuntimeError(f"{ranks} ranks take {ranks * RANK_MB:.0f} MB, and {free_mb:.0f} MB are free")
     point = Point(ranks, floor_s=floor(ranks, times))
-    arm = Many(name="jupyter_disttrain", limit_s=LIMIT_S, options=options)
+    arm = Many(name="jupyter_disttrain", limit_s=LIMIT_S, options=_options(lab, ranks))
     with Session(arm, ranks, {"OMP_NUM_THREADS": "1"}, torch=False) as session:
         point.start_s = session.start_s
         assert session.before is not None
         point.before_mb = session.before.pss_mb
-        groups = Groups.find(session)
+        groups = Groups.find(session, lab)
         _cells(session, groups, point, times)
         _lines(session, point, times)
         point.status_s = [session.local("%dist_status --text").seconds for _ in range(3)]
@@ -258,10 +272,9 @@ def table(points: list[Point]) -> str:
     return "\n".join([*lines, *(["", *problems] if problems else [])])
 
 
-def _with_lab(stack: ExitStack, ranks: int) -> str:
-    from tests.lab.lab import Lab  # noqa: PLC0415  (it takes root)
-
-    lab = stack.enter_context(Lab(2))
+def _options(lab: Lab | None, ranks: int) -> str:
+    if lab is None:
+        return "--launcher local"
     return f"--launcher ssh --ssh {lab.ssh} --hosts {','.join(f'{host}:{ranks // 2}' for host in lab.hosts)}"
 
 
@@ -277,8 +290,8 @@ def main() -> int:
     facts, points = environment.facts(), []
     for ranks in arguments.ranks:
         with ExitStack() as stack:
-            options = _with_lab(stack, ranks) if arguments.lab else "--launcher local"
-            points.append(measure(ranks, options, times, idle_s))
+            lab = stack.enter_context(Lab(2)) if arguments.lab else None  # it takes root
+            points.append(measure(ranks, lab, times, idle_s))
         print(table(points[-1:]), flush=True)
     where = "two hosts of the lab, launcher ssh, CurveZMQ" if arguments.lab else "this machine, launcher local"
     head = ["# What many ranks cost", "", *(f"- {fact}" for fact in [*facts, f"ranks without torch on {where}"]), ""]

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from .errors import UsageError
-from .hosts import HostSlots, total_slots
+from .hosts import HostSlots, split_command, total_slots
+from .ranks import counted
 from .slurm_options import SlurmOptions
 
 LAUNCHERS = ("mpi", "local", "ssh", "slurm")
@@ -127,10 +128,23 @@ class ClusterConfig:
             )
         if self.launcher == "local":
             raise UsageError("the launcher local starts ranks on this machine; for hosts use --launcher mpi, or ssh")
+        ipv6 = [host.name for host in self.hosts if ":" in host.name]
+        if ipv6 and self.launcher == "mpi":
+            raise UsageError(
+                f"Open MPI takes no IPv6 address for a host's name, as {ipv6[0]} is; give the host a name in "
+                "~/.ssh/config, or start without MPI: --launcher ssh"
+            )
         self._check_spares()
+        spaced = [word for word in split_command(self.ssh) if not word or any(map(str.isspace, word))]
+        if spaced and self.launcher == "mpi":  # which splits what it is given at spaces, and knows no quotes
+            raise UsageError(
+                f"mpiexec can't hand {spaced[0]!r} of --ssh on, because of its spaces; write it into ~/.ssh/config, or "
+                "start without MPI: --launcher ssh"
+            )
         there = total_slots(self.hosts)
         if there and self.n not in (None, there):
-            raise UsageError(f"the hosts take {there} ranks, and -n asks for {self.n}; leave -n out")
+            takes = "the host takes" if len(self.hosts) == 1 else "the hosts take"
+            raise UsageError(f"{takes} {counted(there, 'rank')}, and -n asks for {self.n}; leave -n out")
         if self.gpus is not None:
             raise UsageError("-g names GPUs of one machine; on hosts set CUDA_VISIBLE_DEVICES with -x, or leave -g out")
 
@@ -139,7 +153,7 @@ class ClusterConfig:
             raise UsageError("nothing can join an MPI job on another host; --spare needs --launcher ssh")
         both = [host.name for host in self.hosts if host.name in self.spares]
         if both:
-            raise UsageError(f"{', '.join(both)} can't be a host and a spare; name another after --spare")
+            raise UsageError(f"{', '.join(both)} can't be host and spare at once; name others after --spare")
 
     def _check_slurm(self) -> None:
         if self.launcher != "slurm":
@@ -157,7 +171,9 @@ class ClusterConfig:
         wanted = sum(count for _, count in self.tf_roles)
         if self.tf_roles and self.n not in (None, wanted):
             said = ",".join(f"{role}={count}" for role, count in self.tf_roles)
-            raise UsageError(f"--tf-config {said} is for {wanted} ranks, not {self.n}; leave -n out, or change one")
+            raise UsageError(
+                f"--tf-config {said} is for {counted(wanted, 'rank')}, not {self.n}; leave -n out, or change one"
+            )
 
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if self.backend in ("gloo", "none"):

@@ -61,7 +61,7 @@ def controller_arguments(
 def _over_tcp(who: str, listen: str, ports: str) -> list[str]:
     return [
         f"--IPController.{who}_transport=tcp",
-        f"--IPController.{who}_ip={listen}",
+        f"--IPController.{who}_ip={f'[{listen}]' if ':' in listen else listen}",
         f"--IPController.{who}_ports={ports}",
     ]
 

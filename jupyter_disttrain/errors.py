@@ -35,6 +35,14 @@ class LaunchError(DisttrainError, RuntimeError):
     """The ranks could not be started."""
 
 
+class IrreplaceableError(LaunchError):
+    """A rank that died can't have a new process, however often that is tried; the message says what helps."""
+
+
+class HostLostError(IrreplaceableError):
+    """A rank has no host any more on which it could be started anew."""
+
+
 class StartInterruptedError(DisttrainError, KeyboardInterrupt):
     """The start of a cluster was interrupted."""
 
@@ -114,7 +122,7 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
                 lines.append(f"{BOLD_RED}RankDied{RESET}: {failure.evalue}; the other ranks keep their variables")
             elif not failure.traceback:
                 lines.append(f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}")
-            lines += (f"rank {rank}: {BOLD_RED}{failure.ename}{RESET}: {text}" for rank, text in failure.variants)
+            lines += _variants(failure)
         return [*lines, *self._render_waited(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
 
     def _render_waited(self) -> list[str]:
@@ -130,6 +138,16 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
             f"and {'was' if len(ranks) == 1 else 'were'} released"
             for line, ranks in by_line.items()
         ]
+
+
+def _variants(failure: CellFailure) -> list[str]:
+    """Return a line for each other message, with the ranks that have it."""
+    from .ranks import label_ranks  # noqa: PLC0415  (ranks imports this)
+
+    ranks: dict[str, list[int]] = {}
+    for rank, text in failure.variants:
+        ranks.setdefault(text, []).append(rank)
+    return [f"{label_ranks(those)}: {BOLD_RED}{failure.ename}{RESET}: {text}" for text, those in ranks.items()]
 
 
 class GivenUpError(DisttrainError, KeyboardInterrupt):

@@ -1,6 +1,6 @@
 """The hosts that ranks run on, as people name them.
 
-Covers: ``"node1:4,node2:4"``, hostfiles, the number of hosts and of ranks on each.
+Covers: ``"node1:4,node2:4"``, hostfiles, the number of hosts and of ranks on each, the ssh that reaches them.
 Does not cover: whether they can be used (``cluster.preflight``).
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .ranks import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +26,7 @@ _USER = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 _NAME = re.compile(r"^[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?$")
 _BRACKETS = re.compile(r"^(?P<user>[^@\[\]]*@)?\[(?P<address>[^\[\]]+)\](?::(?P<slots>.*))?$")
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
+_MAY_BE_IPV6 = re.compile(r"^[0-9A-Fa-f:.%]+$")
 _HOW = "write e.g. node1:4,node2:4, and an IPv6 address in brackets: [fd00::1]:4"
 
 
@@ -111,13 +114,32 @@ def take_hosts(
     """
     if node_count is not None and not 1 <= node_count <= len(hosts):
         named = ", ".join(host.name for host in hosts)
-        raise UsageError(f"{node_count} nodes were asked for, and {len(hosts)} hosts are named ({named}); change one")
+        there = "1 host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
+        asked = f"{counted(node_count, 'node')} {'was' if node_count == 1 else 'were'}"
+        raise UsageError(f"{asked} asked for, and {there} named ({named}); change one")
     if process_count_per_node is not None and not 1 <= process_count_per_node <= MOST_SLOTS:
         raise UsageError(f"a node takes 1 to {MOST_SLOTS} ranks, not {process_count_per_node}")
     taken = tuple(hosts[:node_count])
     if process_count_per_node is None:
         return taken
     return tuple(replace(host, slots=process_count_per_node) for host in taken)
+
+
+def split_command(text: str) -> list[str]:
+    """Return the words of an ssh command as a person gives it, with its options.
+
+    Raises
+    ------
+    UsageError
+        If a quote does not end, or there is no word.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"cannot read --ssh {text!r}: {error}") from error
+    if not words:
+        raise UsageError("--ssh names no command; leave it out, or write e.g. --ssh 'ssh -p 2222'")
+    return words
 
 
 def is_local(name: str) -> bool:
@@ -165,17 +187,25 @@ def _one(text: str, where: str) -> HostSlots:
 
 def _split(text: str, where: str) -> tuple[str, str, str | None]:
     user, at, rest = text.rpartition("@")
-    if rest.count(":") > 1:
+    if rest.count(":") > 1 and _MAY_BE_IPV6.match(rest):
         raise UsageError(f"in {text!r} {where} the number of ranks can't be told from the address; {_HOW}")
     name, colon, slots = rest.partition(":")
-    if not _NAME.match(name):
-        raise UsageError(f"cannot read {text!r} {where}; {_HOW}")
+    if not _NAME.match(name) or ":" in slots:
+        raise UsageError(f"cannot read {text!r} {where}; {_how(where)}")
     return user + at, name, slots if colon else None
+
+
+def _how(where: str) -> str:
+    """Return how hosts are written there: in an option, or in a file."""
+    return _HOW if "--hosts" in where else "write a host on each line, e.g. node1 slots=4"
 
 
 def _number(text: str, whole: str, where: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
-        raise UsageError(f"cannot read the number of ranks in {whole!r} {where}; it is 1 to {MOST_SLOTS}")
+        raise UsageError(
+            f"cannot read the number of ranks in {whole!r} {where}; it is 1 to {MOST_SLOTS}, and a host that is to "
+            "have none is left out"
+        )
     return int(text)
 
 

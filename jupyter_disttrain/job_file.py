@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CONNECT_SECONDS = 3.0
+FIRST_THAT_ENDS = 5  # version of Open MPI, whose calls can be ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class JobFile:
     network: str  # around that address, as in "10.1.0.0/16"
     world_size: int
     backend: str  # see ``config``
+    frees_mpi: bool  # MPI is started so that a call of it can be ended from outside, if its version can do that
     profile: str  # the folder beside it that holds what the cluster needs
     run: str  # the folder of the ranks' logs
     started_s: float  # seconds since the epoch
@@ -90,6 +93,12 @@ class JobFile:
     def is_refused(self) -> bool:
         """Whether the job has ended; one whose host says nothing may be cut off."""
         return self.answer() == "refused"
+
+
+def can_end_calls(mpi: str) -> bool:
+    """Whether calls of this MPI can be ended from outside: of Open MPI from 5 on; ``mpi`` is what it says of itself."""
+    found = re.search(r"Open MPI v(\d+)", mpi)
+    return found is not None and int(found[1]) >= FIRST_THAT_ENDS
 
 
 def read_own(path: Path) -> str:

@@ -22,6 +22,18 @@ def channel_url(info: dict[str, Any], channel: str) -> str:
     return f"{info['interface']}{separator}{info[channel]}"
 
 
+def is_ipv6(info: dict[str, Any]) -> bool:
+    """Whether the controller is reached at an IPv6 address, which stands in brackets."""
+    return "[" in info["interface"]
+
+
+def prepare(sock: Any, info: dict[str, Any]) -> None:
+    """Have a ZeroMQ socket speak IPv6 and CurveZMQ, if the controller does."""
+    if is_ipv6(info):
+        sock.ipv6 = True
+    encrypt(sock, info)
+
+
 def encrypt(sock: Any, info: dict[str, Any]) -> None:
     """Have a ZeroMQ socket speak CurveZMQ, if the controller does.
 
@@ -94,6 +106,20 @@ class NannyHello(Record):
     probe: str = ""  # of the socket that tells whether its host can be reached; empty on the notebook's own
 
 
+SOME_KILLER = ": kill -9, or the kernel's out-of-memory killer"
+
+
+def signal_words(number: int, killer: str = SOME_KILLER) -> str:
+    """Return the name of the signal that ended a process, and what that means where the name alone does not say it."""
+    import signal  # noqa: PLC0415
+
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return name + {"SIGKILL": killer, "SIGSEGV": ": a segmentation fault", "SIGBUS": ": a bus error"}.get(name, "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath(Record):
     """A rank's process ended."""
@@ -116,8 +142,6 @@ class RankDeath(Record):
     @property
     def cause(self) -> str:
         """How it ended, as a person says it."""
-        import signal  # noqa: PLC0415
-
         if self.host_silent_s:
             return (
                 f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
@@ -125,18 +149,13 @@ class RankDeath(Record):
             )
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
-        try:
-            name = signal.Signals(self.signal_number).name
-        except ValueError:
-            name = f"signal {self.signal_number}"
-        hints = {"SIGKILL": self._killer, "SIGSEGV": ": a segmentation fault", "SIGBUS": ": a bus error"}
-        return f"was killed by {name}{hints.get(name, '')}"
+        return f"was killed by {signal_words(self.signal_number, self._killer)}"
 
     @property
     def _killer(self) -> str:
         count = self.out_of_memory_kills
         if not count:
-            return ": kill -9, or the kernel's out-of-memory killer"
+            return SOME_KILLER
         those = "a process" if count == 1 else f"{count} processes"
         return f", most likely for want of memory: the kernel ended {those} of {self.host} for that meanwhile"
 

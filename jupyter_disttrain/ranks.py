@@ -41,6 +41,11 @@ class RankInfo:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def counted(count: int, noun: str) -> str:
+    """Return ``"1 rank"`` or ``"2 ranks"``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def parse_ranks(spec: str | int | Iterable[int], world_size: int) -> tuple[int, ...]:
     """Expand a rank selection such as ``"0,2-3"``.
 

@@ -1,6 +1,7 @@
 """Hand large memory from one process of a host to another.
 
-Covers: a file in shared memory that holds the buffers of one message, mapping it without a copy, removing it.
+Covers: a file in shared memory that holds the buffers of one message, mapping it without a copy, removing it; removing
+the folders of processes that were killed.
 Does not cover: what the buffers mean (``values``), hosts that don't share memory: there the buffers travel as frames.
 
 The receiver maps the file privately: what it writes stays its own, so several ranks can take the same file.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path("/dev/shm")  # noqa: S108  (the folder below it is the user's alone)
+PREFIX = "disttrain-"  # of the folders
 NOTEBOOK = "notebook"  # the file that tells the folder on the notebook's host from its namesakes on others
 NANNIES = "nannies"  # the file in those namesakes; each nanny there holds a shared lock on it
 THRESHOLD = 1 << 20  # bytes; smaller messages are not worth a file

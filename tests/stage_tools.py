@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_disttrain.engine.stage_chain import Neighbours, Place
 from jupyter_disttrain.engine.stage_relay import Relay
+from jupyter_disttrain.engine.stage_sender import Nowhere
 from jupyter_disttrain.engine.stage_store import Store
 
 if TYPE_CHECKING:
@@ -101,13 +102,17 @@ class FileServer:
 
 
 class Chain:
-    """Nodes that copy to folders of this machine, each in a thread."""
+    """Nodes that copy to folders of this machine, each in a thread; the first may only read, and has no folder."""
 
-    def __init__(self, source: Path | str, folders: Sequence[Path], *, verify: bool = False) -> None:
-        self.neighbours = [Neighbours("127.0.0.1") for _ in folders]
-        self.stores = [Store(str(source), str(folder), f"node{at}") for at, folder in enumerate(folders)]
+    def __init__(self, source: Path | str, folders: Sequence[Path | None], *, verify: bool = False) -> None:
+        self.neighbours = [Neighbours(None if folder is None else "127.0.0.1") for folder in folders]
+        self.stores = [
+            Nowhere(str(source)) if folder is None else Store(str(source), str(folder), f"node{at}")
+            for at, folder in enumerate(folders)
+        ]
         for at, store in enumerate(self.stores):
-            store.leave_mark(f"mark-{at}")
+            if isinstance(store, Store):
+                store.leave_mark(f"mark-{at}")
         self.places = [
             Place(rank=at, host=f"node{at}", url=each.url, key=each.key, mark=f"mark-{at}")
             for at, each in enumerate(self.neighbours)

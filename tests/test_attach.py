@@ -30,7 +30,7 @@ CONTROLLER = "jupyter_disttrain.cluster.controller"
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 COUNT = """
 import pathlib, time
-for number in range(1000):
+for number in range(10_000):
     print("line", number, flush=True)
     time.sleep(0.01)
     if pathlib.Path({path!r}).exists():
@@ -211,10 +211,11 @@ def test_what_is_sent_while_the_link_is_busy_and_then_closed_arrives(tmp_path: P
     context.destroy(linger=0)
 
 
-def test_a_cell_that_never_came_is_told_so(light: Cluster) -> None:
-    ledger = light._launch.folders.ledger
-    run = light.run("import time; time.sleep(0.2)", 0, block=False)
+def test_a_cell_that_never_came_is_told_so(light: Cluster, tmp_path: Path) -> None:
+    ledger, stop = light._launch.folders.ledger, tmp_path / "stop"
+    run = light.run(COUNT.format(path=str(stop)), 0, block=False)
     as_if_nobody_had_heard = ledger.read_text()
+    stop.touch()
     run.wait()
     light.detach()
     ledger.write_text(as_if_nobody_had_heard.replace(light.table[0].request, "of-a-cell-that-was-lost"))

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.guardian import LONG_SECONDS
+from jupyter_disttrain.cluster.looking import LONG_SECONDS
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
 from .recovery_tools import is_whole, waits

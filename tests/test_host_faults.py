@@ -7,14 +7,19 @@ Does not cover: what is told before the start (``test_preflight``), the state ma
 
 from __future__ import annotations
 
+import re
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.errors import LaunchError, RankFailure
+from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 from jupyter_disttrain.hosts import parse_hosts
+
+from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from .lab import Lab
@@ -59,14 +64,23 @@ def test_a_lost_host_s_ranks_start_again_on_a_spare_and_the_others_keep_all(brea
         assert not breakable.left_on("node1"), "what it still had of the cluster is ended when it is there again"
 
 
-def test_a_host_that_dies_under_mpi_is_named_with_what_to_do(breakable: Lab) -> None:
-    with Cluster(launcher="mpi", hosts=parse_hosts("node1:1,node2:1"), ssh=str(breakable.ssh)) as cluster:
+def test_hosts_that_die_under_mpi_are_named_with_what_to_do(breakable: Lab) -> None:
+    with Cluster(launcher="mpi", hosts=parse_hosts("node1:1,node2:1,node3:2"), ssh=str(breakable.ssh)) as cluster:
         run = cluster.run(LOOP.format(steps=10_000), block=False)
         breakable.kill("node2")
+        breakable.kill("node3")
         with pytest.raises(RankFailure, match=r"node2") as caught:
             run.wait()
-    said = "\n".join(caught.value._render_traceback_())
-    assert "--launcher ssh" in said
+        helps = (
+            "one MPI job over hosts does not outlive the loss of node2, node3; %dist_shutdown, then %dist_init "
+            "--hosts node1:1, or with --launcher ssh"
+        )
+        assert [note for note in caught.value.notes if re.match(f"ranks 1-3 can't be replaced: {helps}", note)]
+        said = "\n".join(caught.value._render_traceback_())
+        assert said.count("--launcher ssh") == 1
+        assert said.count("node3 has not answered for") == 1, "for both of its ranks"
+        with pytest.raises(UsageError, match=rf"ranks 1-3 died; {helps}"):
+            cluster.run("1")
     assert not breakable.left_on("node1")
 
 
@@ -91,5 +105,15 @@ def test_a_host_that_is_there_again_takes_its_ranks_back(breakable: Lab) -> None
         breakable.heal("node2")
         cluster.replace([1])
         assert cluster.run("dist.barrier(); globals().get('kept')").results == {0: 0, 1: None}
-        ours = [each for each in breakable.processes("node2") if "jupyter_disttrain.engine" in " ".join(each.cmdline())]
-        assert len(ours) <= 3, "the rank, its nanny and who waits for them; what was there before the cut has ended"
+
+        def ours() -> list[psutil.Process]:
+            return [each for each in breakable.processes("node2") if "jupyter_disttrain.engine" in _words(each)]
+
+        # The rank, its nanny, and who waits for the end of all nannies; those of before the cut have seconds to end.
+        assert wait_until(lambda: len(ours()) <= 3), ours()
+
+
+def _words(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.hosts import HostSlots, is_local, parse_hostfile, parse_hosts, take_hosts
+from jupyter_disttrain.hosts import HostSlots, is_local, parse_hostfile, parse_hosts, split_command, take_hosts
 
 
 def pairs(hosts: tuple[HostSlots, ...]) -> list[tuple[str, int | None]]:
@@ -41,7 +42,8 @@ def test_hosts_are_read_in_their_order(text: str, expected: list[tuple[str, int 
         ("", "no host"),
         (",", "no host"),
         ("node1:", "'node1:'"),
-        ("node1:0", "1 to 4096"),
+        ("node1:0", "1 to 4096, and a host that is to have none is left out"),
+        ("node1:4:2", "cannot read 'node1:4:2'"),
         ("node1:-1", "1 to 4096"),
         ("node1:4096,node1", "4097"),
         ("node1:four", "'node1:four'"),
@@ -105,7 +107,8 @@ def test_hostfiles_of_several_kinds_are_read(tmp_path: Path, text: str, expected
         ("node1 slts=4\n", "'slts=4'"),
         ("node1:4 slots=4\n", "'slots=4'"),
         ("^node1\n", "'^node1'"),
-        ("node1,node2\n", "'node1,node2'"),
+        ("node1,node2\n", "'node1,node2' in line 1"),
+        ("node1;node2\n", "write a host on each line, e.g. node1 slots=4"),
         ("node1\nlocalhost\n", "beside other hosts"),
     ],
 )
@@ -130,8 +133,22 @@ def test_the_first_hosts_are_taken_with_as_many_ranks_each() -> None:
     assert take_hosts(hosts) == hosts
     with pytest.raises(UsageError, match="4 nodes were asked for, and 3 hosts are named"):
         take_hosts(hosts, 4)
+    with pytest.raises(UsageError, match="2 nodes were asked for, and 1 host is named"):
+        take_hosts(hosts[:1], 2)
     with pytest.raises(UsageError, match="not 0"):
         take_hosts(hosts, 2, 0)
+
+
+def test_an_ssh_command_is_read_as_a_shell_would_and_refused_where_it_can_t_be_handed_on() -> None:
+    assert split_command("ssh -o 'ProxyCommand=nc %h 22'") == ["ssh", "-o", "ProxyCommand=nc %h 22"]
+    with pytest.raises(UsageError, match=r"cannot read --ssh .*No closing quotation"):
+        split_command("ssh -o 'ProxyCommand=nc")
+    with pytest.raises(UsageError, match="--ssh names no command"):
+        split_command(" ")
+    hosts = parse_hosts("node1:1")
+    with pytest.raises(UsageError, match="mpiexec can't hand 'ProxyCommand=nc %h 22' of --ssh on"):
+        ClusterConfig(hosts=hosts, ssh="ssh -o 'ProxyCommand=nc %h 22'")
+    ClusterConfig(hosts=hosts, launcher="ssh", ssh="ssh -o 'ProxyCommand=nc %h 22'")
 
 
 def test_names_that_mean_the_machine_itself() -> None:

@@ -16,7 +16,7 @@ from jupyter_disttrain.errors import RankFailure
 from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from jupyter_disttrain.cluster.cell_run import CellRun
@@ -166,3 +166,30 @@ def test_an_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
             ranks.run("import time\nwhile True: time.sleep(0.01)")
     assert set(caught.value.by_rank) == {0, 1}
     assert ranks.run("rank").results == {0: 0, 1: 1}
+
+
+def test_an_interrupt_right_before_a_build_leaves_no_file_that_others_wait_for(
+    started: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    ranks = started("local")  # with torch, whose builds they are
+    ranks.run("""
+import functools, os, psutil, signal
+from torch.utils.file_baton import FileBaton
+create_time = psutil.Process.create_time  # asked for while the file is made
+press = functools.partial(signal.raise_signal, signal.SIGINT)
+def build(folder):
+    baton = FileBaton(f"{folder}/lock")
+    if baton.try_acquire():
+        try:
+            raise RuntimeError("nobody was interrupted")
+        finally:
+            baton.release()
+""")
+    for way in ("press", "lambda process: press()"):  # in this package's code, where it is put off, and in the cell's
+        ranks.run(f"psutil.Process.create_time = {way}")
+        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+            ranks.run(f"build({str(tmp_path)!r})", ranks=0)
+        ranks.run("psutil.Process.create_time = create_time")
+        assert not (tmp_path / "lock").exists()
+    with pytest.raises(RankFailure, match="nobody was interrupted"):
+        ranks.run(f"build({str(tmp_path)!r})", ranks=1)

@@ -1,17 +1,19 @@
 """Many ranks of one machine, and the one process that forks them.
 
-Covers: 64 ranks from start to end through a notebook, ranks whose forking process was killed.
+Covers: 64 ranks from start to end through a notebook, ranks whose forking process was killed, what keeps many small.
 Does not cover: what they cost (``benchmarks.control_plane``).
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.engine.hellos import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
 from jupyter_disttrain.errors import RankFailure
 
 from .test_lifecycle import is_all_gone, of_cluster, start, wait_until
@@ -51,3 +53,22 @@ def test_ranks_outlive_the_process_that_forked_them_and_end_with_their_cluster()
             cluster.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
         assert cluster.run("globals().get('kept')").results == {0: 0, 1: None, 2: 22}
     assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
+
+
+def test_the_first_error_imports_nothing_on_a_rank() -> None:
+    with Cluster(n=2, launcher="local", backend="none", name="prepared") as cluster:
+        cluster.run("import sys; before = set(sys.modules)")
+        with pytest.raises(RankFailure, match="ZeroDivisionError"):
+            cluster.run("1 / 0")
+        assert cluster.run("sorted(set(sys.modules) - before)").results == {0: [], 1: []}
+
+
+def test_a_process_that_was_heard_says_hello_seldom_and_one_that_is_known_never() -> None:
+    hellos = Hellos()
+    assert hellos.is_due()
+    assert hellos.next_at - time.monotonic() <= FIRST_PAUSE_SECONDS
+    hellos.was_heard()
+    assert hellos.next_at - time.monotonic() > LONGEST_PAUSE_SECONDS  # but again: who has heard it may be gone
+    hellos.next_at = 0.0
+    hellos.is_known = True
+    assert not hellos.is_due()

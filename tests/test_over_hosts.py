@@ -23,6 +23,8 @@ from jupyter_disttrain.cluster.registry import ClusterFile
 from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 from jupyter_disttrain.hosts import parse_hosts
 
+from .lab.places import command
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -52,8 +54,9 @@ def hosted(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Cluster]:
     """Two ranks on each of two hosts."""
     os.environ["HOSTED_SECRET"] = SECRET
     hosts = parse_hosts("node1:2,node2:2")
+    ssh = f"{lab.ssh} -o IdentityFile=~/.ssh/another"  # a word that a shell would want quoted
     try:
-        with Cluster(launcher=request.param, hosts=hosts, ssh=str(lab.ssh), forward=("HOSTED_SECRET",)) as cluster:
+        with Cluster(launcher=request.param, hosts=hosts, ssh=ssh, forward=("HOSTED_SECRET",)) as cluster:
             yield cluster
     finally:
         del os.environ["HOSTED_SECRET"]
@@ -66,7 +69,9 @@ def test_ranks_are_ordered_by_host(hosted: Cluster, lab: Lab) -> None:
         "import os, socket; socket.gethostname(), *(os.environ[n] for n in ('NODE_RANK', 'LOCAL_RANK', 'MASTER_ADDR'))"
     )
     master = lab.address("node1")
-    assert hosted.run(code).results == {
+    run = hosted.run(code)
+    assert set(run.stderr.values()) == {""}, "torch's word that addresses have no names is no news"
+    assert run.results == {
         0: ("node1", "0", "0", master),
         1: ("node1", "0", "1", master),
         2: ("node2", "1", "0", master),
@@ -135,8 +140,9 @@ def test_only_the_network_of_the_hosts_is_listened_to(hosted: Cluster, lab: Lab)
 def test_a_killed_rank_comes_back_on_its_host(hosted: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     hosted.run("kept = rank")
     monkeypatch.delenv("HOSTED_SECRET")  # as in a notebook that has joined since
-    with pytest.raises(RankFailure, match=r"rank 3 \(node2\).*SIGKILL"):
+    with pytest.raises(RankFailure, match=r"rank 3 \(node2\).*SIGKILL") as caught:
         hosted.run(f"import os\nif rank == 3: os.kill(os.getpid(), {signal.SIGKILL})\ndist.barrier()")
+    assert not caught.value.failures[0].traceback, "it had no last words"
     code = "import socket; socket.gethostname(), globals().get('kept'), comm and comm.allreduce(1)"
     counted = 4 if hosted.config.launcher == "mpi" else None
     assert hosted.run(code).results == {
@@ -164,6 +170,23 @@ def test_an_interrupt_brings_ranks_on_all_hosts_back(hosted: Cluster) -> None:
     assert hosted.run("dist.barrier(); kept").results == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
+def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster) -> None:
+    if hosted.config.launcher != "mpi":
+        return
+    run = hosted.run("import threading\nif rank: dist.barrier()\nthreading.Event().wait()", block=False)
+    engines = next(iter(hosted._launch._processes._cluster.engines.values()))  # type: ignore[union-attr]
+    os.kill(engines.process.pid, signal.SIGKILL)
+    with pytest.raises(RankFailure):
+        run.wait()
+    words = f"mpiexec (process {engines.process.pid}) was killed by SIGKILL, and with it ended all ranks of its job"
+    assert [note for note in run.notes if "mpiexec" in note] == [
+        f"{words}; new ones start without MPI, so that comm has no world: %dist_reset begins a new job"
+    ]
+    assert hosted.run("dist.barrier(); rank").results == {0: 0, 1: 1, 2: 2, 3: 3}
+    hosted.reset()
+    assert set(hosted.run("comm.allreduce(1)").results.values()) == {4}
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) -> None:
     bare_notebook.run(
@@ -183,8 +206,10 @@ def test_a_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) ->
         ({"launcher": "ssh"}, "name them, e.g. --hosts"),
         ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
         ({"hosts": "node1:1", "spares": ("node2",)}, "--spare needs --launcher ssh"),
-        ({"hosts": "node1:1", "spares": ("node1",), "launcher": "ssh"}, "node1 can't be a host and a spare"),
+        ({"hosts": "node1:1", "spares": ("node1",), "launcher": "ssh"}, "node1 can't be host and spare at once"),
         ({"hosts": "node1:2,node2:2", "n": 3}, "the hosts take 4 ranks, and -n asks for 3"),
+        ({"hosts": "node1:1", "n": 3}, "the host takes 1 rank, and -n asks for 3"),
+        ({"hosts": "[fd00::1]:1"}, "Open MPI takes no IPv6 address for a host's name, as fd00::1 is; .*--launcher ssh"),
         ({"hosts": "node1:2", "gpus": (0,)}, "-g names GPUs of one machine"),
         ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),
     ],
@@ -195,15 +220,41 @@ def test_what_can_t_be_asked_of_hosts_is_refused(options: dict[str, object], say
         Cluster(**(options | hosts))
 
 
-def test_a_network_of_ipv6_alone_is_refused_before_anything_starts() -> None:
+@pytest.fixture
+def ipv6(lab: Lab) -> Iterator[list[str]]:
+    """Give the hosts and the head IPv6 addresses as well; returns those of the hosts."""
+    network = f"fd77:{lab.place.lab_id:x}::"
+    addresses = [f"{network}1{number}" for number, _ in enumerate(lab.hosts)]
+    command("ip", "address", "add", f"{network}1/64", "dev", lab.place.bridge, "nodad")
+    for host, address in zip(lab.hosts, addresses, strict=True):
+        lab.run(host, f"ip address add {address}/64 dev eth0 nodad")
+    yield addresses
+    for host, address in zip(lab.hosts, addresses, strict=True):
+        lab.run(host, f"ip address delete {address}/64 dev eth0")
+    command("ip", "address", "delete", f"{network}1/64", "dev", lab.place.bridge)
+
+
+def test_ranks_of_ssh_talk_over_ipv6(lab: Lab, ipv6: list[str]) -> None:
+    hosts = parse_hosts(f"[{ipv6[0]}]:1,[{ipv6[1]}]:1")
+    with Cluster(launcher="ssh", hosts=hosts, ssh=str(lab.ssh)) as cluster:
+        code = "import os; total = torch.ones(1); dist.all_reduce(total); os.environ['MASTER_ADDR'], float(total)"
+        assert cluster.run(code).results == dict.fromkeys((0, 1), (ipv6[0], 2.0))
+        head = [each for each in lab.listening("head") if each.address.startswith("fd77:")]
+        assert len(head) == 6, "the controller listens there alone"
+        with pytest.raises(RankFailure, match=r"rank 1 \(node2\)"):
+            cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+        assert cluster.run("dist.barrier(); rank").results == {0: 0, 1: 1}
+
+
+def test_a_network_of_ipv6_is_refused_for_mpi_before_anything_starts() -> None:
     node = NodeNetwork(name="node1", address="fd00::2", interface="eth0")
-    with pytest.raises(LaunchError, match="fd00::/64, but ranks on hosts need an IPv4 network"):
-        check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)))
+    with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
+        check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)), "mpi")
 
 
 def test_a_port_that_another_cluster_has_is_left_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         assert taken not in free_ports("127.0.0.1", taken, taken + 40)
-        with pytest.raises(LaunchError, match="only 0 are free on"):
+        with pytest.raises(LaunchError, match="none of the 8 that the controller needs can be had on"):
             free_ports("127.0.0.1", taken, taken)

@@ -116,29 +116,31 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
     (tmp_path / "config").write_text(
         f"Host closed\n HostName {lab.address('node3')}\n Port 1\n"
         f"Host stranger\n HostName {lab.address('node3')}\n UserKnownHostsFile /dev/null\n"
-        f"Host denied\n HostName {lab.address('node3')}\n PubkeyAuthentication no\n"
+        f"Host keyless\n HostName {lab.address('node3')}\n PubkeyAuthentication no\n"
         f"Match all\n Include {lab.folder}/ssh_config\n"
     )
     ssh = ["ssh", "-F", str(tmp_path / "config")]
-    hosts = ["node1", "node2", "node3", "closed", "nowhere.invalid", "stranger", "denied", lab.address("node3")]
+    hosts = ["node1", "node2", "node3", "closed", "nowhere.invalid", "stranger", "keyless", "nobody@node1"]
+    hosts.append(lab.address("node3"))
     with mounted(lab, "node1", shared), mounted(lab, "node2", modules):
         lab.run("node2", f"mkdir {metadata}; printf 'Name: torch\\nVersion: 1.13.1\\n' > {metadata}/METADATA")
         lab.fill("node3")
         lab.run("node1", f"rm -rf {shared}/*; mount -o remount,ro {shared}")
         lines = refusal(survey(hosts, ssh, wanted), wanted, ssh)
     said = "\n".join(lines)
-    assert lines[0] == "8 of 8 hosts can't be used as asked, so nothing was started"
+    assert lines[0] == "9 of 9 hosts can't be used as asked, so nothing was started"
     here = host_probe.version_of("torch")
     for expected in (
         f"node1: {shared} is a folder of its own there, not this machine's: the hosts share no file system; mount",
         f"node1: no file can be written into {shared} (Read-only file system); make room",
         f"node2: torch is 1.13.1 there, here it is {here}; install the same on all hosts, e.g. pip install torch==",
         f"node3, {lab.address('node3')}: no file can be written into {lab.local_disk} (No space left on device)",
-        "closed: its ssh port refuses connections",
+        "closed: the ssh port there refuses connections",
         "nowhere.invalid: there is no host of this name",
-        "stranger: its host key is not known here",
-        "denied: ssh was denied without a password",
-        f"{lab.address('node3')}: it is the host that node3 is too; name each host once",
+        "stranger: the host key is not known here",
+        "keyless: ssh was denied without a password (root@HOST: Permission denied (publickey",
+        "nobody@node1: ssh works, and this user has no shell there (This account is currently not available.); name",
+        f"{lab.address('node3')}: the same host as node3; name each host once",
     ):
         assert f"\n  {expected}" in said, said
 
@@ -154,7 +156,7 @@ def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: Wanted, tmp_path
         least_free_bytes=1 << 60,
     )
     lines = refusal(survey(lab.hosts[:2], ssh, lacking), lacking, ssh)[1:]
-    assert all(line.startswith("  node1, node2: ") or "MiB are free" in line for line in lines)
+    assert all(line.startswith("  node1, node2: ") or "too little is free" in line for line in lines)
     for expected in ("working directory", "jupyter_disttrain is 0.1.0 there", "Open MPI is", "make room: ranks want"):
         assert any(expected in line for line in lines), expected
     absent = replace(wanted, python="/nowhere/bin/python")
@@ -169,11 +171,11 @@ def test_a_firewall_is_told_by_the_addresses_that_it_stands_between(lab: Lab, wa
     lines = refusal(reports, wanted, [str(lab.ssh)])
     port = reports[0].port
     assert any(
-        line.startswith(f"  node2, node3: it can't reach node1 ({lab.address('node1')}) on port {port} (no answer)")
+        line.startswith(f"  node2, node3: can't reach node1 ({lab.address('node1')}) on port {port} (no answer)")
         and "use arbitrary ports between hosts" in line
         for line in lines
     )
-    head = f"  node1, node2, node3: it can't reach this machine at {lab.head_address} (no answer)"
+    head = f"  node1, node2, node3: can't reach this machine at {lab.head_address} (no answer)"
     assert any(line.startswith(head) for line in lines)
     assert len(lines) == 3
 
@@ -194,6 +196,12 @@ def test_a_network_can_be_named_and_is_used_where_all_have_it(lab: Lab, wanted: 
     assert any(f"can't reach node2 ({network}.2)" in line for line in refusal(first, fast, [str(lab.ssh)]))
     with pytest.raises(LaunchError, match=r"^node3 has no address in .*; name another .*node3 has 10\.77"):
         choose_network(own_addresses(), reports, wide)
+    with pytest.raises(LaunchError, match=r"^node1, node2, node3 have no address in 10\.98\."):
+        choose_network(own_addresses(), reports, "10.98.0.0/16")
+    for loopback in ("lo", "127.0.0.0/8"):
+        said = rf"--interface {loopback} is loopback, .* node1 has 10\.77\S* \(eth0\).*; node2 has"
+        with pytest.raises(LaunchError, match=said):
+            choose_network(own_addresses(), reports, loopback)
 
 
 @contextmanager
@@ -279,6 +287,10 @@ def test_the_network_is_the_one_that_ssh_reached_and_never_one_inside_a_machine(
     assert choose_network((), hosts, "eth0").cidr == "127.1.0.0/16"
     with pytest.raises(LaunchError, match=r"b has no address that fits on an interface eth1; .* b has 127\.1\.0\.2/16"):
         choose_network((), hosts, "eth1")
+    with pytest.raises(LaunchError, match="a, b have no address that fits on an interface eth9; "):
+        choose_network((), hosts, "eth9")
+    (here,) = choose_network(hosts[0].addresses, hosts[:1], "lo").nodes
+    assert here.address == "127.0.0.1", "a host that is this machine may have its ranks talk over loopback"
     with pytest.raises(UsageError, match="'eth0/x' is no network"):
         choose_network((), hosts, "eth0/x")
 
@@ -338,7 +350,7 @@ def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: Wanted) -> None:
     )
     late = replace(fine, name="b", hostname="b", clock_ahead_s=-61.0, gpus=2)
     said = check([fine, late], wanted)
-    assert said[0].startswith("clocks differ from this machine's: b by 61 s behind; ")
+    assert said[0].startswith("clocks differ from this machine's: b is 61 s behind; ")
     assert said[1] == "the hosts have different numbers of GPUs: a 0, b 2"
 
 

@@ -15,7 +15,7 @@ from jupyter_disttrain.cluster.arrivals import MISSED_LOOKS, untold_deaths
 from jupyter_disttrain.cluster.moves import Moves
 from jupyter_disttrain.cluster.rank_table import RankEntry
 from jupyter_disttrain.config import ClusterConfig
-from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.hosts import parse_hosts
 from jupyter_disttrain.messages import RankDeath
 from jupyter_disttrain.ranks import RankInfo
@@ -103,11 +103,24 @@ def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> 
     assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
 
 
+def test_that_no_host_answers_may_be_this_machine_s_own_network(clock: list[float]) -> None:
+    notes = list[str]()
+    table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
+    hosts = reach.Reach(lambda _death: None, notes.append)
+    while not hosts.lost_hosts:
+        hosts.turn(cast("Link", Asked()), table)
+        clock[0] += TURN
+    assert [note for note in notes if note.startswith("no host answers any more: it may be this machine")]
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")), "--spare HOST has one for such ranks"),
-        (ClusterConfig(launcher="slurm"), "ask Slurm for other nodes"),
+        (
+            ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")),
+            "%dist_reset -r 0 starts its ranks there, and .*--spare HOST has one for such ranks",
+        ),
+        (ClusterConfig(launcher="slurm"), "%dist_shutdown and %dist_init ask Slurm for other nodes"),
     ],
 )
 def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
@@ -118,5 +131,5 @@ def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
-    with pytest.raises(LaunchError, match=rf"node1 is lost; .*%dist_reset -r 0 starts its ranks there, and .*{says}"):
+    with pytest.raises(HostLostError, match=rf"node1 is lost.*{says}"):
         Moves(config, hosts).host_for("node1", table)

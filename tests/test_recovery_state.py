@@ -224,6 +224,16 @@ def test_a_new_process_that_can_t_be_started_is_tried_again() -> None:
     assert actions(state, 2.0) == [Do.FORM]
 
 
+def test_what_can_t_be_replaced_at_all_is_tried_once() -> None:
+    state = Recovery(2, Rules())
+    state.on_death(1, 0.0)
+    assert actions(state, 1.0) == [Do.REPLACE]
+    state.on_replaced(1, well=False, for_good=True)
+    assert state.phase is Phase.LOST
+    assert actions(state, 1.0) == []
+    assert state.settled
+
+
 def test_who_was_seen_waiting_before_an_interrupt_is_looked_at_again() -> None:
     state = Recovery(2, Rules())
     for rank in range(2):

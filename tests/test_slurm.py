@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -22,7 +20,7 @@ from jupyter_disttrain.cluster.slurm.queue import position
 from jupyter_disttrain.cluster.slurm.state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.cluster.slurm.watch import Watcher
 from jupyter_disttrain.cluster.slurm.words import waiting_text
-from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInterruptedError, UsageError
+from jupyter_disttrain.errors import ClusterClosedError, UsageError
 from jupyter_disttrain.slurm_options import SlurmOptions, parse_more, split_more
 
 if TYPE_CHECKING:
@@ -82,7 +80,13 @@ def test_what_contradicts_what_is_set_here_is_refused(ask: Callable[[], object],
 
 def script(**changed: object) -> BatchScript:
     made = BatchScript(
-        cluster_id="x-1-abc", nodes=2, per_node=4, folder="/home/me", log="/logs/slurm-%j.log", start_file="/p/start.sh"
+        cluster_id="x-1-abc",
+        nodes=2,
+        per_node=4,
+        folder="/home/me",
+        log="/logs/slurm-%j.log",
+        start_file="/p/start.sh",
+        sign_file="/p/sign",
     )
     return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
 
@@ -102,7 +106,7 @@ def test_the_job_waits_for_the_script_that_starts_the_ranks() -> None:
         "#SBATCH --partition=gpu",
         '#SBATCH --comment="a \\"b\\" \\\\ #c"',
     ]
-    assert "[ -r /p/start.sh ] && exec /bin/bash /p/start.sh" in text
+    assert "start=/p/start.sh sign=/p/sign" in text
     assert "#SBATCH --no-kill" in script(survives_nodes=True).render()
 
 
@@ -251,46 +255,6 @@ def test_an_allocation_gives_what_it_has_and_no_more() -> None:
 # With a real Slurm
 
 
-@pytest.fixture
-def batch(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """Slurm, in which nothing of ours may be left at the end."""
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    yield slurm
-    left = [line for line in slurm.run("squeue", "-h", "-o", "%j %T").splitlines() if "disttrain-" in line]
-    slurm.cancel_all()
-    assert not left
-
-
-def submit(slurm: Slurm, *options: str) -> str:
-    return slurm.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", "sleep 300").strip()
-
-
-def test_an_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
-    submit(batch, "-N3", "--exclusive")
-    submit(batch, "-N3", "--exclusive")
-    told: list[str] = []
-
-    def tell(words: str) -> None:
-        told.append(words)
-        if "position 2" in words:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(StartInterruptedError, match="nothing of it is left"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), tell=tell)
-    assert "is pending: position 2 in partition all" in told[-1]
-    number = told[-1].split()[1]
-    said = batch.run("scontrol", "show", "job", "-o", number)
-    assert "JobState=CANCELLED" in said
-    assert "Comment=a\\b 'c' #d" in said
-
-
-@pytest.mark.usefixtures("batch")
-def test_what_slurm_refuses_is_told_in_its_words() -> None:
-    with pytest.raises(LaunchError, match=r"Slurm did not take the job: .*[Ii]nvalid partition"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(partition="nowhere"))
-
-
 TRAINING = """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -327,7 +291,7 @@ def end(slurm: Slurm, job: str, how: str) -> None:
     if how == "cancelled":
         slurm.run("scancel", job)
     elif how == "preempted":
-        submit(slurm, "-N3", "--exclusive", "-p", "urgent")
+        slurm.submit("-N3", "--exclusive", "-p", "urgent")
     elif how == "requeued":
         slurm.run("scontrol", "update", f"JobId={job}", "Requeue=1")
         slurm.run("scontrol", "requeue", job)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
+import shutil
+import socket
 import threading
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import zmq
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import staging
-from jupyter_disttrain.engine.stage_source import SourceFile
+from jupyter_disttrain.engine.stage_source import Source, SourceFile
 from jupyter_disttrain.errors import RankFailure, StageError
 from jupyter_disttrain.hosts import HostSlots
 
@@ -99,6 +103,91 @@ def test_a_block_that_comes_damaged_ends_all_and_no_file_is_taken_for_whole(
     assert files(tmp_path / "b" / "data") == {"empty": b""}
 
 
+def test_a_machine_that_only_reads_sends_what_nodes_lack_from_the_block_on_where_they_were_cut_off(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(data, [None, tmp_path / "a", tmp_path / "b"])
+    write = chain.stores[2].write
+
+    def fail_late(at: int, number: int, block: bytes, digest: bytes) -> None:
+        if number == 2:
+            raise StageError("no more")
+        write(at, number, block, digest)
+
+    monkeypatch.setattr(chain.stores[2], "write", fail_late)
+    assert "no more" in str(chain.run()[2].fault)
+    relays = Chain(data, [None, tmp_path / "a", tmp_path / "b"]).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
+    assert relays[2].tell()["copied_bytes"] == MIB + 5
+    assert relays[0].read_bytes >= MIB + 5  # the node before may have written less
+    assert [files(tmp_path / node / "data") for node in ("a", "b")] == [files(data)] * 2
+    assert [relay.tell()["copied_bytes"] for relay in Chain(data, [tmp_path / "b"], verify=True).run()] == [0]
+
+
+def test_links_odd_names_and_rights_come_as_a_person_expects(data: Path, tmp_path: Path) -> None:
+    (data / "again").symlink_to("deep")
+    (data / "deep" / "circle").symlink_to("..")
+    (data / os.fsdecode(b"\xff.jpg")).write_text("no UTF-8")
+    (data / "small").chmod(0o4755)
+    relays = Chain(data, [tmp_path / "a", tmp_path / "b"]).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 2
+    copied = files(tmp_path / "b" / "data")
+    assert sorted(copied) == ["again/large", "deep/large", "empty", "small", os.fsdecode(b"\xff.jpg")]
+    assert copied["again/large"] == copied["deep/large"]
+    assert (tmp_path / "b" / "data" / "small").stat().st_mode == 0o100755
+
+    (data / "again").unlink()
+    (data / "again").symlink_to("/nowhere/at/all")
+    with pytest.raises(StageError, match="data/again is a link to /nowhere/at/all, which is not there"):
+        Source(str(data))
+    (data / "again").unlink()
+    at = os.open(data, os.O_RDONLY)
+    for _ in range(20):  # deeper than a path may be long, so that nobody can list it
+        os.mkdir("n" * 250, dir_fd=at)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    with pytest.raises(StageError, match=r"can't be listed: OSError: .*File name too long"):
+        Source(str(data))
+
+
+def test_a_node_whose_disk_stalls_at_the_end_waits_for_it_while_the_next_one_is_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "deep" / "large").write_bytes(os.urandom(20 * MIB))
+    chain = Chain(data / "deep", [tmp_path / "a", tmp_path / "b"])
+    write, put, send = chain.stores[0].write, chain.relays[0]._to_write.put, chain.neighbours[1].send
+    next_is_done, stalls = threading.Event(), threading.Event()
+
+    def send_and_note(side: str, head: dict[str, object], parts: tuple[object, ...] = ()) -> bool:
+        was_sent = send(side, head, parts)
+        if head["say"] == "done":
+            next_is_done.set()
+        return was_sent
+
+    def put_and_note(item: object, timeout: float) -> None:
+        was_done = next_is_done.is_set()
+        try:
+            put(item, timeout=timeout)  # type: ignore[arg-type]
+        except queue.Full:
+            if was_done:
+                stalls.set()
+            raise
+
+    def write_late(at: int, number: int, block: bytes, digest: bytes) -> None:
+        if number == 12:  # the queue has room for what follows, and not for the end
+            stalls.wait(30)
+        write(at, number, block, digest)
+
+    monkeypatch.setattr(chain.neighbours[1], "send", send_and_note)
+    monkeypatch.setattr(chain.relays[0]._to_write, "put", put_and_note)
+    monkeypatch.setattr(chain.stores[0], "write", write_late)
+    assert [(relay.fault, relay.ended) for relay in chain.run()] == [(None, "")] * 2
+    assert stalls.is_set()
+    assert [files(tmp_path / node / "deep") for node in "ab"] == [files(data / "deep")] * 2
+
+
 def test_who_has_another_key_is_not_let_in(data: Path, tmp_path: Path) -> None:
     chain = Chain(data, [tmp_path / "a", tmp_path / "b"])
     context = zmq.Context()
@@ -175,6 +264,34 @@ def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted
     assert str(staged).startswith("file.bin: 22.0 MB in 1 file, on 3 nodes in ")
 
 
+def test_what_the_notebooks_machine_alone_has_is_sent_from_there_and_through_ssh_where_nothing_else_leads(
+    breakable: Lab, nodes: Cluster
+) -> None:
+    source = breakable.local_disk / "only-here"  # each host has another disk there
+    source.mkdir()
+    try:
+        (source / "large").write_bytes(os.urandom(MIB) + b"a word in clear" * (7 * MIB // 15))
+        hashed = hashlib.sha256((source / "large").read_bytes()).hexdigest()
+        to = f"{breakable.local_disk}/to"
+        with breakable.capture() as capture:
+            staged = nodes.stage(source, to)
+        assert staged.read_on == f"{socket.gethostname()}, the notebook's machine"
+        assert f"; read once, on {staged.read_on}\n" in str(staged)
+        assert hashes(breakable, f"{to}/only-here/large") == {hashed}
+        assert not any(b"a word in clear" in sent for sent in capture.streams().values())
+        (source / "small").write_text("small")
+        breakable.close_to_head("node1")
+        staged = nodes.stage(source, to)
+        assert staged.read_bytes == len("small")
+        assert staged.read_on.endswith(f"the notebook's machine, and sent through ssh to {breakable.address('node1')}")
+        os.mkfifo(source / "pipe")
+        with pytest.raises(StageError, match=rf"not on every node: {socket.gethostname()}: .*/pipe is no file that"):
+            nodes.stage(source, to)
+    finally:
+        shutil.rmtree(source)
+    assert [child.cmdline() for child in psutil.Process().children() if "-L" in child.cmdline()] == []
+
+
 def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(breakable: Lab, nodes: Cluster, data: Path) -> None:
     nodes.stage(data, breakable.local_disk)
     for number in range(400):  # a file takes more room than its bytes, which nobody knows beforehand
@@ -218,9 +335,9 @@ def test_a_port_that_is_closed_between_nodes_is_named(
     original = staging._get_ready
 
     def closed(*args: object) -> object:
-        order, chain = original(*args)  # type: ignore[arg-type]
-        breakable.firewall("node2", chain[1]["url"].rpartition(":")[2])
-        return order, chain
+        ready = original(*args)  # type: ignore[arg-type]
+        breakable.firewall("node2", ready[1][1]["url"].rpartition(":")[2])
+        return ready
 
     monkeypatch.setattr(staging, "_get_ready", closed)
     where = f"node1 did not reach node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
@@ -271,7 +388,7 @@ def test_the_magic_shows_one_line(notebook: Notebook, data: Path, tmp_path: Path
     outcome = notebook.run(f"%dist_stage {data} --to {tmp_path}/local --as where").check()
     assert len(outcome.outputs) == 1
     assert outcome.lines[0].startswith("data: 3.1 MB in 3 files, on 1 node in ")
-    assert outcome.lines[0].endswith("; read once")
+    assert outcome.lines[0].endswith(f"; read once, on {socket.gethostname()}")
     assert outcome.lines[1:] == [f"{tmp_path}/local/data"]
     assert notebook.run("%%rank 1\nprint(where)").check().lines == [f"{tmp_path}/local/data"]
     again = notebook.run(f"%dist_stage {data} --to {tmp_path}/local").check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +90,25 @@ def test_what_can_t_be_reloaded_is_named_with_its_line_and_stays(
     assert ranks.run("base.value()").results == {0: 2, 1: 2}
 
 
+def test_methods_with_super_and_classes_with_slots_may_come_and_go(ranks: Cluster, folder: Path) -> None:
+    module = (
+        "class Base:\n    def name(self): return 'base'\nclass Child(Base):\n{slots}    def name(self): return {name}\n"
+    )
+    (folder / "kinds.py").write_text(module.format(slots="", name="'child'"))
+    ranks.run("import kinds; child = kinds.Child()")
+    for name, says in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
+        (folder / "kinds.py").write_text(module.format(slots="", name=name))
+        assert ranks.sync_code().reloaded == {"kinds": (0, 1)}
+        assert ranks.run("child.name(), kinds.Child().name()").results[1] == (says, says)
+    (folder / "kinds.py").write_text(module.format(slots="    __slots__ = ('x',)\n", name="'slotted'"))
+    assert re.search(
+        r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; make them anew$",
+        str(ranks.sync_code()),
+        re.MULTILINE,
+    )
+    assert ranks.run("kinds.Child().name()").results[0] == "slotted"
+
+
 def test_what_is_named_must_be_in_the_notebook_s_folder(ranks: Cluster, folder: Path) -> None:
     with pytest.raises(UsageError, match="there is no nothing in"):
         ranks.sync_code(["nothing"])
@@ -137,10 +157,16 @@ def test_the_magic_and_its_automatic(notebook: Notebook, tmp_path: Path) -> None
         write(tmp_path, 3, other=1)
         told = notebook.run("%%distributed\nprint(both())").check().lines
         assert told == ["reloaded base, user on ranks 0-1", "ranks 0-1 │ (3, 3, 1)"]
+        notebook.run("%%rank 1 --noblock\nimport time\nwhile not getattr(time, 'go', 0): time.sleep(0.01)").check()
+        write(tmp_path, 4, other=1)
+        told = notebook.run("%%rank 0\nprint(both())").check().lines
+        assert told == ["reloaded base, user on rank 0", "(4, 4, 1)"]
+        notebook.run("cluster.interrupt()").check()
+        notebook.run("%dist_wait")
         (tmp_path / "user.py").write_text("x = (")
         told = notebook.run("%%distributed\nprint(both())").check().lines
         assert f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed on ranks 0-1" in told[0]
-        assert told[1:] == ["ranks 0-1 │ (3, 3, 1)"]
+        assert told[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
     finally:
         notebook.run("%dist_sync_code --auto off").check()
         notebook.run(

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
-from ..messages import NannyHello, RankDeath, RankHello
+from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
 from ..ranks import label_ranks
 from .processes import tail
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from .link import Message
+    from .link import Link, Message
     from .rank_table import RankEntry
 
 MISSED_LOOKS = 3  # for a nanny that is gone: what it said last may be on its way
@@ -115,6 +115,15 @@ class Arrivals:
             arrival = self._queue.get()
             if isinstance(arrival, RankDeath) and (others or arrival.engine in engines):
                 _fail_dead(arrival, table)
+
+
+def answer(link: Link, message: Message) -> None:
+    """Tell who says hello that it was heard, so that it need not be said again and again."""
+    msg_type, content = message["header"]["msg_type"], message["content"]
+    if msg_type == RankHello.msg_type:
+        link.request(content["engine"], RANK_REQUEST, {"do": "heard"}, beside=True)
+    elif msg_type == NannyHello.msg_type:
+        link.request(content["nanny"], NANNY_REQUEST, {"do": "heard"})
 
 
 def _check_hello(hello: RankHello) -> None:

@@ -92,7 +92,7 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
     launch = Launch(there.load_config(), gate, on_lost, there)
     try:
         launch.join()
-    except OSError as error:
+    except BlockingIOError as error:
         raise UsageError(f"the cluster {there.name!r} was just taken by another process") from error
     _hear(launch, gate)
     return launch

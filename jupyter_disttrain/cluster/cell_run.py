@@ -16,14 +16,14 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
-from ..ranks import format_ranks, label_ranks
+from ..ranks import label_ranks
 from .cell_state import CellState
 from .events import Died, Elided, Event, Replied, Said, Silent
 from .interrupts import PATIENT_INTERRUPTS, Held, held_interrupts
 from .variables import load_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..messages import CellFailure
     from .guardian import Guardian
@@ -68,6 +68,7 @@ class CellRun:
         interrupt: Callable[..., None],
         guardian: Guardian,
         listener: Listener | None = None,
+        stuck_remedy: Callable[[Collection[int]], str] = lambda _ranks: "",
     ) -> None:
         self.number = number
         self.ranks = ranks
@@ -79,6 +80,7 @@ class CellRun:
         self._abandoned: ClusterClosedError | None = None
         self._interrupt = interrupt
         self._guardian = guardian
+        self._stuck_remedy = stuck_remedy
         self.notes: list[str] = []
         self._listener = listener
         self._said: dict[tuple[str, int], list[str]] = {}
@@ -348,10 +350,10 @@ class CellRun:
 
     def _still_running(self, what: str) -> str:
         ranks = label_ranks(self.state.running)
-        verb, those = ("has", "that rank") if len(self.state.running) == 1 else ("have", "those ranks")
+        verb = "has" if len(self.state.running) == 1 else "have"
         return (
             f"{what}; {ranks} {verb} not come back: the code there hears neither the interrupt nor the end of its "
-            f"process group; %dist_reset -r {format_ranks(self.state.running)} replaces just {those}"
+            f"process group; {self._stuck_remedy(self.state.running)}"
         )
 
     def _give_up(self, error: BaseException) -> None:

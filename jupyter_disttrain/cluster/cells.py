@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..messages import OPTIONS
@@ -15,7 +16,7 @@ from . import memory, variables
 from .cell_run import CellRun, Listener
 from .events import Died, Replied, Silent
 from .journal import Origin, Ran
-from .loss import remedy
+from .loss import remedy, stuck_remedy
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ class Cells:
         """Refuse to queue a cell behind one that may never end."""
         with self._lock:
             self._launch.check_open()
-            check_idle(self._launch.table, ranks, remedy(self._launch.config))
+            config = self._launch.config
+            helps = self._launch.why_hosts_lost or remedy(config)
+            last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
+            check_idle(self._launch.table, ranks, helps, last_resort)
             self._cells = {
                 msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
             }
@@ -127,7 +131,7 @@ class Cells:
         self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
     ) -> CellRun:
         hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
-        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener)
+        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener, partial(stuck_remedy, self._launch))
 
     def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
         """Take up a cell that an earlier notebook sent, as its ledger tells of it."""

@@ -26,7 +26,7 @@ from .cells import Cells
 from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
 from .guardian import Guardian
-from .interrupts import held_interrupts
+from .interrupts import deferred_interrupts, held_interrupts, raise_interrupted
 from .job_watch import JobWatch
 from .joining import Joining, open_clusters
 from .journal import Origin
@@ -88,7 +88,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self, n: int | None = None, launcher: str = "mpi", *, tell: Callable[[str], None] | None = None, **options: Any
     ) -> None:
         self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
-        self._start()
+        self._start(self._new_launch())
         open_clusters.add(self)
 
     def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
@@ -106,16 +106,28 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 
-    def _start(self, decided: Launch | None = None) -> None:
-        """Start ranks where it is ``decided``, or decide first."""
-        started = time.monotonic()
-        self._launch = decided or self._decide()
-        self._launch.start()
-        self.start_seconds = time.monotonic() - started
-        self._look_after()
+    def _new_launch(self) -> Launch:
+        return Launch(self.config, self._on_message, self._on_lost)
 
-    def _decide(self) -> Launch:
-        return Launch(self.config, self._on_message, self._on_lost, tell=self._tell)
+    def _start(self, launch: Launch) -> None:
+        """Start ranks where it is decided, or decide first."""
+        started = time.monotonic()
+        self._launch = launch
+        is_up = False
+        try:
+            if not launch.is_decided:
+                launch.decide(self._tell)
+            launch.start()
+            self.start_seconds = time.monotonic() - started
+            with deferred_interrupts():
+                self._look_after()
+                is_up = True
+        except BaseException as error:  # an interrupt too, wherever it came between
+            if is_up:
+                self._stop_looking()
+            launch.stop()
+            raise_interrupted(error)
+            raise
 
     def _look_after(self) -> None:
         self._guardian = Guardian(
@@ -313,15 +325,20 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         """
         self._check_own()
         with self._restarting:
-            decided = self._decide() if self.config.hosts else None
-            self._stop_looking()
-            self._launch.stop()
-            self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
+            fresh, is_gone = self._new_launch(), False
             try:
-                self._start(decided)
+                if self.config.hosts:
+                    fresh.decide(self._tell)
+                is_gone = True
+                self._stop_looking()
+                self._launch.stop()
+                self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
+                self._start(fresh)
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
-                self._closed = True
-                open_clusters.discard(self)
+                fresh.stop()
+                if is_gone:
+                    self._closed = True
+                    open_clusters.discard(self)
                 raise
 
     def shutdown(self) -> None:

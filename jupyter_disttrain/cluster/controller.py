@@ -76,7 +76,10 @@ class DisttrainController(IPController):
         fresh.replace(path)
 
     def init_hub(self) -> None:
-        """Subscribe to the heartbeats alone."""
+        """Subscribe to the heartbeats alone; where it is reached by IPv6, all of its sockets speak that."""
+        if self.engine_ip.startswith("["):
+            zmq.Context.instance().set(zmq.IPV6, 1)
+            os.register_at_fork(after_in_child=_speak_ipv6)
         super().init_hub()
         monitor = self.hub.monitor.socket
         monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
@@ -145,6 +148,19 @@ def _wait_for_end(pid: int) -> None:
 def _die_with_parent() -> None:
     """Have the kernel end a forked child with the controller, however that ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+class _IPv6Context(zmq.Context[zmq.Socket[bytes]]):
+    """A context whose sockets speak IPv6."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set(zmq.IPV6, 1)
+
+
+def _speak_ipv6() -> None:
+    """Have a forked child speak it too: ipyparallel's heart monitor makes a context of its own."""
+    zmq.Context = _IPv6Context  # type: ignore[misc]
 
 
 def _allow_connections() -> None:

@@ -10,7 +10,10 @@ from traitlets import Float, Int, Integer, List, Unicode
 from ..config import CONTROLLER_PORTS
 from ..controller_arguments import choose_ports, controller_arguments, is_free
 from ..errors import LaunchError
+from ..messages import signal_words
 from .launchers.local import is_alive
+
+DYING_SECONDS = 0.5  # for a controller, whose sockets close before its end can be seen
 
 
 def free_ports(address: str, first: int, last: int) -> list[int]:
@@ -24,8 +27,9 @@ def free_ports(address: str, first: int, last: int) -> list[int]:
     free = [port for port in range(first, last + 1) if is_free(address, port)]
     if len(free) < CONTROLLER_PORTS:
         raise LaunchError(
-            f"of the ports {first} to {last} only {len(free)} are free on {address}, and the controller needs "
-            f"{CONTROLLER_PORTS}; name more with --controller-ports, or shut down who has them: another cluster, maybe"
+            f"of the ports {first} to {last} {len(free) or 'none'} of the {CONTROLLER_PORTS} that the controller needs "
+            f"can be had on {address}; name more with --controller-ports, or shut down who has them: another cluster, "
+            "maybe"
         )
     return free
 
@@ -61,3 +65,16 @@ class ControllerProcess(LocalControllerLauncher):
     def alive(self) -> bool:
         """Whether the controller runs."""
         return is_alive(self)
+
+    @property
+    def fate(self) -> str:
+        """How it ended, in words, and what it said last if it ended by itself; empty if that can't be told."""
+        if self._wait_thread is not None:
+            self._wait_thread.join(DYING_SECONDS)
+        code = None if self.alive() or self.process is None else self.process.wait(0)
+        if code is None:
+            return ""
+        if code < 0:
+            return f"was killed by {signal_words(-code)}"
+        last = [line.strip() for line in self.get_output().splitlines() if line.strip()][-1:]
+        return f"exited with code {code}{''.join(f' ({line})' for line in last)}"

@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
-from ..shelf import NANNIES, NOTEBOOK, ROOT
+from ..locks import check_locks, remove_unheld
+from ..shelf import NANNIES, NOTEBOOK, PREFIX, ROOT
 
+BROUGHT_METRICS = "metrics"
 KEPT_RUNS = 20  # folders of logs; the oldest go first
 LONGEST_TEMPORARY = 70  # characters: the path of a Unix socket may have 107
 REMOVAL_SECONDS = 5.0
@@ -53,6 +56,7 @@ class Folders:
             for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _probe(profile / "security" / "probe")
+            check_locks(profile)
             _write(local / NOTEBOOK, os.urandom(16).hex().encode())
         except BaseException as error:  # an interrupt too leaves nothing
             for folder in (profile, run, local):
@@ -90,6 +94,12 @@ class Folders:
     def rank_log(self, rank: int) -> Path:
         """Return where a rank's log is, once the rank has said something."""
         return self.run / f"rank{rank}.log"
+
+    @property
+    def metrics(self) -> Path:
+        """Where what ranks have logged is read: beside the logs; through a tunnel, which brings it, in its folder."""
+        brought = self.profile / BROUGHT_METRICS
+        return brought if brought.is_dir() else self.run
 
     @property
     def shelf(self) -> Path | None:
@@ -156,7 +166,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _make_local(cluster_id: str) -> Path:
     """Make the host's own folder: home folders may be remote, where no socket can be."""
-    folder = ROOT / f"disttrain-{cluster_id}"
+    folder = ROOT / f"{PREFIX}{cluster_id}"
     try:
         folder.mkdir(mode=0o700)
     except OSError:
@@ -181,23 +191,26 @@ def _sweep(profiles: Path) -> None:
 
     The host's own folder decides: the profiles may be on a file system that hosts share, each with its own processes.
     """
-    for local in ROOT.glob("disttrain-*"):
-        cluster_id = local.name.removeprefix("disttrain-")
+    for local in ROOT.glob(f"{PREFIX}*"):
+        cluster_id = local.name.removeprefix(PREFIX)
         try:
-            found = local.stat()
+            found = local.lstat()
         except FileNotFoundError:
             continue  # its own cluster has just removed it
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            continue  # another user's, of which not even the names of its files may be asked
         if (local / NANNIES).exists():
-            continue  # of a cluster whose notebook and controller are on another host; the nannies here remove it
+            remove_unheld(local, NANNIES)  # of a cluster whose notebook and controller are on another host
+            continue
         is_young = time.time() - found.st_mtime < STALE_SECONDS
-        if found.st_uid != os.getuid() or is_young or _owner_runs(cluster_id) or answers(local):
+        if is_young or _owner_runs(cluster_id) or answers(local):
             continue
         for folder in (profiles / cluster_id, local):
             shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
 
 
 def _owner_runs(cluster_id: str) -> bool:
-    pid = cluster_id.rsplit("-", 2)[-2]
+    pid = cluster_id.rpartition("-")[0].rpartition("-")[2]
     return pid.isdigit() and psutil.pid_exists(int(pid))
 
 

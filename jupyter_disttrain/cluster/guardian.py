@@ -1,7 +1,7 @@
 """The thread that brings a session back.
 
-Covers: doing what ``recovery`` decides: looking at ranks, releasing them, replacing dead ones, forming the group.
-Does not cover: deciding (``recovery``), starting processes (``start``).
+Covers: doing what ``recovery`` decides: releasing ranks, replacing dead ones, forming the group.
+Does not cover: deciding (``recovery``), looking at ranks (``looking``), starting processes (``start``).
 
 One thread per cluster. What happens is told to it from any thread and it never waits for a rank itself: replies come
 back as events, and what takes long runs in a thread of its own.
@@ -16,16 +16,17 @@ import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DisttrainError, LaunchError
-from ..messages import NANNY_REQUEST, RANK_REQUEST
+from ..errors import DisttrainError, HostLostError, IrreplaceableError, LaunchError
+from ..messages import RANK_REQUEST
 from ..ranks import label_ranks
-from .hang import PATIENCE_SECONDS, Look, explain, mismatches, waited_for
-from .loss import remedy
-from .rank_table import ended
+from .hang import Look, waited_for
+from .looking import Looking
+from .loss import remedy, stuck_remedy, words_of
+from .notes import Notes
 from .recovery import LOOK_SECONDS, Do, Phase, Recovery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
     from concurrent.futures import Future
 
     from ..ranks import RankInfo
@@ -35,20 +36,18 @@ if TYPE_CHECKING:
     from .start import Launch
 
 FORM_SECONDS = 120.0  # for the process group to be formed
-GLANCE_SECONDS = 0.15  # for ranks to say what they do before an interrupt ends it
-LONG_SECONDS = 1.0  # in one collective, before it is told of with an interrupt
 RELEASE_SECONDS = 10.0  # for ranks to leave a group that is being formed
-OUTSIDE_SECONDS = 0.3  # for nannies to say where a rank is that does not answer
 
 log = logging.getLogger(__name__)
 
 
-class Guardian:
+class Guardian(Looking):
     """Look after one started cluster until it is closed."""
 
     def __init__(
         self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
     ) -> None:
+        super().__init__()
         self._launch = launch
         launch.on_note = self.note
         self._rules = rules
@@ -58,9 +57,8 @@ class Guardian:
         self._changed = threading.Condition()
         self._closed = False
         self._sleeps_long = True  # until it is woken
-        self._notes: list[str] = []
+        self._notes = Notes()
         self._helpers: list[threading.Thread] = []
-        self.looks: dict[int, Look] = {}  # by rank, what was seen last
         self._thread = threading.Thread(target=self._run, name="disttrain guardian", daemon=True)
         self._thread.start()
 
@@ -148,78 +146,12 @@ class Guardian:
     def note(self, words: str) -> None:
         """Keep something that a person should know."""
         with self._changed:
-            self._notes.append(words)
+            self._notes.add(words)
 
     def take_notes(self) -> list[str]:
         """Return what a person should know of what was done since the last call."""
         with self._changed:
-            notes, self._notes = self._notes, []
-            return notes
-
-    def hang(self) -> list[str]:
-        """Say who waits for whom, once ranks have waited in one collective for longer than a person should wonder."""
-        with self._changed:
-            fresh = self._fresh_looks()
-            looks = {rank: look for rank, look in fresh.items() if rank in self._state.running}
-            certain = mismatches(fresh)  # can't end well, however long one waits
-            if not certain and not any(look.is_hang(self._rules.hang_after_s) for look in looks.values()):
-                return []
-            return [*certain, *self._explain(looks)]
-
-    def _fresh_looks(self) -> dict[int, Look]:
-        """Return what was seen of all ranks while the cells ran that run now; of a rank that runs one, in that cell."""
-        found = {rank: look for rank, look in self.looks.items() if rank not in self._state.dead}
-        return {rank: look for rank, look in found.items() if look.answered_at >= self._state.since(rank)} | {
-            rank: Look(asked_at=look.asked_at)
-            for rank, look in found.items()
-            if look.asked_at >= self._state.since(rank) > look.answered_at
-        }
-
-    def _explain(self, looks: Mapping[int, Look]) -> list[str]:
-        """Say what those ranks do that run a cell, and those that run none."""
-        running = self._state.running
-        idle = set(range(len(self._launch.table))) - running - self._state.dead
-        return explain(looks, sorted(idle), ended(self._launch.table, running))
-
-    def where(self, timeout_s: float) -> list[str]:
-        """Say what each rank is doing at this moment, one line for ranks that do the same."""
-        looks = self.look_now(self._state.running, timeout_s)
-        with self._changed:
-            if waited_for(looks.values()):
-                self._ask(set(range(len(self._launch.table))) - self._state.dead, timeout_s)
-            return [*mismatches(self._fresh_looks()), *self._explain(looks)]
-
-    def look_now(self, ranks: set[int], timeout_s: float) -> dict[int, Look]:
-        """Look at ranks and wait for what they say; one that does not answer in time is in it all the same."""
-        with self._changed:
-            began = time.monotonic()
-            self._ask(ranks, timeout_s)
-            for rank in self._silent(ranks, began):
-                self._look_from_outside(rank)
-            self._changed.wait_for(
-                lambda: all(self.looks[rank].outside for rank in self._silent(ranks, began)), OUTSIDE_SECONDS
-            )
-            return {rank: self.looks[rank] for rank in ranks}
-
-    def _ask(self, ranks: set[int], timeout_s: float) -> None:
-        began = time.monotonic()
-        for rank in ranks:
-            self._look(rank)
-        self._changed.wait_for(lambda: not self._silent(ranks, began), timeout_s)
-
-    def note_waits(self, ranks: set[int]) -> None:
-        """Keep who has long waited for whom, when the person interrupts it: afterwards nobody could say."""
-        with self._changed:
-            self._ask(ranks, GLANCE_SECONDS)
-            fresh = self._fresh_looks()
-            looks = {rank: look for rank, look in fresh.items() if rank in ranks}
-            if max((look.waits_s or 0.0 for look in looks.values()), default=0.0) < LONG_SECONDS:
-                return
-            lines = [*mismatches(fresh), *self._explain(looks)]
-            self._notes.append(f"when it was interrupted: {'; '.join(lines)}")
-
-    def _silent(self, ranks: set[int], began: float) -> list[int]:
-        return [rank for rank in ranks if self.looks[rank].answered_at < began]
+            return self._notes.take(self._launch.why_hosts_lost)
 
     # The thread
 
@@ -247,8 +179,7 @@ class Guardian:
                 ranks = self._state.running
                 if waited_for(self.looks[rank] for rank in ranks if rank in self.looks):
                     ranks = set(range(len(self._launch.table))) - self._state.dead  # what did they call there?
-                for rank in ranks:
-                    self._look(rank)
+                self._look_at(ranks)
         elif action.do is Do.RELEASE:
             self.release(forced=action.forced)
         elif self._launch.is_being_stopped:
@@ -276,47 +207,7 @@ class Guardian:
         if content["status"] != "ok":
             why = f"{content['ename']}: {content['evalue']}"
             rank = info.rank
-            self.note(f"rank {rank} on {info.host} could not be released: {why}; %dist_reset -r {rank} replaces it")
-
-    def _look(self, rank: int) -> None:
-        """Ask a rank what it is doing, unless it still owes an answer."""
-        look = self.looks.get(rank)
-        if look is not None and look.asked_at > look.answered_at:
-            if look.silent_s > PATIENCE_SECONDS:
-                self._look_from_outside(rank)
-            return
-        asked_at = time.monotonic()
-        self.looks[rank] = Look(asked_at=asked_at) if look is None else look.asked_again(asked_at)
-        engine = self._launch.table[rank].engine
-        about = waited_for(look for other, look in self.looks.items() if other in self._state.running)
-        future = self._launch.open_link.request(engine, RANK_REQUEST, {"do": "where", "about": about}, beside=True)
-        future.add_done_callback(lambda done: self._on_look(rank, done))
-
-    def _look_from_outside(self, rank: int) -> None:
-        """Ask the nanny where a rank is that does not answer."""
-        nanny = self._launch.table[rank].nanny
-        future = self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "stack"})
-
-        def on_stack(done: Future[Message]) -> None:
-            if done.exception() is None:
-                with self._changed:
-                    self.looks[rank] = self.looks[rank].seen_from_outside(done.result()["content"].get("stack", ""))
-                    self._changed.notify_all()
-
-        future.add_done_callback(on_stack)
-
-    def _on_look(self, rank: int, done: Future[Message]) -> None:
-        if done.exception() is not None:
-            return  # the cluster was closed
-        content: dict[str, Any] | None = done.result()["content"]
-        assert content is not None
-        if content["status"] != "ok":
-            log.warning("rank %d could not say what it does: %s", rank, content)
-            content = None
-        with self._changed:
-            look = self.looks[rank] = self.looks[rank].answered(time.monotonic(), content)
-            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program))
-            self._changed.notify_all()
+            self.note(f"rank {rank} on {info.host} could not be released: {why}; {stuck_remedy(self._launch, [rank])}")
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:
         helper = threading.Thread(target=work, args=args, name="disttrain recovery", daemon=True)
@@ -327,9 +218,18 @@ class Guardian:
         host = self._launch.table[rank].info.host
         try:
             self._launch.replace(rank)
+        except IrreplaceableError as error:  # it says itself what helps
+            with self._changed:
+                if isinstance(error, HostLostError):
+                    self._notes.add_lost(rank)
+                else:
+                    self._notes.add_not_replaced(rank, str(error))
+            self._finish(lambda state, _now: state.on_replaced(rank, well=False, for_good=True))
+            return
         except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
-            note = f"rank {rank} can't be replaced: {_words(error)}; {remedy(self._launch.config)}"
-            self._finish(lambda state, _now: state.on_replaced(rank, well=False), note)
+            with self._changed:
+                self._notes.add_not_replaced(rank, f"{words_of(error)}; {remedy(self._launch.config)}")
+            self._finish(lambda state, _now: state.on_replaced(rank, well=False))
             return
         self._write_down()
         with self._changed:
@@ -345,7 +245,7 @@ class Guardian:
         try:
             how()
         except Exception as error:  # noqa: BLE001  (as above)
-            self.note(f"a rank died, and what was to follow failed: {_words(error)}")
+            self.note(f"a rank died, and what was to follow failed: {words_of(error)}")
 
     def _form(self) -> None:
         try:
@@ -353,7 +253,7 @@ class Guardian:
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            words = f"the process group can't be formed anew: {_words(error)}; %dist_reset starts the ranks anew"
+            words = f"the process group can't be formed anew: {words_of(error)}; %dist_reset starts the ranks anew"
             try:
                 self._release_who_forms()
             except DisttrainError:
@@ -383,7 +283,7 @@ class Guardian:
 
     def _finish(self, event: Callable[[Recovery, float], None], *notes: str) -> None:
         with self._changed:
-            self._notes += [note for note in notes if note and note not in self._notes]
+            self._notes.add(*notes)
         self._tell(event)
 
     def close(self) -> None:
@@ -393,8 +293,3 @@ class Guardian:
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
-
-
-def _words(error: Exception) -> str:
-    """Return what an error says; one of ours speaks for itself."""
-    return str(error) if isinstance(error, DisttrainError) else f"{type(error).__name__}: {error}"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from ..messages import NANNY_REQUEST, Asked, Heard, RankDeath, Used
 from .inbox import event_from
 from .link import FIGURES
-from .loss import why_lost
 from .overview import Overview
 
 if TYPE_CHECKING:
@@ -118,14 +117,19 @@ class Hearing(Overview):
         self._guardian.note(words)
 
     def _on_job_over(self, words: str) -> None:
-        """End with the job; where the ranks are only just being told who they are, that fails by itself."""
+        """End with the job, unless that has ended for want of a controller.
+
+        Where the ranks are only just being told who they are, that fails by itself.
+        """
+        if self._launch.lost_because:
+            return
         self._end_because(f"has lost its nodes: {words}")
 
     def _on_lost(self) -> None:
         """Take note that the controller is gone, and nobody can be reached any more."""
         if self._cells is None:
             return  # it is just being joined, and that fails now
-        why = why_lost(self._launch)
+        why = self._launch.lost_because
         for entry in self.table:
             entry.state = "dead"
         self._guardian.close()

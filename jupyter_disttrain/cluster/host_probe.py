@@ -189,7 +189,10 @@ def addresses() -> list[dict[str, Any]]:
 def _address(message: bytes) -> dict[str, Any] | None:
     """Read one answer of the kernel: an ifaddrmsg and its attributes."""
     family, prefix, _, scope, index = struct.unpack_from("=BBBBI", message)
-    name = socket.if_indextoname(index)
+    try:
+        name = socket.if_indextoname(index)
+    except OSError:
+        return None  # the interface was just taken away
     flags = _flags(name)
     values: dict[int, bytes] = {}
     position = 8

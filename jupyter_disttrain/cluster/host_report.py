@@ -57,7 +57,7 @@ class HostReport:
     failure: str = ""  # ssh's or Python's own words where there was no answer; all below is unknown then
     exit_code: int | None = None  # of ssh, where there was no answer; None: it had to be ended
     hostname: str = ""
-    ssh_address: str = ""  # at which ssh reached it; empty where it does not tell
+    ssh_address: str = ""  # at which ssh, or Slurm, reached it; empty where it does not tell
     addresses: tuple[Address, ...] = ()
     infiniband: tuple[Port, ...] = ()
     python: str = ""  # "CPython 3.11"
@@ -106,6 +106,7 @@ class Wanted:
     least_free_bytes: int = LEAST_FREE_BYTES
     limit_s: float = 20.0  # for a host to answer
     reach_s: float = 3.0  # for one host to reach another
+    by: str = "ssh"  # what leads to the hosts; "srun": they are nodes of a Slurm job
 
     @classmethod
     def here(cls, *, torch: bool = True, mpiexec: str | None = None, **others: Any) -> Wanted:

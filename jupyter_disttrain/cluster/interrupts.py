@@ -14,6 +14,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..errors import StartInterruptedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -94,3 +96,9 @@ def deferred_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
+
+
+def raise_interrupted(error: BaseException) -> None:
+    """Raise what a person reads whose interrupt has ended a start; nothing of it is left by then."""
+    if isinstance(error, KeyboardInterrupt) and not isinstance(error, StartInterruptedError):
+        raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None

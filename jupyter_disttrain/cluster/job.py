@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import shlex
 import socket
 import time
 from dataclasses import replace
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
-from ..hosts import HostSlots
-from ..job_file import JobFile, read_own
+from ..hosts import HostSlots, split_command
+from ..job_file import JobFile, can_end_calls, read_own
+from ..ranks import counted
 from ..shelf import NOTEBOOK
 from .folders import Folders
 from .placement import Placement
@@ -58,7 +58,7 @@ def find(which: str, ssh: str) -> JobFile | ClusterFile:
     """
     remote = split(which)
     if remote is not None:
-        told = Tunnel(*remote, shlex.split(ssh)).told
+        told = Tunnel(*remote, split_command(ssh)).told
         return left_by_notebook(told, which) or told
     path = full_path(which)
     told = read(Path(path))
@@ -183,12 +183,15 @@ class JobProcesses:
     """What stands in the place of ``Processes``: those of a job are its own."""
 
     mpi_heals = False
-    output = ""
+    lost_job = output = controller_fate = ""
     births: Births = {}  # noqa: RUF012  (never any)
     command: tuple[str, ...] = ()
 
-    def __init__(self, config: ClusterConfig, tunnel: Tunnel | None) -> None:
-        self._config, self._tunnel = config, tunnel
+    def __init__(self, config: ClusterConfig, profile: Path) -> None:
+        self._tunnel = tunnel_of(profile)
+        # Of a tunnel that another process has, its folder here is what goes with the job.
+        self._there = profile if split(config.job_file) else Path(config.job_file)
+        self._config = config
         self.launcher = config.job
 
     def start(self) -> None:
@@ -213,7 +216,7 @@ class JobProcesses:
             self._tunnel.wait_for_end(patience_s)
             return
         deadline = time.monotonic() + patience_s
-        while Path(self._config.job_file).exists() and time.monotonic() < deadline:
+        while self._there.exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
 
@@ -239,11 +242,15 @@ class JobLaunch(Launch):
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
         return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
 
-    def _decide_where(self, _tell: Callable[[str], None]) -> None:
+    def decide(self, _tell: Callable[[str], None]) -> None:
+        """Take what the job's file says."""
+        self.folders = self._make_folders()
+        self._taken.callback(self.folders.remove)
         self.started_s = self._told.started_s
         self.placement = Placement(listen=self._told.address, network=self._told.network)
         self.gpus = []
         self.n, self.address = self._told.world_size, self._told.address
+        self.is_decided = True
 
     def start(self) -> None:
         """Tell all ranks who they are; when it returns, they have joined their process group.
@@ -258,7 +265,7 @@ class JobLaunch(Launch):
         self._processes = self._make_processes()
         try:
             self._hold = Hold(self.folders.profile)
-        except OSError as error:
+        except BlockingIOError as error:
             raise UsageError(f"the ranks of {self.config.job_file} were just taken by another notebook") from error
         try:
             self._connect(self._wait_for_connection(), self.folders.cluster_id)
@@ -272,6 +279,7 @@ class JobLaunch(Launch):
             raise
         self._started = True
         self.write()
+        self._show()
 
     def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
@@ -284,6 +292,7 @@ class JobLaunch(Launch):
             addresses={self._told.host: self._told.address},
             words=f"network {self._told.network}",
         )
+        self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend = self._backend(hellos)
         count = min(hello.cuda_devices for hello in hellos) if backend != "gloo" else 0
         self.gpus = [str(gpu) for gpu in range(count)]
@@ -302,7 +311,7 @@ class JobLaunch(Launch):
     def _check_time(self, heard: int = 0) -> None:
         if time.monotonic() > self._deadline:
             raise LaunchError(
-                f"{heard} of the {self.n} ranks of {self.config.job_file} came within "
+                f"{heard} of {counted(self.n, 'rank')} of {self.config.job_file} came within "
                 f"{self.config.start_timeout_s:g} s; the job's own output tells what keeps the others, and "
                 "%dist_attach can be tried again"
             )

@@ -1,109 +1,89 @@
 """Where the ranks of a Slurm job go, and the network between them.
 
-Covers: taking the nodes, the network that they and this machine are in, or the one that is named.
+Covers: taking the nodes, asking each before ranks start there, the network between them, ending the job if one can't be
+used.
 Does not cover: hosts that are reached by ssh (``placement``), the job (``slurm``).
-
-The hosts are not asked one by one as those of ssh are: Slurm vouches for them, and tells their addresses.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError
 from ..hosts import HostSlots
-from .host_report import own_addresses
-from .placement import Placement
-from .slurm.grant import obtain
+from .host_report import Wanted
+from .launchers.mpi import find_mpiexec
+from .placement import over
+from .slurm.commands import find
+from .slurm.grant import obtain, step_command
+from .slurm.state import UNKNOWN
+from .slurm.words import over_text
+from .survey import survey_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
 
     from ..config import ClusterConfig
     from .folders import Folders
+    from .placement import Placement
+    from .slurm.grant import Grant
+    from .slurm.state import JobState
+
+ANSWER_SECONDS = 60.0  # for a node to answer: a step may wait for the site's prolog
 
 
-def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], None]) -> Placement:
-    """Take the nodes of an allocation, or submit a job and wait for its nodes.
+def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
+    """Take the nodes of an allocation, or submit a job and wait for its nodes; ask each what it has.
 
     Parameters
     ----------
     tell
         Called with a line on the queue, each time it changes.
+    taken
+        Is told how the job is ended.
 
     Raises
     ------
     UsageError
         If the request can't be met as it is.
     LaunchError
-        If Slurm does not grant it, or this machine does not reach the nodes; no job is left then.
+        If Slurm does not grant it, or a node can't be used; the message names each such node and what to do.
     """
-    grant = obtain(config.sbatch, config.count, folders, tell)
+    find("srun")
+    wanted = Wanted.here(  # before a job waits in the queue: this machine may lack something itself
+        torch=config.backend != "none",
+        mpiexec=find_mpiexec() if config.sbatch.start == "mpirun" else None,
+        shared_folder=folders.profile,
+        interface=config.interface,
+        limit_s=ANSWER_SECONDS,
+        by="srun",
+    )
+    grant = obtain(config.sbatch, config.count, folders, tell, taken)
     try:
-        addresses = grant.addresses()
-        listen, network = network_to(addresses, config.interface)
-    except BaseException:  # an interrupt too: no job may stay
-        grant.release()
-        raise
-    return Placement(
+        between = _between_nodes(grant, wanted)
+    except LaunchError as error:
+        raise _why(grant, grant.job.state(), error) from error
+    return replace(
+        between,
         hosts=tuple(HostSlots(name=node, slots=grant.per_node) for node in grant.nodes),
-        listen=listen,
-        network=network,
-        addresses=addresses,
         gpus=grant.gpus_per_node if config.backend not in ("gloo", "none") else 0,
-        words=f"{grant.in_words}; network {network}",
+        words=f"{grant.in_words}; {between.words}",
         grant=grant,
     )
 
 
-def network_to(addresses: dict[str, str], interface: str | None) -> tuple[str, str]:
-    """Return this machine's address in the network of the nodes, and the network.
-
-    Parameters
-    ----------
-    addresses
-        Of the nodes.
-    interface
-        One of this machine, or a network as in ``"10.1.0.0/16"``; None: the way to the nodes.
-
-    Raises
-    ------
-    UsageError
-        If this machine has no address there.
-    LaunchError
-        If it does not reach the nodes.
-    """
-    own = [each for each in own_addresses() if ":" not in each.address]
-    if interface is None:
-        listen = _way_to(*next(iter(addresses.items())))
-        chosen = [each for each in own if each.address == listen]
-    elif "/" in interface:
-        named = ipaddress.ip_network(interface, strict=False)
-        chosen = [each for each in own if ipaddress.ip_address(each.address) in named]
-    else:
-        chosen = [each for each in own if each.interface == interface]
-    if not chosen:
-        has = ", ".join(f"{each.address}/{each.prefix} ({each.interface})" for each in own if not each.loopback)
-        raise UsageError(
-            f"this machine has no address on {interface or 'the way to the nodes'}; it has {has or 'none'}"
-        )
-    network = ipaddress.ip_interface(f"{chosen[0].address}/{chosen[0].prefix}").network
-    if interface is None:
-        # Nodes may be in a network beside ours, behind a router.
-        while not all(ipaddress.ip_address(address) in network for address in addresses.values()):
-            network = network.supernet()
-    return chosen[0].address, interface if interface and "/" in interface else str(network)
+def _between_nodes(grant: Grant, wanted: Wanted) -> Placement:
+    reports = survey_by(
+        lambda node, command: step_command(grant, node, command), grant.nodes, wanted, grant.addresses()
+    )
+    return over(reports, wanted, "slurm")
 
 
-def _way_to(name: str, address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nothing_is_sent:
-        try:
-            nothing_is_sent.connect((address, 9))
-        except OSError as error:
-            raise LaunchError(
-                f"this machine can't reach {name} at {address}: {error.strerror}; run the notebook on a host that "
-                "the nodes reach, or in an allocation"
-            ) from error
-        return str(nothing_is_sent.getsockname()[0])
+def _why(grant: Grant, state: JobState, error: LaunchError) -> LaunchError:
+    """Return what is told: that the job has ended meanwhile, if it has, else what is wrong with which node."""
+    if state.state not in ("RUNNING", UNKNOWN):
+        return LaunchError(over_text(grant.job.state() if grant.is_own else state, state))
+    other = "the job was ended; --exclude=HOST" if grant.is_own else "--new-job --exclude=HOST"
+    return LaunchError(f"{grant.in_words}: {error}\n  {other} asks Slurm for other nodes")

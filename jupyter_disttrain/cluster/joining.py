@@ -11,10 +11,12 @@ import weakref
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import LaunchError, UsageError
 from . import attach, job
+from .folders import BROUGHT_METRICS
 from .hearing import Hearing
 from .registry import ClusterFile, find
+from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +100,7 @@ class Joining(Hearing):
     def _meet(self, told: JobFile) -> None:
         started = time.monotonic()
         self._launch = job.JobLaunch(told, self.config, self._on_message, self._on_lost)
+        self._launch.decide(lambda _words: None)
         self._launch.start()
         self.is_met = True
         self.start_seconds = time.monotonic() - started
@@ -108,8 +111,7 @@ class Joining(Hearing):
         gate = attach.Gate(self._on_message)
         self._launch = attach.join(there, gate, self._on_lost)
         self._look_after()
-        if any(self._launch.folders.run.glob("*.metrics.jsonl")):
-            self.metrics.read(self._launch.folders.run)
+        self._read_metrics()
         try:
             self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
         except BaseException:  # an interrupt too: the cluster must be there for the next who asks
@@ -117,6 +119,17 @@ class Joining(Hearing):
             self._launch.leave()
             raise
         self.start_seconds = time.monotonic() - started
+
+    def _read_metrics(self) -> None:
+        folders = self._launch.folders
+        tunnel = tunnel_of(folders.profile)
+        if tunnel is not None:
+            try:
+                tunnel.bring_metrics(str(folders.run), folders.profile / BROUGHT_METRICS)
+            except LaunchError as error:
+                self._guardian.note(str(error))
+        if any(folders.metrics.glob("*.metrics.jsonl")):
+            self.metrics.read(folders.metrics)
 
     def detach(self) -> None:
         """Leave the ranks to themselves, with all that runs on them, until somebody attaches to them.

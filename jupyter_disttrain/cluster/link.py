@@ -22,7 +22,7 @@ from ipyparallel.util import _disable_session_extract_dates
 from jupyter_client.session import Session
 
 from ..errors import ClusterClosedError
-from ..messages import FIGURES_TOPIC, NANNY_REQUEST, channel_url, encrypt
+from ..messages import FIGURES_TOPIC, NANNY_REQUEST, channel_url, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ class Link:
         sock = self._context.socket(kind)
         for name, value in ({"SNDHWM": 0, "RCVHWM": 0, "LINGER": 500} | options).items():
             setattr(sock, name, value)
-        encrypt(sock, self._info)
+        prepare(sock, self._info)
         sock.connect(channel_url(self._info, channel))
         return sock
 

@@ -37,7 +37,7 @@ def _row(cluster: ClusterFile) -> dict[str, Any]:
         "name": cluster.name,
         "id": cluster.cluster_id,
         "ranks": len(cluster.table),
-        "launcher": cluster.config["launcher"],
+        "launcher": cluster.launcher,
         "started_s": cluster.started_s,
         "doing": what_ranks_do(cluster),
         "kept": cluster.config["keep"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class Synced:
 
     reloaded: Mapping[str, tuple[int, ...]]  # modules, with their ranks
     brought: Mapping[str, tuple[str, ...]]  # files from the notebook's folder, with the hosts that lacked them
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose objects keep old code, with ranks
 
     def __str__(self) -> str:
         """Say it in a line or two."""
@@ -42,13 +43,20 @@ class Synced:
         for name, ranks in self.reloaded.items():
             by_ranks.setdefault(ranks, []).append(name)
         lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in by_ranks.items()]
+        for words, ranks in self.kept.items():
+            lines.append(f"objects of {words} on {label_ranks(ranks)} keep the old code; make them anew")
         return "\n".join(lines) or "no module was edited since the ranks imported it"
 
 
 class CodeSyncer(Part):
     """The part of a cluster that brings edited modules to its ranks."""
 
-    def sync_code(self, paths: Sequence[str | os.PathLike[str]] = (), **options: Any) -> Synced:
+    def sync_code(
+        self,
+        paths: Sequence[str | os.PathLike[str]] = (),
+        ranks: str | int | Iterable[int] = "all",
+        **options: Any,
+    ) -> Synced:
         """Reload on each rank the modules that were edited since it imported them.
 
         Nodes that do not see the notebook's folder are sent what they lack: the modules below that folder that ranks
@@ -58,6 +66,8 @@ class CodeSyncer(Part):
         ----------
         paths
             Files, folders and modules below the notebook's folder to bring even if no rank has imported them.
+        ranks
+            Those that are looked at; others keep what they have imported.
         **options
             As of :meth:`Cluster.run`, for the cell that reloads.
 
@@ -75,7 +85,7 @@ class CodeSyncer(Part):
         """
         folder = Path.cwd()
         named = [file for path in paths for file in _named(folder, path)]
-        launch, everybody = self._ready("all")
+        launch, everybody = self._ready(ranks)
         told = {rank: reply["content"] for rank, reply in ask(launch, everybody, {"do": "list_code"}).items()}
         files = _with_imports(folder, [*named, *_imported(folder, told.values())])
         brought = _bring(launch, everybody, folder, files)
@@ -174,12 +184,19 @@ def _bring(
 def _result(results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]]) -> Synced:
     reloaded: dict[str, list[int]] = {}
     failed: dict[str, list[int]] = {}
+    kept: dict[str, list[int]] = {}
     for rank, told in results.items():
         for name in told["reloaded"]:
             reloaded.setdefault(name, []).append(rank)
         for words in told["failed"].values():
             failed.setdefault(words, []).append(rank)
-    synced = Synced(reloaded={name: tuple(ranks) for name, ranks in reloaded.items()}, brought=brought)
+        for words in told["kept"]:
+            kept.setdefault(words, []).append(rank)
+    synced = Synced(
+        reloaded={name: tuple(ranks) for name, ranks in reloaded.items()},
+        brought=brought,
+        kept={words: tuple(ranks) for words, ranks in kept.items()},
+    )
     if failed:
         said = [f"{words} on {label_ranks(ranks)}, as it was before there" for words, ranks in failed.items()]
         also = f"; {synced}" if synced.reloaded or synced.brought else ""

@@ -6,12 +6,16 @@ Does not cover: noticing it (``link``, ``reach``), what is done then (``hearing`
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
-from ..ranks import label_ranks
+from ..errors import DisttrainError
+from ..ranks import format_ranks, label_ranks
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ..config import ClusterConfig
     from .start import Launch
 
@@ -34,7 +38,25 @@ def why_lost(launch: Launch) -> str:
         dead = [entry.info.rank for entry in launch.table if entry.state == "dead"]
         after = f" after {label_ranks(dead)} died" if dead else ""
         return f"the job of {config.job_file} has ended{after}; start it again and %dist_attach its file"
-    return f"the controller of cluster {config.name!r} ended; %dist_reset starts the ranks anew"
+    return (
+        f"the controller of cluster {config.name!r} on {socket.gethostname()} {launch.controller_fate or 'has ended'}; "
+        "nobody can be reached without it, so all ranks end; %dist_reset starts them anew"
+    )
+
+
+def words_of(error: Exception) -> str:
+    """Return what an error says; one of ours speaks for itself."""
+    return str(error) if isinstance(error, DisttrainError) else f"{type(error).__name__}: {error}"
+
+
+def stuck_remedy(launch: Launch, ranks: Collection[int]) -> str:
+    """Return what helps with ranks that hear nothing any more."""
+    if not launch.config.job:
+        return f"%dist_reset -r {format_ranks(ranks)} replaces just {'that rank' if len(ranks) == 1 else 'those ranks'}"
+    words = "only %dist_shutdown, which ends the job, ends that"
+    if launch.config.has_mpi and not launch.mpi_heals:
+        words += "; calls of MPI can be ended where the job begins with mpirun --with-ft ulfm --continuous (Open MPI 5)"
+    return words
 
 
 def remedy(config: ClusterConfig) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import LaunchError
+from ..errors import HostLostError
 from ..ranks import format_ranks
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..config import ClusterConfig
     from .rank_table import RankEntry
     from .reach import Reach
+
+GO_ON = "the others go on, with -r"
 
 
 class Moves:
@@ -32,35 +34,46 @@ class Moves:
 
         Raises
         ------
-        LaunchError
+        HostLostError
             If it is lost and there is no spare, or if one MPI job was lost with it.
         """
         if self._config.launcher == "mpi" and self._reach.lost_hosts:
-            raise LaunchError(self._lost_with_mpi(table))
+            raise HostLostError(self.why_lost(table))
         if not self._reach.is_lost(host):
             return host
         used = {entry.launch_host for entry in table} | set(self._moved.values())
         spare = self._moved.get(host) or next((spare for spare in self._config.spares if spare not in used), None)
         if spare is None:
-            ranks = format_ranks(entry.info.rank for entry in table if entry.launch_host == host)
-            other = "no spare is left" if self._config.spares else "a cluster with --spare HOST has one for such ranks"
-            if self._config.launcher == "slurm":
-                other = "%dist_shutdown and %dist_init ask Slurm for other nodes"
-            raise LaunchError(
-                f"{host} is lost; once it is there again %dist_reset -r {ranks} starts its ranks there, and {other}"
-            )
+            raise HostLostError(self.why_lost(table))
         self._moved[host] = spare
         return spare
 
-    def _lost_with_mpi(self, table: Sequence[RankEntry]) -> str:
-        lost = self._reach.lost_hosts
-        counts: dict[str, int] = {}
-        for entry in table:
-            if entry.launch_host not in lost:
-                counts[entry.launch_host] = counts.get(entry.launch_host, 0) + 1
-        left = ",".join(f"{name}:{count}" for name, count in counts.items())
-        without = f"--hosts {left}" if left else "on other hosts"
+    def why_lost(self, table: Sequence[RankEntry]) -> str:
+        """Return which hosts are lost that no spare stands for, and what a person can do; empty where there is none."""
+        lost = [host for host in self._reach.lost_hosts if host not in self._moved]
+        if not lost or self._config.job:
+            return ""
+        if self._config.launcher == "mpi":
+            return _lost_with_mpi(lost, table)
+        ranks = format_ranks(entry.info.rank for entry in table if entry.launch_host in lost)
+        are, they, their = ("is", "it is", "its") if len(lost) == 1 else ("are", "they are", "their")
+        other = "no spare is left" if self._config.spares else "a cluster with --spare HOST has one for such ranks"
+        if self._config.launcher == "slurm":
+            other = "%dist_shutdown and %dist_init ask Slurm for other nodes"
         return (
-            f"one MPI job over hosts does not outlive the loss of {', '.join(lost)}; %dist_shutdown, then %dist_init "
-            f"{without}, or with --launcher ssh --spare HOST, which does"
+            f"{', '.join(lost)} {are} lost; once {they} there again %dist_reset -r {ranks} starts {their} ranks there, "
+            f"and {other}"
         )
+
+
+def _lost_with_mpi(lost: Sequence[str], table: Sequence[RankEntry]) -> str:
+    counts: dict[str, int] = {}
+    for entry in table:
+        if entry.launch_host not in lost:
+            counts[entry.launch_host] = counts.get(entry.launch_host, 0) + 1
+    left = ",".join(f"{name}:{count}" for name, count in counts.items())
+    without = f"--hosts {left}" if left else "on other hosts"
+    return (
+        f"one MPI job over hosts does not outlive the loss of {', '.join(lost)}; %dist_shutdown, then %dist_init "
+        f"{without}, or with --launcher ssh --spare HOST, which does"
+    )

@@ -85,10 +85,12 @@ def choose_network(
     if interface is None:
         network, chosen = _best(client_addresses, hosts)
     elif "/" in interface:
-        network = _parse(interface)
-        chosen = _within(network, hosts, f"has no address in {interface}")
+        network = parse_network(interface)
+        chosen = _within(network, hosts, interface)
     else:
         network, chosen = _by_name(interface, hosts)
+    if interface and any(each.loopback for each in chosen.values()) and not _is_here(client_addresses, hosts):
+        raise LaunchError(loopback_words(interface, _what_they_have(hosts)))
     return Network(
         client_address=_client_address(client_addresses, network, chosen),
         cidr=str(network),
@@ -204,13 +206,30 @@ def _first_in(network: AnyNetwork, host: HostReport) -> Address | None:
     return next((each for each in inside if each.address == host.ssh_address), inside[0] if inside else None)
 
 
-def _within(network: AnyNetwork, hosts: Sequence[HostReport], what: str) -> dict[str, Address]:
+def loopback_words(interface: str, has: str) -> str:
+    """Return what is said of loopback as a network between hosts, and what to name instead."""
+    return (
+        f"--interface {interface} is loopback, which never leaves a machine, so no host reaches another by it; name a "
+        f"network that all hosts are in, e.g. --interface eth0 or 10.1.0.0/16. {has}"
+    )
+
+
+def _is_here(client: Sequence[Address], hosts: Sequence[HostReport]) -> bool:
+    """Whether all ranks are on this machine, whatever it is called."""
+    return len(hosts) == 1 and (is_local(hosts[0].name) or set(hosts[0].addresses) == set(client))
+
+
+def _within(network: AnyNetwork, hosts: Sequence[HostReport], named: str) -> dict[str, Address]:
     chosen = {host.name: address for host in hosts if (address := _first_in(network, host))}
     without = [host for host in hosts if host.name not in chosen]
+    looped = [
+        host for host in without if any(each.loopback and _is_in(each.address, network) for each in host.addresses)
+    ]
+    if without and looped == without:
+        raise LaunchError(loopback_words(named, _what_they_have(hosts)))
     if without:
         raise LaunchError(
-            f"{', '.join(host.name for host in without)} {what}; name another network with --interface. "
-            f"{_what_they_have(without)}"
+            f"{_have_none(without)} in {named}; name another network with --interface. {_what_they_have(without)}"
         )
     return chosen
 
@@ -227,9 +246,8 @@ def _by_name(interface: str, hosts: Sequence[HostReport]) -> tuple[AnyNetwork, d
             return _around(chosen, hosts)
     without = [host for host in hosts if all(each.interface != interface for each in host.addresses)] or list(hosts)
     raise LaunchError(
-        f"{', '.join(host.name for host in without)} has no address that fits on an interface {interface}; name the "
-        "network instead where interfaces have different names, e.g. --interface 10.1.0.0/16. "
-        f"{_what_they_have(without)}"
+        f"{_have_none(without)} that fits on an interface {interface}; name the network instead where interfaces have "
+        f"different names, e.g. --interface 10.1.0.0/16. {_what_they_have(without)}"
     )
 
 
@@ -239,6 +257,10 @@ def _around(chosen: dict[str, Address], hosts: Sequence[HostReport]) -> tuple[An
     if network.prefixlen < WIDEST_PREFIX[network.version]:
         raise LaunchError(_NO_COMMON + _what_they_have(hosts))
     return network, chosen
+
+
+def _have_none(hosts: Sequence[HostReport]) -> str:
+    return f"{', '.join(host.name for host in hosts)} {'has' if len(hosts) == 1 else 'have'} no address"
 
 
 def _what_they_have(hosts: Sequence[HostReport]) -> str:
@@ -276,7 +298,14 @@ def _version(address: Address) -> int:
     return ipaddress.ip_address(address.address).version
 
 
-def _parse(text: str) -> AnyNetwork:
+def parse_network(text: str) -> AnyNetwork:
+    """Read a network as ``--interface`` names it.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:

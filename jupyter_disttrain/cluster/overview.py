@@ -58,6 +58,11 @@ class Overview:
         return "" if self._job_watch is None else self._job_watch.text
 
     @property
+    def lost_because(self) -> str:
+        """Why its ranks can't be reached any more, and what to do; empty while they can."""
+        return self._launch.lost_because
+
+    @property
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self._launch.table)

@@ -6,12 +6,11 @@ Does not cover: whether the hosts can be used (``preflight``), starting anything
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError, UsageError
-from ..hosts import HostSlots
+from ..hosts import HostSlots, split_command
 from .host_report import Wanted, own_addresses
 from .launchers.mpi import find_mpiexec
 from .network import environment_for
@@ -19,6 +18,7 @@ from .slurm.grant import Grant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
 
     from ..config import ClusterConfig
     from .folders import Folders
@@ -75,13 +75,15 @@ class Placement:
         return ""
 
 
-def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None]) -> Placement:
+def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
     """Decide where ranks go; hosts are looked at first, and a Slurm job is waited for.
 
     Parameters
     ----------
     tell
         Called with a line on what is waited for, each time it changes.
+    taken
+        Is told how to give back what is taken, at the moment at which it is.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None]) 
     if config.launcher == "slurm":
         from .job_placement import place_in_job  # noqa: PLC0415  (it imports this)
 
-        return place_in_job(config, folders, tell)
+        return place_in_job(config, folders, tell, taken)
     if not config.hosts:
         return Placement()
     return _over_hosts(config, folders)
@@ -101,10 +103,10 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None]) 
 
 def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
     """Ask all hosts, the spares too, whether ranks can be started there, and choose their network."""
-    from .preflight import check, choose_network, describe, survey  # noqa: PLC0415  (for one machine it is of no use)
+    from .survey import survey  # noqa: PLC0415  (for one machine it is of no use)
 
     names = [*(host.name for host in config.hosts), *config.spares]
-    ssh = shlex.split(config.ssh)
+    ssh = split_command(config.ssh)
     wanted = Wanted.here(
         torch=config.backend != "none",
         mpiexec=find_mpiexec() if config.launcher == "mpi" else None,
@@ -112,33 +114,58 @@ def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
         interface=config.interface,
     )
     reports = survey(names, ssh, wanted)
-    notes = check(reports, wanted, ssh)
-    network = choose_network(own_addresses(), reports, config.interface)
-    check_version(network)
+    between = over(reports, wanted, config.launcher, ssh)
     uses_gpus = config.backend not in ("gloo", "none")
-    return Placement(
-        hosts=_filled(config, reports, uses_gpus=uses_gpus),
-        listen=network.client_address,
-        network=network.cidr,
-        addresses={node.name: node.address for node in network.nodes},
-        variables=_infiniband(network, names[0]),
-        gpus=min(report.gpus for report in reports) if uses_gpus else 0,
-        words="; ".join([describe(network), *notes]),
-    )
+    hosts = _filled(config, reports, uses_gpus=uses_gpus)
+    return replace(between, hosts=hosts, gpus=min(report.gpus for report in reports) if uses_gpus else 0)
 
 
-def check_version(network: Network) -> None:
-    """Refuse IPv6: neither the controller's sockets nor Open MPI's speak it.
+def over(reports: Sequence[HostReport], wanted: Wanted, launcher: str, ssh: Sequence[str] = ()) -> Placement:
+    """Refuse hosts that can't be used, and choose the network between those that were asked; without ranks so far.
+
+    Parameters
+    ----------
+    reports
+        What the hosts have said.
+    wanted
+        What they were asked for.
+    launcher
+        Of the ranks.
+    ssh
+        The command by which they were asked, if it was ssh.
 
     Raises
     ------
     LaunchError
-        If that is the network's.
+        If a host can't be used, or they share no network; the message names each and what to do.
     """
-    if ":" in network.client_address:
+    from .preflight import check, choose_network, describe  # noqa: PLC0415  (as above)
+
+    notes = check(reports, wanted, ssh)
+    network = choose_network(own_addresses(), reports, wanted.interface)
+    check_version(network, launcher)
+    return Placement(
+        listen=network.client_address,
+        network=network.cidr,
+        addresses={node.name: node.address for node in network.nodes},
+        variables=_infiniband(network, reports[0].name),
+        words="; ".join([describe(network), *notes]),
+    )
+
+
+def check_version(network: Network, launcher: str) -> None:
+    """Refuse IPv6 for an MPI job, which in Slurm ranks may be too: the filter before its sockets lets in IPv4 alone.
+
+    Raises
+    ------
+    LaunchError
+        If that is the network's, and MPI starts the ranks.
+    """
+    if ":" in network.client_address and launcher != "ssh":
+        needs = "ranks in Slurm need" if launcher == "slurm" else "an MPI job over hosts needs"
         raise LaunchError(
-            f"the hosts were to talk over {network.cidr}, but ranks on hosts need an IPv4 network; give each host an "
-            "IPv4 address, or name a network in which each has one, e.g. --interface 10.1.0.0/16"
+            f"the hosts were to talk over {network.cidr}, and {needs} IPv4; start without MPI (--launcher ssh), or "
+            "name an IPv4 network that all hosts are in, e.g. --interface 10.1.0.0/16"
         )
 
 
@@ -153,13 +180,16 @@ def _infiniband(network: Network, host: str) -> dict[str, str]:
 
 
 def _filled(config: ClusterConfig, reports: Sequence[HostReport], *, uses_gpus: bool) -> tuple[HostSlots, ...]:
-    """Give each host its number of ranks where none was named: its GPUs, else an equal part of them, else one."""
-    count = len(config.hosts)
-    equal, rest = divmod(config.n or count, count)
-    if rest or not equal:
-        raise UsageError(
-            f"{config.n} ranks can't be shared out evenly over {count} hosts; say how many each takes, "
-            "e.g. --hosts node1:4,node2:2"
-        )
+    """Give each host its number of ranks where none was named: its GPUs, else an equal part of -n, else one."""
+    unsaid = [host.name for host in config.hosts if host.slots is None]
+    equal = 1
+    if unsaid and config.n is not None:
+        left = config.n - sum(host.slots or 0 for host in config.hosts)
+        equal, rest = divmod(left, len(unsaid))
+        if rest or equal < 1:
+            raise UsageError(
+                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(unsaid)}, which can't be; say "
+                "how many each takes, e.g. --hosts node1:4,node2:2"
+            )
     gpus = {report.name: report.gpus if uses_gpus and config.n is None else 0 for report in reports}
     return tuple(replace(host, slots=host.slots or gpus[host.name] or equal) for host in config.hosts)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import LaunchError
 from .host_report import Wanted
 from .network import choose_network, describe, environment_for
+from .slurm.step_words import explain_step
 from .ssh_words import explain
 from .survey import CLIENT, survey
 
@@ -36,6 +37,7 @@ OPEN_PORTS = (
     "another network with --interface"
 )
 SSH = ("ssh",)
+WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by what leads to the hosts
 
 
 def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SSH) -> list[str]:
@@ -60,7 +62,7 @@ def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SS
     """
     problems: dict[Problem, list[str]] = {}
     for report in reports:
-        found = [explain(report, ssh, wanted)] if not report.answered else list(_problems(report, reports, wanted))
+        found = list(_problems(report, reports, wanted)) if report.answered else [_unasked(report, ssh, wanted)]
         for problem in dict.fromkeys(found):
             problems.setdefault(problem, []).append(report.name)
     if problems:
@@ -69,6 +71,10 @@ def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SS
         lines = [f"{_named(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
         raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
     return list(_warnings(reports))
+
+
+def _unasked(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> Problem:
+    return explain_step(report, wanted) if wanted.by == "srun" else explain(report, ssh, wanted)
 
 
 def _named(hosts: Sequence[str]) -> str:
@@ -81,7 +87,7 @@ def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted)
     yield from _twice(report, reports)
     yield from _python(report, wanted)
     if wanted.torch is not None:
-        yield from _torch(report, reports, wanted.torch)
+        yield from _torch(report, reports, wanted.torch, wanted.python)
     if wanted.mpiexec is not None and wanted.mpi_version:  # other MPIs have other daemons
         yield from _mpi(report, wanted, wanted.mpiexec)
     yield from _folders(report, wanted)
@@ -92,7 +98,7 @@ def _twice(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Proble
     same = [each for each in reports if each.answered and _identity(each) == _identity(report)]
     if len(same) > 1 and report is not same[0]:
         yield (
-            f"it is the host that {same[0].name} is too",
+            f"the same host as {same[0].name}",
             "name each host once, with all of its ranks, e.g. node1:4",
         )
 
@@ -126,10 +132,10 @@ def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
         yield f"jupyter_disttrain in {report.package_folder} has other files than {here}", remedy
 
 
-def _torch(report: HostReport, reports: Sequence[HostReport], here: str) -> Iterator[Problem]:
+def _torch(report: HostReport, reports: Sequence[HostReport], here: str, python: str) -> Iterator[Problem]:
     """Yield what is wrong with torch; its build (the part behind the plus) has to be the same on the hosts alone."""
     if not report.torch:
-        yield "torch is not installed in its Python", f"install the same on all hosts: torch {here}".rstrip()
+        yield f"torch is not installed in {python}", f"install the same on all hosts: torch {here}".rstrip()
     elif here and _release(report.torch) != _release(here):
         yield (
             f"torch is {report.torch} there, here it is {here}",
@@ -149,15 +155,17 @@ def _release(version: str) -> str:
 
 
 def _mpi(report: HostReport, wanted: Wanted, mpiexec: str) -> Iterator[Problem]:
+    without = WITHOUT_MPI[wanted.by]
     if not report.daemon:
+        where = "an ssh login" if wanted.by == "ssh" else "the job"
         yield (
-            f"Open MPI's daemon prted is neither in {Path(mpiexec).parent} nor on the PATH of an ssh login",
-            "install the same Open MPI there, or start without MPI: --launcher ssh",
+            f"Open MPI's daemon prted is neither in {Path(mpiexec).parent} nor on the PATH of {where}",
+            f"install the same Open MPI there, or start without MPI: {without}",
         )
     elif report.daemon != wanted.mpi_version:
         yield (
             f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}",
-            "install the same Open MPI on all hosts, or start without MPI: --launcher ssh",
+            f"install the same Open MPI on all hosts, or start without MPI: {without}",
         )
 
 
@@ -183,7 +191,7 @@ def _folders(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
     for folder, free in report.free_bytes.items():
         if free < wanted.least_free_bytes and folder not in report.unwritable:
             yield (
-                f"{free / 2**20:.0f} MiB are free in {folder}",
+                f"too little is free in {folder}: {free / 2**20:.0f} MiB",
                 f"make room: ranks want at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
             )
     if report.working:
@@ -196,24 +204,24 @@ def _folders(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
 def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
     if report.unopened:
         yield (
-            f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
+            f"no port could be opened on {report.address or 'the address there'} ({report.unopened})",
             "name another network with --interface",
         )
     unreached = dict(report.unreached)
     why = unreached.pop(CLIENT, "")
     if why:
         yield (
-            f"it can't reach this machine at {report.client_address} ({why})",
+            f"can't reach this machine at {report.client_address} ({why})",
             LET_IN,
         )
     others = [each for each in reports if each.port and each is not report]
     if len(others) > 1 and len(unreached) == len(others):
-        yield f"it reaches none of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
+        yield f"can't reach any of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
         return
     for other in others:
         if other.name in unreached:
             yield (
-                f"it can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
+                f"can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
                 OPEN_PORTS,
             )
 
@@ -221,7 +229,7 @@ def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
     ahead = {report.name: report.clock_ahead_s for report in reports if abs(report.clock_ahead_s) > MOST_CLOCK_SECONDS}
     if ahead:
-        said = ", ".join(f"{name} by {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
+        said = ", ".join(f"{name} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
         yield f"clocks differ from this machine's: {said}; times in logs and metrics do too (chrony or NTP keeps them)"
     counts = {report.gpus for report in reports}
     if len(counts) > 1:

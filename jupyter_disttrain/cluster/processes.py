@@ -7,10 +7,11 @@ Does not cover: what the ranks are told (``start``).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
-import shlex
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import psutil
 from traitlets.config import Config
 
 from ..errors import LaunchError
+from ..hosts import split_command
 from .controller_launcher import ControllerProcess, free_ports
 from .launchers import LAUNCHERS
 from .launchers.local import RANK_COMMAND
@@ -122,7 +124,7 @@ class Processes:
             options["network"] = self._placement.network
         if self._grant is not None:
             return options | {"grant": self._grant}
-        return options | {"hosts": places, "ssh": shlex.split(self._config.ssh)}
+        return options | {"hosts": places, "ssh": split_command(self._config.ssh)}
 
     def start_one(self, name: str, host: str = "") -> Callable[[], None]:
         """Start a process for one rank, outside the MPI job: nobody can join that once it runs.
@@ -185,6 +187,25 @@ class Processes:
                 raise LaunchError(f"{self.launcher} ended before the ranks were up{said(engines.get_output())}")
 
     @property
+    def controller_fate(self) -> str:
+        """How the controller ended, in words; empty while it runs, or where an earlier notebook has started it."""
+        controller = self._cluster.controller
+        return "" if controller is None else str(controller.fate)
+
+    @property
+    def lost_job(self) -> str:
+        """How the MPI job over hosts has ended, in words; empty while its mpiexec runs, and without one."""
+        if not self._placement.hosts or self._config.launcher != "mpi":
+            return ""
+        for engines in self._cluster.engines.values():
+            process = getattr(engines, "process", None)
+            if isinstance(engines, LAUNCHERS["mpi"]) and process is not None and not process.is_running():
+                code = process.wait(0)
+                how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+                return f"mpiexec (process {process.pid}) {how}, and with it ended all ranks of its job"
+        return ""
+
+    @property
     def births(self) -> Births:
         """When each process began, in seconds since the epoch: by its role, then by its pid."""
         engines = self._cluster.engines.values()
@@ -211,13 +232,9 @@ class Processes:
                 time.sleep(POLL_SECONDS)
             psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
         finally:  # who interrupts it only doesn't want to wait
-            try:
-                left = list(self._started_by_launchers())
-                _outside_loop(self._cluster.stop_cluster_sync)
-                _end([*left, *(each for processes in self._inherited.values() for each in processes)])
-            finally:
-                if self._grant is not None:
-                    self._grant.release()
+            left = list(self._started_by_launchers())
+            _outside_loop(self._cluster.stop_cluster_sync)
+            _end([*left, *(each for processes in self._inherited.values() for each in processes)])
 
     def _started_by_launchers(self) -> Iterator[psutil.Process]:
         """Yield what mpiexec has started here, which waits on when that is killed: an ssh to a host that is lost."""
@@ -225,8 +242,9 @@ class Processes:
             return
         for engines in self._cluster.engines.values():
             process = getattr(engines, "process", None)
-            if process is not None and process.is_running():
-                yield from process.children(recursive=True)
+            if process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                    yield from process.children(recursive=True)
 
 
 def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:

@@ -58,7 +58,10 @@ class RankEntry:
 
 
 def check_idle(
-    table: Sequence[RankEntry], ranks: Sequence[int], remedy: str = "%dist_reset starts the ranks anew"
+    table: Sequence[RankEntry],
+    ranks: Sequence[int],
+    remedy: str = "%dist_reset starts the ranks anew",
+    last_resort: str = "%dist_reset",
 ) -> None:
     """Refuse ranks that died, or that run a cell which may never end.
 
@@ -72,11 +75,12 @@ def check_idle(
         raise UsageError(f"{label_ranks(dead)} died; {remedy}, or leave them out with -r")
     busy = [rank for rank in ranks if table[rank].state == "running"]
     if busy:
-        cells = sorted({table[rank].cell or 0 for rank in busy})
+        numbers = sorted({table[rank].cell or 0 for rank in busy})
+        cells = f"{'cell' if len(numbers) == 1 else 'cells'} {', '.join(map(str, numbers))}"
         verb = "runs" if len(busy) == 1 else "run"
         raise UsageError(
-            f"{label_ranks(busy)} still {verb} cell {', '.join(map(str, cells))}; wait for it, interrupt it, "
-            "use other ranks with -r, or %dist_reset"
+            f"{label_ranks(busy)} still {verb} {cells}; wait for it, interrupt it, "
+            f"use other ranks with -r, or {last_resort}"
         )
 
 
@@ -142,7 +146,7 @@ def _order(hellos: Sequence[RankHello], hosts: list[str]) -> list[RankHello]:
         return sorted(hellos, key=lambda hello: (place.get(_node(hello), len(place)), _node(hello), hello.pid))
     if sorted(told, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
         raise LaunchError(
-            f"mpiexec started {len(hellos)} processes and numbered them {told}; mpi4py and mpiexec belong to "
+            f"mpiexec has numbered the ranks {told} where there are {len(hellos)}; mpi4py and mpiexec belong to "
             "different MPI installations (run: jupyter disttrain doctor)"
         )
     return sorted(hellos, key=lambda hello: hello.launch_rank or 0)

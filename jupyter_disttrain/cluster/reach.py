@@ -88,6 +88,7 @@ class Reach:
                 by_host.setdefault(_host(entry), []).append(entry)
         with self._lock:
             lost = self._watch.take_lost(now)
+            is_alone = bool(lost) and len(by_host) > 1 and self._watch.all_silent(now)
             is_cut = bool(lost) and self._on_cut is not None and self._watch.all_silent(now)
             if not is_cut:
                 self._buried |= {name: [entry.nanny for entry in by_host.get(name, [])] for name in lost}
@@ -97,6 +98,11 @@ class Reach:
         if is_cut and self._on_cut is not None:
             self._on_cut(max(lost.values()))
             return
+        if lost and is_alone:
+            self._note(
+                "no host answers any more: it may be this machine that is cut off from the network, or its controller "
+                "that was stopped"
+            )
         for name, silent_s in lost.items():
             for entry in by_host.get(name, []):  # whatever they do there, nobody hears of it
                 self._on_death(_death(entry, host_silent_s=silent_s))

@@ -208,8 +208,8 @@ class Recovery:
         if self.phase is Phase.LOST:
             self.phase = Phase.BROKEN
 
-    def on_replaced(self, rank: int, *, well: bool) -> None:
-        """Note that a dead rank has a new process, or that none could be started."""
+    def on_replaced(self, rank: int, *, well: bool, for_good: bool = False) -> None:
+        """Note that a dead rank has a new process, or that none could be started; ``for_good``: nor can it later."""
         member = self.members[rank]
         if not member.replacing:
             return  # the new process has died as well, or all was reset meanwhile
@@ -217,7 +217,7 @@ class Recovery:
         if well:
             member.dead, member.asked, member.failed_starts = False, False, 0
             return
-        member.failed_starts += 1
+        member.failed_starts = REPLACE_LIMIT if for_good else member.failed_starts + 1
         if member.failed_starts >= REPLACE_LIMIT:
             member.asked = False
             self.phase = Phase.LOST
@@ -263,7 +263,9 @@ class Recovery:
     @property
     def settled(self) -> bool:
         """Whether nothing is left to be done that could be done now."""
-        if self.phase is Phase.LOST or self.phase is Phase.FORMED:
+        if self.phase is Phase.LOST:
+            return not any(member.replacing for member in self.members)  # why each can't be replaced is told together
+        if self.phase is Phase.FORMED:
             return True
         if self.dead:
             return not any(member.dead and self._follows(member) for member in self.members)

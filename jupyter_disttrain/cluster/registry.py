@@ -18,11 +18,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from jupyter_core.paths import jupyter_runtime_dir
 
 from ..config import ClusterConfig
-from ..errors import UsageError
+from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots
+from ..locks import take_lock
 from ..ranks import RankInfo
 from ..slurm_options import SlurmOptions
 from .folders import Folders, answers
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 FILE = "cluster.json"
 VERSION = metadata.version("jupyter_disttrain")
 HOLDER = "holder"
+_HERE = "@"  # between a job's cluster and the process here that has joined it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class ClusterFile:
     placement: dict[str, Any]  # see ``placement.Placement``
     gpus: list[str]
     generation: int
-    mpi_heals: bool  # MPI can be made whole after a death
+    mpi_heals: bool  # MPI can be made whole after a death, or in a job after an interrupt
     mpi_lost: str  # why MPI has no world of all ranks; empty if it has
     table: list[dict[str, Any]]
     births: dict[str, dict[str, float]]  # of its processes: see ``processes.Processes.births``
@@ -110,6 +113,12 @@ class ClusterFile:
         """The name it was given."""
         return str(self.config["name"])
 
+    @property
+    def launcher(self) -> str:
+        """What started its ranks."""
+        job = self.config["job"]
+        return f"{job} job" if job else str(self.config["launcher"])
+
     def load_config(self) -> ClusterConfig:
         """Return what was asked for."""
         gpus = self.config["gpus"]
@@ -146,13 +155,26 @@ class ClusterFile:
 
 
 class Hold:
-    """The right to send cells to a cluster: one process at a time has it, and its end gives it up."""
+    """The right to send cells to a cluster: one process at a time has it, and its end gives it up.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process has it.
+    UsageError
+        If the file system knows no locks.
+    LaunchError
+        If the file can't be written.
+    """
 
     def __init__(self, profile: Path) -> None:
-        self._file = (profile / HOLDER).open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._file = (profile / HOLDER).open("a+b")
+        except OSError as error:
+            raise LaunchError(f"cannot write {profile / HOLDER}: {error.strerror}; free or repair that disk") from error
+        try:
+            take_lock(self._file.fileno(), profile)
+        except BaseException:  # whatever it is; it is raised again
             self._file.close()
             raise
 
@@ -203,7 +225,7 @@ class Ledger:
 
 
 def _write(path: Path, content: Any) -> None:
-    temporary = path.with_suffix(".new")
+    temporary = path.with_suffix(f".new-{threading.get_native_id()}")  # the cell's thread and the guardian's both write
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file)
     temporary.replace(path)
@@ -212,28 +234,62 @@ def _write(path: Path, content: Any) -> None:
         tunnel.push(path)
 
 
+class Sign:
+    """What tells who looks for clusters on this host of a job that this process has joined.
+
+    Its folders are elsewhere: so there is a link to them, for as long as the job is held here.
+    """
+
+    def __init__(self, profile: Path, cluster_id: str) -> None:
+        folder = _folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = folder / f"{cluster_id}{_HERE}{os.getpid()}"
+        self._path.unlink(missing_ok=True)
+        self._path.symlink_to(profile)
+
+    def remove(self) -> None:
+        """Take it away."""
+        self._path.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return Path(jupyter_runtime_dir()) / "disttrain"
+
+
+def _is_forgotten(sign: Path) -> bool:
+    """Whether the process that has joined a job is no more; its sign is removed then."""
+    pid = sign.name.rpartition(_HERE)[2]
+    if not pid.isdigit() or psutil.pid_exists(int(pid)):
+        return False
+    sign.unlink(missing_ok=True)
+    return True
+
+
 def running() -> list[ClusterFile]:
-    """Return the clusters of this user that run on this host, the oldest first."""
-    folder = Path(jupyter_runtime_dir()) / "disttrain"
+    """Return the clusters of this user that run on this host, and the jobs that are held here, the oldest first."""
+    folder = _folder()
     profiles = list(folder.iterdir()) if folder.is_dir() else []
     found = []
     for profile in profiles:
+        is_sign = profile.is_symlink()
+        if is_sign and _is_forgotten(profile):
+            continue
         try:
             cluster = ClusterFile.read(profile)
             if cluster.version != VERSION:
                 continue
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError, KeyError):
+        except (OSError, json.JSONDecodeError, TypeError, KeyError):
             continue  # it is just starting, has just ended, or was written by another version
-        if cluster.host == socket.gethostname() and answers(Path(cluster.local)):
+        is_there = cluster.is_held if is_sign else answers(Path(cluster.local))
+        if cluster.host == socket.gethostname() and is_there:
             found.append(cluster)
     return sorted(found, key=lambda cluster: cluster.started_s)
 
 
 def unreadable() -> list[dict[str, str]]:
     """Return the names and versions of clusters on this host that another version of this package has started."""
-    folder = Path(jupyter_runtime_dir()) / "disttrain"
     found = []
-    for path in folder.glob(f"*/{FILE}"):
+    for path in _folder().glob(f"*/{FILE}"):
         try:
             told = json.loads(path.read_text())
         except (OSError, json.JSONDecodeError):
@@ -280,9 +336,10 @@ def find(which: str | None, *, free: bool = False) -> ClusterFile:
         )
     others = [each["id"] for each in unreadable() if which in (None, each["name"], each["id"])]
     if others:
+        were, them = ("was", "it") if len(others) == 1 else ("were", "them")
         raise UsageError(
-            f"{', '.join(others)} was started by another version of jupyter_disttrain, and here is {VERSION}; "
-            "install that version again to reach it"
+            f"{', '.join(others)} {were} started by another version of jupyter_disttrain, and here is {VERSION}; "
+            f"install that version again to reach {them}"
         )
     names = [cluster.name for cluster in there]
     listed = ", ".join(each.name if names.count(each.name) == 1 else each.cluster_id for each in there) or "none"

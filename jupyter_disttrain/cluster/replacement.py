@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import LaunchError
+from ..errors import IrreplaceableError, LaunchError
 from .introduction import Introduction
+from .loss import remedy
+from .moves import GO_ON
 from .rank_table import RankEntry
 from .respawn import Respawn
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     from ..messages import NannyHello, RankHello
     from .job import JobProcesses
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from .processes import Processes
 
 RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
-GO_ON = "the others go on, with -r"
+REMEDY = "%dist_reset begins a new job"
 
 
 class Replacement(Introduction):
@@ -33,7 +36,14 @@ class Replacement(Introduction):
     _processes: Processes | JobProcesses | None
     _moves: Moves
     _awaits_rank: bool  # a new process for a rank that died
+    on_note: Callable[[str], None]
+    _told_job = ""
     _one_at_a_time: threading.Lock  # a process does not know for which rank it was started
+
+    @property
+    def why_hosts_lost(self) -> str:
+        """Which hosts are lost that no spare stands for, and what helps; empty where there is none."""
+        return self._moves.why_lost(self.table)
 
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
@@ -46,7 +56,7 @@ class Replacement(Introduction):
         with self._one_at_a_time:
             self._awaits_rank = True
             try:
-                assert self._processes is not None
+                self._note_lost_job()
                 hello, nanny = self._start_one(rank)
                 old = self.table[rank]
                 info = replace(old.info, host=hello.host, pid=hello.pid)
@@ -67,11 +77,19 @@ class Replacement(Introduction):
             finally:
                 self._awaits_rank = False
 
+    def _note_lost_job(self) -> None:
+        """Say once why all ranks died, if that is so."""
+        assert self._processes is not None
+        if (words := self._processes.lost_job) and words != self._told_job:
+            self._told_job = words
+            self.on_note(f"{words}; new ones start without MPI, so that comm has no world: {REMEDY}")
+
     def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
         if self.config.job:
-            raise LaunchError(f"nothing can be started within a job of {self.config.job} from outside; {GO_ON}")
+            within = f"nothing can be started within a job of {self.config.job} from outside"
+            raise IrreplaceableError(f"{within}; {GO_ON}; {remedy(self.config)}")
         host = self._moves.host_for(self.table[rank].launch_host, self.table)
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # a shell's exit codes for a command
 OF_SSH = 255  # its exit code for a failure of its own
 _LONGEST = 300  # characters of ssh's own words
+_NO_LOGIN = "account is currently not available"  # as nologin says it
+_LOGIN = re.compile(r"(\S+)@\S+(?=: Permission denied)")  # with the host as ~/.ssh/config names it
 
 
 def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str, str]:
@@ -27,6 +29,11 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
     Neither names the host, so that the same of several is told once.
     """
     heard, said = report.failure, _without(report.name, report.failure)
+    if _NO_LOGIN in heard:
+        return (
+            f"ssh works, and this user has no shell there ({_last(heard, [_NO_LOGIN])})",
+            "name another user (USER@HOST), or have this one given a shell there (chsh)",
+        )
     if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
         return (
             f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
@@ -48,14 +55,15 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
             f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version; a file system that hangs does this too",
         )
     return (
-        f"{wanted.python} failed over ssh with exit code {report.exit_code}: {_last(said, [])}",
+        f"{wanted.python} failed over ssh with exit code {report.exit_code}{_so_far(said, ' and said nothing')}",
         f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version",
     )
 
 
 def _without(name: str, said: str) -> str:
     """Return what ssh said with ``HOST`` in place of the host's name."""
-    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", "HOST", said)
+    told = _LOGIN.sub(r"\1@HOST", said)
+    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", "HOST", told)
 
 
 def _last(said: str, words: Sequence[str]) -> str:
@@ -65,8 +73,8 @@ def _last(said: str, words: Sequence[str]) -> str:
     return ([*lines, *found] or [""])[-1][:_LONGEST].removeprefix("ssh: ")
 
 
-def _so_far(said: str) -> str:
-    return "" if said == SILENT else f"; so far it said: {_last(said, [])}"
+def _so_far(said: str, nothing: str = "") -> str:
+    return nothing if said == SILENT else f"; its last words: {_last(said, [])}"
 
 
 # In ssh's words, the first that fits: what it means, what to do.
@@ -78,32 +86,32 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         ("Connection refused",),
-        "its ssh port refuses connections",
-        "start sshd there (systemctl start ssh), or name its port in ~/.ssh/config",
+        "the ssh port there refuses connections",
+        "start sshd there (systemctl start ssh), or name its other port in ~/.ssh/config",
     ),
     (
         ("No route to host", "Network is unreachable", "Connection timed out", "Operation timed out"),
-        "it can't be reached",
-        "is it on, and in a network that this machine reaches? A firewall that drops ssh's port does this too",
+        "can't be reached",
+        "is the host on, and in a network that this machine reaches? A firewall that drops ssh's port does this too",
     ),
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED", "host key for", "HOST IDENTIFICATION"),
-        "its host key is another one than before",
-        "if it was installed anew, forget the old key (ssh-keygen -R HOST); if not, somebody may stand between",
+        "the host key is another one than before",
+        "if the host was installed anew, forget the old key (ssh-keygen -R HOST); if not, somebody may stand between",
     ),
     (
         ("Host key verification failed", "host key is known for"),
-        "its host key is not known here",
+        "the host key is not known here",
         "log in once by hand and confirm the key: {ssh} HOST",
     ),
     (
         ("Permission denied", "Too many authentication failures"),
         "ssh was denied without a password",
-        "put your key there (ssh-copy-id HOST), and load one with a passphrase by ssh-add",
+        "is that your user there (else USER@HOST)? Put your key there (ssh-copy-id HOST), or load it (ssh-add)",
     ),
     (
         ("kex_exchange_identification", "Connection closed by", "Connection reset by"),
-        "its sshd closed the connection before the login",
+        "sshd there closed the connection before the login",
         "its log says why (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
     ),
     (

@@ -6,9 +6,11 @@ Does not cover: copying (``engine.staging``), drawing (``notebook.file_magics``)
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from ..ranks import label_ranks
 from .events import Died
 from .journal import Origin
 from .part import Part
+from .stage_sender import Sender
 from .variables import ask, check_names, push
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ class Staged:
     seconds: float
     nodes: int
     shared: Mapping[str, str]  # a host that sees another's folder, and that other
+    read_on: str  # the machine that reads the source, in words
 
     def __str__(self) -> str:
         """Say in a line or two what was done, and where it is."""
@@ -82,7 +86,7 @@ class Staged:
                 else f", of which {size_text(self.copied_bytes)} were missing"
             )
             read = "read once" if self.read_bytes == self.size_bytes else f"{size_text(self.read_bytes)} read, once"
-            did = f"{whole}{part}, {nodes} in {self.seconds:.1f} s ({rate}/s); {read}"
+            did = f"{whole}{part}, {nodes} in {self.seconds:.1f} s ({rate}/s); {read}, on {self.read_on}"
         lines = [did]
         lines += [f"{host} sees the folder of {other}, which was written once" for host, other in self.shared.items()]
         return "\n".join([*lines, *self._where()])
@@ -116,7 +120,9 @@ class DataStager(Part):
         Parameters
         ----------
         source
-            A file or a folder that a node sees, or an address that fsspec reads, such as ``s3://bucket/folder``.
+            A file or a folder, or an address that fsspec reads, such as ``s3://bucket/folder``. The first node that
+            sees it reads it; where none does, this machine, which sends it to the first node: through ssh, if there is
+            no other way.
         to
             The folder on each node in which the data set's own is made; ``$NAME`` stands for a variable of the node.
             None: ``$DISTTRAIN_STAGE_DIR``, or a folder on the node's local disk.
@@ -148,17 +154,22 @@ class DataStager(Part):
         launch, everybody = self._ready("all")
         first = _first_of_each_node(launch, everybody)
         try:
-            order, chain = _get_ready(launch, first, where, None if to is None else str(to))
-            run = self.run(
-                f"get_ipython().staging.run({where!r}, {chain!r}, verify={verify})",
-                order,
-                listener=_Watch(launch, order, on_progress),
-                origin=replace(origin or Origin(), is_cell=False),
-            )
+            order, chain, is_seen = _get_ready(launch, first, where, None if to is None else str(to))
+            with ExitStack() as stack:
+                sender = None if is_seen else stack.enter_context(Sender(where, launch, chain[0]))
+                if sender is not None:
+                    sender.start(chain)
+                    chain.insert(0, sender.place)
+                run = self.run(
+                    f"get_ipython().staging.run({where!r}, {chain!r}, verify={verify})",
+                    order,
+                    listener=_Watch(launch, order, on_progress),
+                    origin=replace(origin or Origin(), is_cell=False),
+                )
+                staged = _result(where, launch, everybody, run, order[0], sender)
         except BaseException:  # an interrupt too: no port stays open on a node that was asked
             _let_go(launch, first)
             raise
-        staged = _result(where, launch, everybody, run)
         if name is not None:
             for path in dict.fromkeys(staged.paths.values()):
                 push(launch, [rank for rank in everybody if staged.paths[rank] == path], {name: path})
@@ -223,8 +234,15 @@ class _Watch:
 
 def _get_ready(
     launch: Launch, first: Sequence[int], where: str, to: str | None
-) -> tuple[list[int], list[dict[str, Any]]]:
-    """Have the nodes get ready; return their ranks in the order of the chain, and what each tells the others."""
+) -> tuple[list[int], list[dict[str, Any]], bool]:
+    """Have the nodes get ready.
+
+    Returns
+    -------
+    order, chain, is_seen
+        Their ranks in the order of the chain, what each tells the others, and whether the first one sees the source;
+        otherwise this machine does.
+    """
     request = {"do": "get_ready_to_stage", "source": where, "to": to}
     ready = {}
     for rank, reply in ask(launch, first, request | {"mark": f"mark-{uuid.uuid4().hex[:8]}"}).items():
@@ -233,15 +251,14 @@ def _get_ready(
     if refused:
         raise StageError("; ".join(refused))
     sees = [rank for rank in first if ready[rank]["sees"]]
-    if not sees:
-        hosts = ", ".join(dict.fromkeys(launch.table[rank].info.host for rank in first))
-        here = "; this notebook's machine has it, the nodes have not" if Path(where).exists() else ""
+    if not sees and not Path(where).exists():
+        hosts = ", ".join(dict.fromkeys([*(launch.table[rank].info.host for rank in first), socket.gethostname()]))
         raise StageError(
-            f"{where} is not there on {hosts}{here}; put it on a file system that a node sees, or name an address that "
+            f"{where} is not there on {hosts}; put it on a file system that a node sees, or name an address that "
             "fsspec reads, such as s3://bucket/folder"
         )
-    order = [sees[0], *(rank for rank in first if rank != sees[0])]
-    return order, [ready[rank]["place"] for rank in order]
+    order = [*sees[:1], *(rank for rank in first if rank not in sees[:1])]
+    return order, [ready[rank]["place"] for rank in order], bool(sees)
 
 
 def _let_go(launch: Launch, ranks: Sequence[int]) -> None:
@@ -258,7 +275,9 @@ def _first_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
     return sorted(first.values())
 
 
-def _result(where: str, launch: Launch, everybody: Sequence[int], run: CellRun) -> Staged:
+def _result(
+    where: str, launch: Launch, everybody: Sequence[int], run: CellRun, first: int, sender: Sender | None
+) -> Staged:
     """Put together what the nodes tell.
 
     Raises
@@ -269,6 +288,8 @@ def _result(where: str, launch: Launch, everybody: Sequence[int], run: CellRun) 
     reports: list[dict[str, Any]] = list(run.results.values())
     ended = next((report["ended"] for report in reports if report["ended"]), "")
     if ended:
+        fault = "" if sender is None else sender.fault
+        ended = f"{sender.host}: {fault}" if sender is not None and fault else ended
         raise StageError(
             f"{where} is not on every node: {ended}; what is whole stays, and the next call goes on from there"
         )
@@ -280,11 +301,18 @@ def _result(where: str, launch: Launch, everybody: Sequence[int], run: CellRun) 
         files=reports[0]["files"],
         size_bytes=reports[0]["size_bytes"],
         copied_bytes=max(report["copied_bytes"] for report in reports),
-        read_bytes=sum(report["read_bytes"] for report in reports),
+        read_bytes=sum(report["read_bytes"] for report in [*reports, *([sender.finish()] if sender else [])]),
         seconds=max(run.durations_s.values()),
         nodes=len(reports),
         shared={report["host"]: report["shares_with"] for report in reports if report["shares_with"]},
+        read_on=launch.table[first].info.host if sender is None else _words_of(sender),
     )
+
+
+def _words_of(sender: Sender) -> str:
+    """Say which machine has read the source, if it is none of the nodes."""
+    way = f", and sent through ssh to {sender.via}" if sender.via else ""
+    return f"{sender.host}, the notebook's machine{way}"
 
 
 def _is_address(source: str) -> bool:

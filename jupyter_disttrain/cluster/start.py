@@ -12,15 +12,17 @@ import json
 import os
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterClosedError, LaunchError, StartInterruptedError
+from ..errors import ClusterClosedError, LaunchError
 from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
-from .arrivals import Arrivals, as_message, untold_deaths
+from ..ranks import counted
+from .arrivals import Arrivals, answer, as_message, untold_deaths
 from .devices import choose_gpus
 from .folders import Folders
-from .interrupts import deferred_interrupts
+from .interrupts import deferred_interrupts, raise_interrupted
 from .journal import Journal
 from .link import Link, Message
 from .loss import why_lost
@@ -29,7 +31,7 @@ from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
 from .rank_table import RankEntry, decide
 from .reach import Reach
-from .registry import ClusterFile, Hold
+from .registry import ClusterFile, Hold, Sign
 from .replacement import Replacement
 from .tunnel import tunnel_of
 
@@ -54,10 +56,11 @@ class Launch(Replacement):
     on_message, on_lost
         Called on the link's thread: with what ranks publish, and when the controller has ended.
     there
-        A cluster that runs already and is joined; None: a new one is started.
-    tell
-        Called with a line on what is waited for before ranks can be started, each time it changes.
+        A cluster that runs already and is joined; None: a new one is started, once it is decided where.
     """
+
+    folders: Folders
+    placement: Placement
 
     def __init__(
         self,
@@ -65,7 +68,6 @@ class Launch(Replacement):
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
         there: ClusterFile | None = None,
-        tell: Callable[[str], None] = lambda _words: None,
     ) -> None:
         self.config = config
         self._on_message = on_message
@@ -79,17 +81,21 @@ class Launch(Replacement):
         self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
         self._processes: Processes | JobProcesses | None = None
         self._hold: Hold | None = None
+        self._sign: Sign | None = None
         self.link: Link | None = None
         self.closed_because = "was shut down"
-        self.folders = there.folders if there else self._make_folders()
+        self.lost_because = ""  # why nobody can be reached any more, and what to do
+        self.is_decided = there is not None  # where the ranks are, or will be
+        self._taken = ExitStack()  # what gives back what was taken for them
         if there:
-            self.placement, self.gpus = Placement.load(there.placement), there.gpus
+            self.folders, self.placement, self.gpus = there.folders, Placement.load(there.placement), there.gpus
             self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
-        else:
-            self._decide_where(tell)
+            self._taken.callback(self.folders.remove)
+            if self.placement.grant is not None:
+                self._taken.callback(self.placement.grant.release)
         self.generation = there.generation if there else 0  # of the process group: how often it was formed
         self.table: list[RankEntry] = there.load_table() if there else []
-        self.mpi_heals = there.mpi_heals if there else False
+        self.mpi_heals = there.mpi_heals if there else False  # of a job: its calls can be ended
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
@@ -107,25 +113,38 @@ class Launch(Replacement):
         if self.config.job:
             from .job import JobProcesses  # noqa: PLC0415  (which imports this module)
 
-            return JobProcesses(self.config, tunnel_of(self.folders.profile))
+            return JobProcesses(self.config, self.folders.profile)
         return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
-    def _decide_where(self, tell: Callable[[str], None]) -> None:
-        """Decide how many ranks there will be, and where; nothing is left if that can't be."""
+    def decide(self, tell: Callable[[str], None]) -> None:
+        """Decide how many ranks there will be, and where; what is taken for that, :meth:`stop` gives back.
+
+        Parameters
+        ----------
+        tell
+            Called with a line on what is waited for before ranks can be started, each time it changes.
+
+        Raises
+        ------
+        LaunchError, UsageError
+            If they can't be started as asked; nothing is left then.
+        """
         self.started_s = time.time()
         try:
+            with deferred_interrupts():  # else nobody would know of a folder that was just made
+                self.folders = self._make_folders()
+                self._taken.callback(self.folders.remove)
             elsewhere = self.config.hosts or self.config.launcher == "slurm"
             self.gpus = [] if elsewhere else choose_gpus(self.config)
-            self.placement = place(self.config, self.folders, tell)
-        except KeyboardInterrupt:
-            self.folders.remove()
-            raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
-        except BaseException:  # an interrupt too
-            self.folders.remove()
+            self.placement = place(self.config, self.folders, tell, self._taken)
+        except BaseException as error:  # an interrupt too
+            self._give_back()
+            raise_interrupted(error)
             raise
         self.gpus = self.gpus or [str(gpu) for gpu in range(self.placement.gpus)]
         self.n = self.placement.count or self.config.count or len(self.gpus) or 2
         self.address = self.config.address or self.placement.master
+        self.is_decided = True
 
     # Up
 
@@ -137,8 +156,8 @@ class Launch(Replacement):
         LaunchError
             If a rank can't be started; what was started has ended by then.
         """
-        self._processes = self._make_processes()
         try:
+            self._processes = self._make_processes()
             with deferred_interrupts():  # ipyparallel's event loop would lose one
                 self._processes.start()
             self.mpi_heals = self._processes.mpi_heals
@@ -147,11 +166,9 @@ class Launch(Replacement):
             self._connect(info, self.folders.cluster_id)
             entries = self._hear_from_ranks()
             self._introduce(entries)
-        except KeyboardInterrupt:
+        except BaseException as error:  # whatever it was, nothing that was started may stay; it is raised again
             self.stop()
-            raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
-        except BaseException:  # whatever it was, nothing that was started may stay; it is raised again
-            self.stop()
+            raise_interrupted(error)
             raise
         self._started = True
         self.write()
@@ -166,7 +183,7 @@ class Launch(Replacement):
 
         Raises
         ------
-        OSError
+        BlockingIOError
             If another process has that right.
         """
         self._is_visitor = visitor
@@ -180,6 +197,12 @@ class Launch(Replacement):
         self._connect(self._wait_for_connection(), identity)
         if not visitor:
             self.write()
+            self._show()
+
+    def _show(self) -> None:
+        """Have a job be seen by who looks for clusters on this machine; others are seen by their folders."""
+        if self.config.job:
+            self._sign = Sign(self.folders.profile, self.folders.cluster_id)
 
     def update(self, there: ClusterFile) -> None:
         """Take what whoever holds the cluster has changed since it was joined."""
@@ -244,7 +267,9 @@ class Launch(Replacement):
         return self.link
 
     def check_open(self) -> None:
-        """Raise a ClusterClosedError if the cluster was shut down."""
+        """Raise a ClusterClosedError if the cluster was shut down, or can't be reached any more."""
+        if self.link is not None and self.lost_because:
+            raise ClusterClosedError(self.lost_because)
         if self.link is None:
             how = "" if self.config.job else "; start one with %dist_init"
             raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
@@ -258,13 +283,21 @@ class Launch(Replacement):
     def _on_controller_lost(self) -> None:
         """Tell the cluster, unless this is how it was ended; called on the link's thread."""
         if self.link is not None and self._started:
-            self.link.fail_requests(why_lost(self))
+            self.lost_because = why_lost(self)
+            self.link.fail_requests(self.lost_because)
             self._on_lost()
+
+    @property
+    def controller_fate(self) -> str:
+        """How the controller ended, in words; empty while it runs, or where that can't be known."""
+        return self._processes.controller_fate if self._processes is not None else ""
 
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
         if not self._started or self._awaits_rank:
             self._arrivals.take(message)
+            if self.link is not None:  # else it is said again
+                answer(self.link, message)
         elif message["header"]["msg_type"] == NannyHello.msg_type and not self._is_visitor:
             self._send_away(NannyHello.from_content(message["content"]))
         self._on_message(channel, message)
@@ -302,10 +335,10 @@ class Launch(Replacement):
         self._processes.check()
         if time.monotonic() > self._deadline:
             if self.config.hosts:
-                place(self.config, self.folders, lambda _words: None)  # one that is gone meanwhile is named
+                place(self.config, self.folders, lambda _words: None, self._taken)  # one that is gone is named
             words = said(self._processes.output)
             raise LaunchError(
-                f"{heard} of {self.n} ranks came up within {self.config.start_timeout_s:g} s; "
+                f"{heard} of {counted(self.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
                 f"give more with --start-timeout, or see what {self._processes.launcher} did{words}"
             )
 
@@ -313,6 +346,9 @@ class Launch(Replacement):
 
     def stop(self) -> None:
         """End every process and remove what must not stay; does nothing the second time."""
+        if not self.is_decided:
+            self._give_back()
+            return
         link, self.link = self.link, None
         processes, self._processes = self._processes, None
         try:
@@ -328,24 +364,31 @@ class Launch(Replacement):
             if link is not None:
                 link.close()
             self._let_go()
-            with deferred_interrupts():
-                self.folders.remove()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        with deferred_interrupts():
+            self._taken.close()
 
     def leave(self, because: str = "was left to itself") -> None:
         """Leave the processes to themselves: they are there for who joins them later."""
         link, self.link = self.link, None
         self._processes = None
+        self._taken.pop_all()
         self.closed_because = because
         if link is not None:
             link.close()
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._sign is not None:
+            self._sign.remove()
+            self._sign = None
         if self._hold is not None:
             self._hold.release()
             self._hold = None
         tunnel = tunnel_of(self.folders.profile)
-        if tunnel is not None:
+        if tunnel is not None and not self._is_visitor:
             tunnel.close()
 
     def _end_ranks(self, link: Link) -> None:

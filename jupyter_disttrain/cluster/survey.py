@@ -1,7 +1,9 @@
-"""Ask all hosts at once what they have, over ssh.
+"""Ask all hosts at once what they have.
 
-Covers: one ssh for each host with the probe at its other end, time limits, who reaches whom, ending every ssh.
-Does not cover: what the answers mean (``preflight``), what is asked there (``host_probe``).
+Covers: one command for each host (an ssh, or another way there) with the probe at its other end, time limits, who
+reaches whom, ending every command.
+Does not cover: what the answers mean (``preflight``), what is asked there (``host_probe``), the nodes of a Slurm job
+(``slurm.node_survey``).
 
 One thread waits for all of them, so that an interrupt ends it at once.
 """
@@ -28,9 +30,11 @@ from .interrupts import deferred_interrupts
 from .network import choose_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .host_report import Wanted
+
+    Way = Callable[[str, list[str]], list[str]]  # from a host and a command, to the one here that runs it there
 
 CONNECT_SECONDS = 8  # for ssh to reach a host
 END_SECONDS = 1.0  # for an ssh to end by itself
@@ -70,20 +74,41 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: Wanted) -> list[Hos
     UsageError
         If ``wanted.interface`` can't be read.
     """
+    return survey_by(lambda host, command: [*ssh, *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
+
+
+def survey_by(way: Way, hosts: Sequence[str], wanted: Wanted, reached: Mapping[str, str]) -> list[HostReport]:
+    """Ask all hosts at once, as :func:`survey` does, by another way than ssh.
+
+    Parameters
+    ----------
+    way
+        Returns the command that runs another one on a host, its input and output those of here.
+    hosts
+        As ``way`` takes them.
+    wanted
+        What the hosts are asked for.
+    reached
+        At which addresses the way leads to them, by host, as far as they can't tell that by themselves.
+    """
     talks: list[_Talk] = []
     try:
         with _nonce(wanted) as nonce:
             request = _request(wanted, nonce)
             for host in hosts:
                 with deferred_interrupts():  # one that runs and is in no list would never be ended
-                    talks.append(_Talk(host, ssh, wanted.python))
+                    talks.append(_Talk(host, way, wanted.python))
                 talks[-1].begin(request)
             _hear(talks, wanted.limit_s)
-        reports = [talk.report() for talk in talks]
+        reports = [_at(talk.report(), reached.get(talk.host)) for talk in talks]
         return _who_reaches_whom(talks, reports, wanted)
     finally:
         with deferred_interrupts():
             _end(talks)
+
+
+def _at(report: HostReport, address: str | None) -> HostReport:
+    return report if address is None else replace(report, ssh_address=address)
 
 
 def _request(wanted: Wanted, nonce: str) -> dict[str, Any]:
@@ -174,21 +199,22 @@ def _listener(address: str) -> Iterator[tuple[str, int]]:
 
 
 class _Talk:
-    """One ssh, and the probe at its other end."""
+    """One command that leads to a host, and the probe at its other end."""
 
-    def __init__(self, host: str, ssh: Sequence[str], python: str) -> None:
+    def __init__(self, host: str, way: Way, python: str) -> None:
         self.host = host
         self.answer: dict[str, Any] | None = None  # to the last question
         self.answered_s = 0.0
         self._out, self._err = b"", b""
+        self._chatter = ""  # that is no answer
         self.has_ended = False  # it says nothing more
         # What Python itself may need to be loaded; it takes PYTHONPATH from the request.
         libraries = os.environ.get("LD_LIBRARY_PATH")
         early = ["env", f"LD_LIBRARY_PATH={libraries}"] if libraries else []
-        command = shlex.join([*early, python, "-c", _BOOT])
+        command = way(host, [*early, python, "-c", _BOOT])
         try:
             self.process = subprocess.Popen(  # noqa: S603
-                [*ssh, *SSH_OPTIONS, host, command],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -197,7 +223,7 @@ class _Talk:
             )
         except OSError as error:
             raise LaunchError(
-                f"cannot run {ssh[0]}: {error.strerror}; install OpenSSH's client, or name another command"
+                f"cannot run {command[0]}: {error.strerror}; install OpenSSH's client, or name another command"
             ) from error
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
@@ -211,8 +237,8 @@ class _Talk:
 
     @property
     def why(self) -> str:
-        """What it complained of."""
-        return self._err.decode(errors="replace").strip()[-LONGEST_SAID:]
+        """What it complained of, after what a shell or nologin may have said in place of an answer."""
+        return f"{self._chatter}{self._err.decode(errors='replace')}".strip()[-LONGEST_SAID:]
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Send the probe and the first question."""
@@ -251,7 +277,8 @@ class _Talk:
         while b"\n" in self._out:
             line, _, self._out = self._out.partition(b"\n")
             # A login script's words may come before it, even in the same line.
-            _, mark, said = line.decode(errors="replace").partition(host_probe.MARK)
+            before, mark, said = line.decode(errors="replace").partition(host_probe.MARK)
+            self._chatter = f"{self._chatter}{before}\n"[-LONGEST_SAID:]
             if mark:
                 self.answer, self.answered_s = json.loads(said), time.time()
 

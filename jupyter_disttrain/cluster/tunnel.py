@@ -10,6 +10,8 @@ files are read and written and the cluster is held: as long as the shell runs, a
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import posixpath
@@ -45,17 +47,22 @@ OPTIONS = (
 ANSWER_SECONDS = 20.0  # for the host's shell
 GREETING_SECONDS = 10.0  # for the controller, which speaks first
 END_SECONDS = 3.0  # for ssh to send the rest
+FILE_SECONDS = 60.0  # for the job's file to be read, with the login, which a gateway may make slow
 DYING_SECONDS = 0.5  # for ssh, whose sockets close before its end can be seen
 BEAT_SECONDS = 5.0
+MOST_METRICS_BYTES = 32 << 20  # of all ranks, which are a tenth of that on their way
 STALE_SECONDS = 30  # without a beat: a notebook whose network is gone keeps no other away
-# The shell of a notebook whose network is gone knows nothing of that for hours, and would hold the lock.
+# The shell of a notebook whose network is gone knows nothing of that for hours, and would hold the lock. The number of
+# one that has ended may be another process's by now: only who has the lock's file open is ended.
 HOLD = """umask 077; cd {folder} && exec 9>>holder
-if ! flock -n 9; then
+flock -n 9; code=$?
+if [ $code = 1 ]; then
   read pid host 2>/dev/null < holder.shell
-  if [ "$host" = "$(hostname)" ] && [ $(($(date +%s) - $(stat -c %Y holder.shell))) -gt {stale} ]; then kill $pid; fi
-  flock -w 1 9
+  if [ "$host" = "$(hostname)" ] && [ $(($(date +%s) - $(stat -c %Y holder.shell))) -gt {stale} ] &&
+    [ "/proc/$pid/fd/9" -ef holder ]; then kill $pid; fi
+  flock -w 1 9; code=$?
 fi
-code=$?; if [ $code = 0 ]; then echo "$$ $(hostname)" > holder.shell; fi; cd; echo $code"""
+if [ $code = 0 ]; then echo "$$ $(hostname)" > holder.shell; fi; cd; echo $code"""
 _REMOTE = re.compile(r"^(?P<host>[^-/:\s][^/:\s]*|\[[0-9a-fA-F:.%]+\]):(?P<file>.+)$")
 
 _open: dict[Path, Tunnel] = {}  # by the folder here
@@ -104,6 +111,11 @@ class Tunnel:
             self.close()
             raise
 
+    @property
+    def command(self) -> list[str]:
+        """The ssh, with its options, to which only a host has to be added."""
+        return list(self._ssh)
+
     # The file
 
     def _read_file(self) -> JobFile:
@@ -113,9 +125,21 @@ class Tunnel:
         # Who wrote a file of another user's could have us run anything.
         script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi"
         command = [*self._ssh, "-T", self.host, script]
-        done = subprocess.run(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True
-        )
+        try:
+            done = subprocess.run(  # noqa: S603
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                start_new_session=True,
+                timeout=FILE_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(
+                f"{self.host} has not told within {FILE_SECONDS:g} s what is in {self.file}; try: "
+                f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
+            ) from error
         if done.returncode == 0:
             # What a login shell prints comes first; the file is one line.
             return parse(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
@@ -223,10 +247,15 @@ class Tunnel:
     def _hold(self) -> None:
         """Take the right to send cells, there, for as long as the shell runs."""
         answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=STALE_SECONDS)).strip()
-        if answer != "0":
+        if answer == "1":
             raise UsageError(
                 f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "
-                f"there, or shut that kernel down or restart it first (flock there ended with {answer or 'nothing'})"
+                "there, or shut that kernel down or restart it first"
+            )
+        if answer != "0":
+            raise UsageError(
+                f"nobody can tell who holds the ranks of {self.file}: flock on {self.host} ended with "
+                f"{answer or 'nothing'}; it has to be installed there, and the file system has to know locks"
             )
 
     def beat(self) -> None:
@@ -248,6 +277,29 @@ class Tunnel:
         lines = filter(None, self.ask(script).splitlines())
         for name in lines:
             _write_private(self.folder / posixpath.basename(name), json.loads(next(lines)))
+
+    def bring_metrics(self, run: str, folder: Path) -> None:
+        """Bring here what the ranks have logged, or the end of it if that is much.
+
+        Raises
+        ------
+        LaunchError
+            If it does not come; the message is what a person should know.
+        """
+        # Text before it is packed: the names of files, and lines of JSON, the first of which may be cut off.
+        script = (
+            f'( cd {_quoted(run)} && set -- rank*.metrics.jsonl && for f; do if [ -f "$f" ]; then echo "$f"; '
+            f'tail -c $(({MOST_METRICS_BYTES} / $#)) "$f"; echo; fi; done | gzip -c | base64 )'
+        )
+        try:
+            told = gzip.decompress(base64.b64decode(self.ask(script))).decode()
+        except (OSError, ValueError, EOFError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise LaunchError(f"earlier metrics could not be brought from {run} on {self.host}: {why}") from error
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for part in re.split(r"^(?=rank\d+\.metrics\.jsonl$)", told, flags=re.MULTILINE)[1:]:
+            name, _, lines = part.partition("\n")
+            (folder / name).write_text(lines)
 
     def push(self, path: Path) -> None:
         """Write a file there as it is here.

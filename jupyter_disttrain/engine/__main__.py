@@ -8,7 +8,6 @@ and stays until they have ended. With ``--join FILE`` the processes of any job b
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -26,6 +25,16 @@ def _leave_out_debugger() -> None:
     del sys.modules["debugpy"]  # a cell may import it
 
 
+def _word_an_error() -> None:
+    """Have IPython import what it needs to word an error: else each rank would at its first, 40 ms of a core."""
+    from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
+
+    try:
+        raise RuntimeError  # noqa: TRY301
+    except RuntimeError:
+        AutoFormattedTB(mode="Context").structured_traceback(*sys.exc_info())
+
+
 def main() -> None:
     """Fork; the parent looks after the child."""
     from .setup import enter, read_arguments  # noqa: PLC0415  (nothing may be imported that reads the environment)
@@ -40,6 +49,8 @@ def main() -> None:
     _leave_out_debugger()
     from . import app, nanny  # noqa: F401, PLC0415  (imported before the fork, and not by a mere import of this module)
 
+    if setup.ranks > 1:
+        _word_an_error()
     gc.freeze()
     if keeper is not None:
         keeper.stay(_fork_nanny())
@@ -68,8 +79,7 @@ def _stay_with(nannies: list[int]) -> None:
 
     def pass_on(number: int, _frame: Any) -> None:
         for pid in nannies:
-            with contextlib.suppress(ProcessLookupError):  # it has just been waited for
-                os.kill(pid, signal.SIGKILL if number == signal.SIGALRM else signal.SIGTERM)
+            os.kill(pid, signal.SIGKILL if number == signal.SIGALRM else signal.SIGTERM)
         signal.alarm(END_SECONDS)
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -77,11 +87,15 @@ def _stay_with(nannies: list[int]) -> None:
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGALRM, pass_on)
     while nannies:
-        pid, _ = os.wait()
-        nannies.remove(pid)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None  # without WNOHANG it waits
+        if ended.si_pid in nannies:  # a shell that became this process may have left us others
+            nannies.remove(ended.si_pid)  # before its number is free: a signal must not hit who gets that next
+        os.waitpid(ended.si_pid, 0)
 
 
 def _become_nanny() -> None:
+    from ..errors import LaunchError  # noqa: PLC0415
     from .app import run_rank  # noqa: PLC0415
     from .connection import CONNECTION_FILE, Connection  # noqa: PLC0415
     from .family import die_with_parent  # noqa: PLC0415
@@ -91,7 +105,11 @@ def _become_nanny() -> None:
     from .wire import Wire  # noqa: PLC0415
 
     os.environ.pop("PYTHONSAFEPATH", None)  # it was for this process; what the user starts is the user's
-    folder = HostFolder()
+    try:
+        folder = HostFolder()
+    except LaunchError as error:
+        leave_word(str(error))
+        raise SystemExit(1) from error
     wire = Wire.make()
     pid = os.fork()
     if pid == 0:
@@ -111,7 +129,7 @@ def _become_nanny() -> None:
         return connection
 
     try:
-        Nanny(pid, wire, connect).run()
+        Nanny(pid, wire, connect, folder.leave).run()
     except ConnectionError as error:
         leave_word(str(error))
     finally:

@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +27,13 @@ import ipykernel.compiler
 import zmq
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
+from ipyparallel.controller.heartmonitor import Heart
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
-from ..messages import RankHello, encrypt
+from ..job_file import can_end_calls
+from ..messages import RankHello, encrypt, is_ipv6
 from .bootstrap import Bootstrap
 from .connection import (
     CLIENT_IDENTITY,
@@ -44,6 +47,7 @@ from .connection import (
     Connection,
 )
 from .crash_reports import begin_reports
+from .hellos import Hellos
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners
 from .mpi_world import finalize, join_starters
@@ -58,8 +62,6 @@ from .wire import IDENTITY, RankEnd, Wire
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many ranks make many hellos
-HELLO_LIMIT_SECONDS = 1.0
 FINALIZE_SECONDS = 2.0  # less than a nanny's patience
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
@@ -74,6 +76,7 @@ class RankEngine(IPEngine):
         self._rank_end = RankEnd(wire)
         self._hello = hello
         self._connection = connection
+        self._hellos = Hellos()
         self.session.metadata = {"engine": self.ident}  # on every message: whose it is
 
     async def complete_registration(self, msg: list[bytes], *_tunnels: Any) -> None:
@@ -87,10 +90,19 @@ class RankEngine(IPEngine):
         self.kernel = self._make_kernel()
         self.init_signal()
         self.kernel.start()
-        hearts = [self._connection.url(name) for name in ("hb_ping", "hb_pong")]
-        self.start_heartbeat(*hearts, content["hb_period"], self.bident)
-        self._is_known = False
-        self._say_hello(HELLO_SECONDS)
+        self._start_heart()
+        self._say_hello()
+
+    def _start_heart(self) -> None:
+        """Answer the controller's heartbeats, in a thread of the heart's own."""
+        info = self._connection.info
+        keys = {name: getattr(self, name) for name in ("curve_serverkey", "curve_publickey", "curve_secretkey")}
+        urls = [self._connection.url(name) for name in ("hb_ping", "hb_pong")]
+        heart = Heart(*urls, heart_id=self.bident, **keys)
+        if is_ipv6(info):
+            heart.device.setsockopt_in(zmq.IPV6, 1)
+            heart.device.setsockopt_out(zmq.IPV6, 1)
+        heart.start()
 
     def _open(self, kind: int, channel: str) -> zmq.Socket[bytes]:
         sock = self.context.socket(kind)
@@ -117,22 +129,20 @@ class RankEngine(IPEngine):
         app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
         kernel.take_charge(
-            Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._stop_hello), publisher
+            Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos), publisher
         )
         return kernel
 
-    def _say_hello(self, pause: float) -> None:
-        if self._is_known:
+    def _say_hello(self) -> None:
+        if self._hellos.is_known:
             return
-        client = os.environ[CLIENT_IDENTITY].encode()
-        content = self._hello.to_content() | {"engine": self.ident}
-        # Through the stream: sending on its socket would take the event that tells the stream of an arrived request.
-        stream = self.kernel.shell_stream
-        self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
-        self.loop.call_later(pause, self._say_hello, min(2 * pause, HELLO_LIMIT_SECONDS))
-
-    def _stop_hello(self) -> None:
-        self._is_known = True
+        if self._hellos.is_due():
+            client = os.environ[CLIENT_IDENTITY].encode()
+            content = self._hello.to_content() | {"engine": self.ident}
+            # Through the stream: sending on its socket would take the event that tells it of an arrived request.
+            stream = self.kernel.shell_stream
+            self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
+        self.loop.call_later(max(0.0, self._hellos.next_at - time.monotonic()), self._say_hello)
 
     def init_signal(self) -> None:
         """SIGINT means something only while a cell runs; SIGTERM ends the process."""
@@ -215,6 +225,8 @@ def run_rank(wire: Wire) -> None:
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
+    if is_ipv6(connection.info):
+        engine.context.set(zmq.IPV6, 1)
     encrypt(engine, connection.info)  # it has traits of the same names as sockets have options
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
@@ -307,13 +319,17 @@ def _init_mpi() -> str:
 
     if MPI.COMM_WORLD.size != int(os.environ.get("OMPI_COMM_WORLD_SIZE", MPI.COMM_WORLD.size)):
         _give_up("mpiexec has ended")
-    if os.environ.get(MPI_HEALS):
+    version = str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()
+    if os.environ.get(LAUNCH_RANK):  # a job's listeners are its own
+        if not can_end_calls(version):
+            os.environ.pop(MPI_HEALS, None)
+    elif os.environ.get(MPI_HEALS):
         hide_listeners(os.environ.get(NETWORK))
     try:
         join_starters()
     except (RendezvousError, MPI.Exception) as error:
         _give_up(str(error))
-    return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()
+    return version
 
 
 def _give_up(why: str) -> NoReturn:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from jupyter_client.session import Session
 
+    from .hellos import Hellos
     from .shell import RankShell
 
 Reply = tuple[dict[str, Any], list[Any]]
@@ -57,13 +58,13 @@ class Bootstrap:
         session: Session,
         engine: str,
         cell: Callable[[], dict[str, Any] | None],
-        on_known: Callable[[], None],
+        hellos: Hellos,
     ) -> None:
         self._rank_end = rank_end
         self._session = session
         self._engine = engine
         self._cell = cell
-        self._on_known = on_known
+        self._hellos = hellos
         self._shell: RankShell | None = None
         self.group: Group | None = None
         self.mpi = MpiWorld()
@@ -91,7 +92,7 @@ class Bootstrap:
 
     def _do_identify(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Become a rank."""
-        self._on_known()
+        self._hellos.is_known = True
         info = RankInfo(**request["info"])
         self.mpi.enter(info)
         self.metrics.share(info.world_size)
@@ -198,29 +199,36 @@ class Bootstrap:
     # Beside a cell, on the control thread
 
     def serve_beside(self, request: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
-        """Do what can't wait for the cell that runs."""
-        if request["do"] == "where":
-            told = where(self.group, self.horovod.calls, cell, request.get("about", ()))
-            return {"status": "ok", **told, "program": self.scripts.programs.doing}
-        if request["do"] == "release":
-            if self.group is not None:
-                self.group.release(request["generation"])
-            self.mpi.release(request["generation"], forced=request["forced"])
-            self.horovod.release(request["generation"])
-            self.scripts.programs.release(request["generation"])
-            self.staging.release()
-            return {"status": "ok"}
-        if request["do"] == "respawn":
-            self.mpi.respawn(request["command"], request["host"])
-            return {"status": "ok"}
-        if request["do"] == "staging":
-            return {"status": "ok", **self.staging.tell()}
-        if request["do"] == "end_staging":
-            self.staging.release(request["because"])
-            return {"status": "ok"}
-        if request["do"] == "mpi_failure":
-            return {"status": "ok", "failure": self.mpi.failure}
-        raise ValueError(f"a rank knows no {request['do']!r} beside a cell")
+        """Do what can't wait for the cell that runs; returns what the reply says."""
+        told: dict[str, Any] = {}
+        match request["do"]:
+            case "where":
+                told = where(self.group, self.horovod.calls, cell, request.get("about", ()))
+                told["program"] = self.scripts.programs.doing
+            case "release":
+                self._release(request["generation"], forced=request["forced"])
+            case "heard":
+                self._hellos.was_heard()
+            case "respawn":
+                self.mpi.respawn(request["command"], request["host"])
+            case "staging":
+                told = self.staging.tell()
+            case "end_staging":
+                self.staging.release(request["because"])
+            case "mpi_failure":
+                told = {"failure": self.mpi.failure}
+            case other:
+                raise ValueError(f"a rank knows no {other!r} beside a cell")
+        return {"status": "ok", **told}
+
+    def _release(self, generation: int, *, forced: bool) -> None:
+        """Have whatever waits for other ranks end with an error."""
+        if self.group is not None:
+            self.group.release(generation)
+        self.mpi.release(generation, forced=forced)
+        self.horovod.release(generation)
+        self.scripts.programs.release(generation)
+        self.staging.release()
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:
         os.environ["MASTER_ADDR"] = address

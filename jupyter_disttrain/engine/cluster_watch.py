@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 LOOK_SECONDS = 2.0  # between two looks whether the cluster is still there: ZeroMQ has been seen not to tell
+EARLY_LOOK_SECONDS = 0.5  # the same while ranks start: a start that is given up only removes a file
 GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
 CUT_SECONDS = 30.0  # the same over a network, which may come back
 BEAT_MS, MISSED_MS = 500, 1500  # of the probe
@@ -70,17 +71,17 @@ class ClusterWatch:
         """Whether somebody is there to hear what is sent, as far as was told."""
         return not self.is_gone and self._orphan_at is None
 
-    def due(self, *, once_reached: bool) -> float | None:
-        """Return when to call :meth:`look` next; None at every turn of the loop, which comes by often then."""
-        dues = [at for at in (self._orphan_at, self._next_look if once_reached else None) if at is not None]
-        return min(dues, default=None)
+    @property
+    def next_look(self) -> float:
+        """When to call :meth:`look`."""
+        return self._next_look if self._orphan_at is None else min(self._orphan_at, self._next_look)
 
     def look(self, *, once_reached: bool) -> bool:
         """Return whether it was found now that the controller is gone."""
         now = time.monotonic()
-        is_due = not once_reached or now >= self._next_look
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+        is_due = now >= self._next_look
+        if is_due:
+            self._next_look = now + (LOOK_SECONDS if once_reached else EARLY_LOOK_SECONDS)
         is_orphan = self._orphan_at is not None and now >= self._orphan_at
         if not is_orphan and not (is_due and not self.is_there(once_reached=once_reached)):
             return False

@@ -4,8 +4,9 @@ Covers: a build that its process did not live to end, or that was cut off; sayin
 Does not cover: the build, which torch leaves to one process of a host while the others wait.
 
 They wait for a file to go away, and a process that was killed takes none away: without this, nobody on this host could
-build that part any more, nor be told why. And torch takes who has begun to build a part, or to wait for it, for one who
-has it: after an interrupt the next attempt would load what was never built.
+build that part any more, nor be told why. An interrupt can do the same, between the making of the file and the ``try``
+that removes it: that is where one ends up that came while the code below ran. And torch takes who has begun to build a
+part, or to wait for it, for one who has it: after an interrupt the next attempt would load what was never built.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import functools
 import os
 import socket
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,8 @@ from .on_import import on_import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_held: dict[int, Callable[[], None]] = {}  # by the file's object: how to give it back; those of the main thread
+
 
 def watch_builds() -> None:
     """From now on sign the file that others wait for, remove one whose process has ended, build what is not there."""
@@ -35,6 +39,7 @@ def watch_builds() -> None:
 
 def _watch(module: Any) -> None:
     original: Callable[[Any], bool] = module.FileBaton.try_acquire
+    original_release: Callable[[Any], None] = module.FileBaton.release
 
     @functools.wraps(original)
     def try_acquire(baton: Any) -> bool:
@@ -43,13 +48,28 @@ def _watch(module: Any) -> None:
             if _is_abandoned(lock):
                 lock.unlink()
             builds = original(baton)
+            if builds and threading.current_thread() is threading.main_thread():
+                _held[id(baton)] = functools.partial(original_release, baton)
             if builds:
                 lock.write_text(_signature(psutil.Process()))
         if builds and not any(lock.parent.glob("*.so")):
             sys.stderr.write(f"{lock.parent.name} is compiled now, once for this host; this takes up to some minutes\n")
         return builds
 
-    module.FileBaton.try_acquire = try_acquire
+    @functools.wraps(original_release)
+    def release(baton: Any) -> None:
+        _held.pop(id(baton), None)
+        original_release(baton)
+
+    module.FileBaton.try_acquire, module.FileBaton.release = try_acquire, release
+
+
+def give_back_files() -> None:
+    """Take away, after a cell, the files of builds that were cut off before they had begun."""
+    while _held:
+        _, release = _held.popitem()
+        with suppress(FileNotFoundError):  # the cell has removed it
+            release()
 
 
 def _watch_versions(module: Any) -> None:
@@ -85,7 +105,11 @@ def _alone(folder: Path) -> Iterator[None]:
     """Have no other rank look at the file while this one does."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            words = f"its file system knows no locks ({error.strerror}); name another folder with TORCH_EXTENSIONS_DIR"
+            raise OSError(error.errno, words, str(folder)) from error
         yield
     finally:
         os.close(descriptor)

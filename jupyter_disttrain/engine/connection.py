@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..messages import channel_url, encrypt
+from ..messages import channel_url, prepare
 
 if TYPE_CHECKING:
     import zmq
@@ -152,7 +152,7 @@ class Connection:
         """Set the options on a socket and connect it to a channel."""
         for name, value in options.items():
             setattr(sock, name, value)
-        encrypt(sock, self.info)
+        prepare(sock, self.info)
         sock.connect(self.url(channel))
         return sock
 

@@ -1,6 +1,6 @@
 """What happens on a rank before and after each cell.
 
-Covers: what the client has to know of the process group after a cell.
+Covers: what the client has to know of the process group after a cell, files that a cell that was cut off has left.
 Does not cover: the group itself (``process_group``).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .cell_errors import is_of_group
+from .compiled_parts import give_back_files
 from .models import is_step_cut_off
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException 
     The first is ``Group.tag``, or ``"none"`` on a rank without torch. The reply says whether the error came out of a
     group, how many collectives the cell has called in each, and whether a step of an FSDP2 model was cut off.
     """
+    give_back_files()
     of_group = error is not None and is_of_group(error)
     if group is None:
         return "none", {"group_error": of_group}

@@ -1,9 +1,11 @@
 """The cluster's folder on a host that is not the notebook's.
 
-Covers: making it for the first process of the cluster there, removing it with the last, whatever others left there.
+Covers: making it for the first process of the cluster there, removing it with the last, however that ends, whatever
+others left there.
 Does not cover: the folder on the notebook's host (``cluster.folders``), which the client makes and removes.
 
-Each nanny holds a shared lock on a file in it. Who can take that lock alone, knows that nobody else is there.
+Each nanny holds a shared lock on a file in it. Who can take that lock alone, knows that nobody else is there. A process
+of its own waits for that, because nannies may be killed: there is one per folder, and it does nothing else.
 """
 
 from __future__ import annotations
@@ -11,33 +13,78 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import shutil
+import socket
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..shelf import NANNIES, NOTEBOOK, ROOT
+from ..errors import LaunchError
+from ..locks import remove_unheld
+from ..shelf import NANNIES, NOTEBOOK, PREFIX, ROOT
 from .connection import LOCAL_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PREFIX = "disttrain-"
+WATCHER = "watcher"  # the file that the process holds which waits for the nannies' end
+
+
+def make_private(path: Path) -> None:
+    """Make a folder of this user alone, where others may have made one of that name.
+
+    Raises
+    ------
+    LaunchError
+        If there is one of another user, or one that others may enter.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if _is_private(path):
+        return
+    told = path.lstat()
+    is_own = told.st_uid == os.geteuid() and stat.S_ISDIR(told.st_mode)
+    try:
+        owner = pwd.getpwuid(told.st_uid).pw_name
+    except KeyError:
+        owner = str(told.st_uid)
+    whose = f"is open to other users (mode {stat.S_IMODE(told.st_mode):o})" if is_own else f"is the user {owner}'s"
+    raise LaunchError(
+        f"{path} on {socket.gethostname()} was there already and {whose}, so nothing was put into it; have it removed, "
+        "and start again"
+    )
+
+
+def _is_private(path: Path) -> bool:
+    """Whether there is a folder that this user alone may enter; others may have made one of that name."""
+    try:
+        told = path.lstat()
+    except FileNotFoundError:
+        return False
+    return told.st_uid == os.geteuid() and stat.S_ISDIR(told.st_mode) and not told.st_mode & 0o077
 
 
 class HostFolder:
-    """A hold on the folder; without one there is nothing to hold, on the notebook's own host."""
+    """A hold on the folder; without one there is nothing to hold, on the notebook's own host.
+
+    Raises
+    ------
+    LaunchError
+        If it is not this user's alone.
+    """
 
     def __init__(self) -> None:
         self._path = Path(os.environ[LOCAL_DIR])
         self._lock: int | None = None
-        if not (self._path / NOTEBOOK).exists():
+        if not (_is_private(self._path) and (self._path / NOTEBOOK).exists()):
             _sweep(except_for=self._path)
             self._lock = self._enter()
+            _watch(self._path)
 
     def _enter(self) -> int:
         while True:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # its last nanny has just removed it
+                make_private(self._path)
                 lock = os.open(self._path / NANNIES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 if self._is_file(lock):
@@ -68,22 +115,45 @@ class HostFolder:
         self._lock = None
 
 
+def _watch(folder: Path) -> None:
+    """Have a process remove the folder once no nanny is left, unless there is one that will."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError):  # removed meanwhile; there is one
+        own = os.open(folder / WATCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            child = os.fork()
+            if child == 0:
+                if os.fork() == 0:  # nobody's child, so that the nanny neither waits for it nor ends it
+                    _wait_for_nannies(folder, own)
+                os._exit(0)
+            os.waitpid(child, 0)
+        finally:
+            os.close(own)
+
+
+def _wait_for_nannies(folder: Path, own: int) -> None:
+    """Wait until no nanny is left, remove the folder, and end; called in a process of its own."""
+    os.setsid()
+    os.closerange(0, own)  # the copy of a nanny's lock among them; and a launcher waits for the end of its pipes
+    os.closerange(own + 1, os.sysconf("SC_OPEN_MAX"))
+    with contextlib.suppress(FileNotFoundError):  # the last nanny has removed it
+        lock = os.open(folder / NANNIES, os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(lock), (folder / NANNIES).stat()):
+            shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
 def _sweep(except_for: Path) -> None:
     """Remove what clusters left here whose nannies were killed."""
     for folder in _folders():
         if folder == except_for:
             continue
-        with contextlib.suppress(OSError):  # it is in use, was just removed, or is the notebook's own
-            lock = os.open(folder / NANNIES, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+        remove_unheld(folder, NANNIES)
 
 
 def _folders() -> Iterator[Path]:
     for folder in ROOT.glob(f"{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
-            if folder.stat().st_uid == os.getuid():
+            if folder.lstat().st_uid == os.getuid():  # not what another user's link leads to
                 yield folder

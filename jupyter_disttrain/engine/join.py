@@ -14,11 +14,13 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,9 @@ from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
 from ..framework_variables import WITHOUT_GPUS
 from ..job_file import JobFile, package_version, read_own
-from ..shelf import ROOT
+from ..locks import check_locks
+from ..ranks import counted
+from ..shelf import PREFIX, ROOT
 from .connection import (
     CHANNELS,
     CLIENT_IDENTITY,
@@ -35,12 +39,13 @@ from .connection import (
     LAUNCH_RANK,
     LAUNCHER,
     LOCAL_DIR,
+    MPI_HEALS,
     PROFILE_DIR,
     SAMPLE,
     WITHOUT_TORCH,
     Connection,
 )
-from .host_folder import PREFIX
+from .host_folder import make_private
 from .launched import Launched, interface_towards, network_of, own_address
 from .setup import HOST, INTERFACE_VARIABLES, JoinSetup
 
@@ -52,6 +57,9 @@ CONTROLLER_SECONDS = 60.0  # for it to come up
 PORTS = 8  # of the controller, for ranks and for clients each
 SAMPLE_SECONDS = 1.0
 OTHERS_SECONDS = 5.0  # for an earlier job's cluster to end
+MPI_ENDS = "OMPI_MCA_mpi_ft_enable"  # that mpirun sets by --with-ft ulfm
+_MPI_WAYS = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
+INFINIBAND = Path("/sys/class/infiniband")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -73,8 +81,9 @@ class Keeper:
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, pass_on)
+        os.waitid(os.P_PID, nanny, os.WEXITED | os.WNOWAIT)
+        nannies.clear()  # before its number is free: a signal must not hit who gets that next
         os.waitpid(nanny, 0)
-        nannies.clear()
         self._controller.wait()
         with contextlib.suppress(OSError):  # there are logs in it
             self._run.rmdir()
@@ -120,38 +129,76 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
     profile = path.with_name(f".{path.name}-{cluster_id}")
     run = path.with_name(f"{path.stem}-logs-{time.strftime('%Y%m%d-%H%M%S')}")  # where all hosts can write
     local = _local(cluster_id)
+    _make_folders(path, profile, run, local)
+    with ExitStack() as undo:
+        undo.callback(_remove, profile, run, local)
+        controller = _start_controller(address, profile, cluster_id, [profile, local], path)
+        undo.callback(_end, controller)
+        connection = _wait_for_controller(controller, profile, cluster_id)
+        told = JobFile(
+            version=package_version(),
+            cluster_id=cluster_id,
+            job=launched.job,
+            launcher=launched.launcher,
+            name=name,
+            host=socket.gethostname(),
+            address=address,
+            network=network_of(address),
+            world_size=launched.world_size,
+            backend=wanted.backend,
+            frees_mpi=launched.launcher == "mpirun" and _frees_mpi(),
+            profile=str(profile),
+            run=str(run),
+            started_s=time.time(),
+            connection=connection,
+        )
+        try:
+            told.write(path)
+        except OSError as error:
+            raise LaunchError(
+                f"{socket.gethostname()} can't write {path}: {error.strerror}; name another file"
+            ) from error
+        undo.pop_all()
+    waiting = "1 rank waits" if told.world_size == 1 else f"{told.world_size} ranks wait"
+    print(f"{waiting}; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
+    return Keeper(controller, run), told
+
+
+def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
     try:
-        for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup")), run, local):
+        for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup")), run):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        check_locks(profile)
+        make_private(local)
     except OSError as error:
         raise LaunchError(
             f"{socket.gethostname()} can't make {error.filename}: {error.strerror}; put {path.name} into a folder "
             "that this user may write to, on a file system that all hosts of the job share"
         ) from error
-    controller = _start_controller(address, profile, cluster_id, [profile, local], path)
-    told = JobFile(
-        version=package_version(),
-        cluster_id=cluster_id,
-        job=launched.job,
-        launcher=launched.launcher,
-        name=name,
-        host=socket.gethostname(),
-        address=address,
-        network=network_of(address),
-        world_size=launched.world_size,
-        backend=wanted.backend,
-        profile=str(profile),
-        run=str(run),
-        started_s=time.time(),
-        connection=_wait_for_controller(controller, profile, cluster_id),
-    )
-    try:
-        told.write(path)
-    except OSError as error:
-        controller.terminate()
-        raise LaunchError(f"{socket.gethostname()} can't write {path}: {error.strerror}; name another file") from error
-    print(f"{told.world_size} ranks wait; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
-    return Keeper(controller, run), told
+
+
+def _remove(profile: Path, run: Path, local: Path) -> None:
+    """Remove the folders of a job that did not begin."""
+    for folder in (profile, local):
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another job's of the same second has its logs in it
+        run.rmdir()
+
+
+def _end(controller: subprocess.Popen[bytes]) -> None:
+    controller.kill()
+    controller.wait()
+
+
+def _frees_mpi() -> bool:
+    """Whether MPI is to be told that calls may be ended: the job says so, or leaves open how MPI talks.
+
+    Of Open MPI's ways, that over InfiniBand can't be ended; which one a job takes is its own choice.
+    """
+    chosen = os.environ.get(MPI_ENDS)
+    if chosen is not None:
+        return chosen.lower() in ("1", "true", "yes")
+    return not any(name in os.environ for name in _MPI_WAYS) and not INFINIBAND.exists()
 
 
 def _check_free(path: Path) -> None:
@@ -160,9 +207,9 @@ def _check_free(path: Path) -> None:
     while (there := _read(path)) is not None and not there.is_refused():
         if time.monotonic() > deadline:
             raise UsageError(
-                f"{path} is that of another job, which runs on {there.host} ({there.world_size} ranks, by "
+                f"{path} is that of another job, which runs on {there.host} ({counted(there.world_size, 'rank')}, by "
                 f"{there.launcher}); give this one another file, or end that one: %dist_attach {path}, then "
-                "%dist_shutdown"
+                "%dist_shutdown; if its host is gone for good, remove the file"
             )
         time.sleep(POLL_SECONDS)
 
@@ -170,7 +217,13 @@ def _check_free(path: Path) -> None:
 def _start_controller(
     address: str, profile: Path, cluster_id: str, folders: list[Path], file: Path
 ) -> subprocess.Popen[bytes]:
-    ports = choose_ports(address, 2 * PORTS)
+    try:
+        ports = choose_ports(address, 2 * PORTS)
+    except OSError as error:
+        raise LaunchError(
+            f"{socket.gethostname()} has no ports for a controller at {address}: {error.strerror or error}; choose "
+            "another network with --interface"
+        ) from error
     command = controller_arguments(
         sockets=str(_local(cluster_id) / "s"),
         listen=address,
@@ -200,7 +253,6 @@ def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, clu
     deadline = time.monotonic() + CONTROLLER_SECONDS
     while not all(map(_listens, files)):
         if controller.poll() is not None or time.monotonic() > deadline:
-            controller.kill()
             said = (profile / "log" / "controller.log").read_text(errors="replace").strip()[-2000:]
             raise LaunchError(f"the controller on {socket.gethostname()} did not come up: {said or 'it said nothing'}")
         time.sleep(POLL_SECONDS)
@@ -289,6 +341,8 @@ def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
     if told.has_mpi:
         defaults["OMPI_MCA_btl_sm_backing_directory"] = local  # goes with the cluster, however its ranks end
         defaults["OMPI_MCA_opal_signal"] = ""  # Python's report of a crash names the cell's line
+    if told.frees_mpi:
+        defaults[MPI_ENDS] = defaults[MPI_HEALS] = "1"
     if not Path("/proc/driver/nvidia").exists():
         defaults |= WITHOUT_GPUS
     return environment | {name: value for name, value in defaults.items() if name not in os.environ}

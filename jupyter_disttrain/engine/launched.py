@@ -1,6 +1,7 @@
 """What the one who started this process tells of it: mpirun, srun, torchrun.
 
-Covers: rank and number of processes, which job they belong to, which address of this host the others reach.
+Covers: rank and number of processes, which job they belong to, which IPv4 address of this host the others reach: the
+controller's sockets speak no other.
 Does not cover: joining them (``join``), who a rank is in the end (``cluster.rank_table``).
 """
 
@@ -102,7 +103,7 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
     routed = _source_towards(*_SOMEWHERE)
     if routed:
         return routed
-    others = [address for address in own if not _is_loopback(address) and ":" not in address]
+    others = [address for address in own if not _is_loopback(address)]
     if len(others) > 1:
         raise LaunchError(
             f"{socket.gethostname()} has {', '.join(others)} and no default route; say with --interface which of them "
@@ -115,7 +116,7 @@ def network_of(address: str) -> str:
     """Return the network of an address of this host, as in ``"10.1.0.0/16"``."""
     for each in _by_interface(address).values():
         return str(ipaddress.ip_interface(f"{address}/{each}").network)
-    return f"{address}/{ipaddress.ip_address(address).max_prefixlen}"
+    return f"{address}/32"
 
 
 def interface_towards(address: str) -> str:
@@ -140,14 +141,13 @@ def _on_interface(interface: str, own: Mapping[str, str]) -> str:
 
 
 def _addresses() -> dict[str, str]:
-    """Return this host's addresses with their interfaces, IPv4 first."""
-    found = [
-        (each.address, name)
+    """Return this host's addresses with their interfaces."""
+    return {
+        each.address: name
         for name, addresses in psutil.net_if_addrs().items()
         for each in addresses
-        if each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
-    ]
-    return dict(sorted(found, key=lambda pair: ":" in pair[0]))
+        if each.family == socket.AF_INET
+    }
 
 
 def _by_interface(address: str) -> dict[str, str]:
@@ -161,7 +161,7 @@ def _by_interface(address: str) -> dict[str, str]:
 
 def _source_towards(host: str, port: int) -> str:
     """Return the address that this host would speak from; empty where no route leads there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as nothing_is_sent:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nothing_is_sent:
         try:
             nothing_is_sent.connect((host, port))
         except OSError:
@@ -171,7 +171,8 @@ def _source_towards(host: str, port: int) -> str:
 
 def _resolved(host: str) -> str:
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        # Most hosts have localhost as ::1 too, and name that first.
+        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return ""
 

@@ -1,10 +1,8 @@
 """``%dist_sync_code`` on this rank: a person's own modules, as they were imported and as they are on the disk.
 
 Covers: which were edited since, taking files from the notebook's machine, reloading in the order of their imports.
-Does not cover: which files come (``cluster.local_code``), scripts, which import such modules anew (``script_modules``).
-
-Reloading is IPython's own, as its ``%autoreload`` does it: functions and classes that cells, or objects, hold are
-given the new code. A module that can't be reloaded stays as it was.
+Does not cover: which files come (``cluster.local_code``), how a module is reloaded (``reloading``), scripts, which
+import such modules anew (``script_modules``).
 """
 
 from __future__ import annotations
@@ -14,11 +12,12 @@ import hashlib
 import sys
 import traceback
 from importlib.machinery import SourceFileLoader
-from importlib.util import cache_from_source, resolve_name
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cell_errors import is_of_person
+from .reloading import reload_module
 from .script_modules import is_own
 
 if TYPE_CHECKING:
@@ -82,32 +81,19 @@ class LocalModules:
         Returns
         -------
         dict
-            ``"reloaded"``: names; ``"failed"``: where and why, by name. What imports a module that failed is reloaded
-            none the less.
+            ``"reloaded"``: names; ``"failed"``: where and why, by name; ``"kept"``: classes whose objects keep the old
+            code, with the reason. What imports a module that failed is reloaded none the less.
         """
         edited = [name for name in _own() if _is_edited(name)]
-        reloaded, failed = [], {}
+        reloaded, failed, kept = [], {}, []
         for name in _in_order(edited):
             try:
-                self._reload(sys.modules[name])
+                kept += reload_module(sys.modules[name], self._old_objects)
             except Exception as error:  # noqa: BLE001  (the module's own code may raise anything)
                 failed[name] = _words(error, name)
             else:
                 reloaded.append(name)
-        return {"reloaded": reloaded, "failed": failed}
-
-    def _reload(self, module: ModuleType) -> None:
-        from IPython.extensions.autoreload import superreload  # noqa: PLC0415  (few sessions need it)
-
-        # Python takes compiled code for current if the file has the same size and second: two edits within one.
-        Path(cache_from_source(str(module.__file__))).unlink(missing_ok=True)
-        before = dict(module.__dict__)
-        try:
-            superreload(module, old_objects=self._old_objects)
-        except BaseException:  # an interrupt too, with which IPython's leaves it empty
-            module.__dict__.clear()
-            module.__dict__.update(before)
-            raise
+        return {"reloaded": reloaded, "failed": failed, "kept": kept}
 
 
 def _own() -> dict[str, ModuleType]:

@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from jupyter_client.session import Session
 
-from ..messages import NANNY_REQUEST, LogTrouble, NannyHello, RankDeath, Record
+from ..messages import LogTrouble, NannyHello, RankDeath, Record
 from ..samples import unpack
 from .aside import Aside
 from .backlog import Backlog
 from .cluster_watch import ClusterWatch, open_probe
 from .connection import KEEP, PROFILE_DIR
 from .family import adopt_orphans, end_descendants, interrupt, runs, signal_main_thread
+from .hellos import FIRST_PAUSE_SECONDS, Hellos
 from .metrics_file import MetricsFile
 from .rank_log import RankLog
 from .use import UseTeller
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
     from .connection import Connection
 
-HELLO_SECONDS = 0.05  # to the second hello; then twice as long each time, because many nannies make many hellos
-HELLO_LIMIT_SECONDS = 1.0
 NAP_SECONDS = 0.0005  # while a rank talks: without it every line would wake this process, at the rank's cost
 HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
@@ -56,18 +55,19 @@ KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 class Nanny:
     """Look after one rank until it ends."""
 
-    def __init__(self, pid: int, wire: Wire, connect: Callable[[], Connection]) -> None:
+    def __init__(
+        self, pid: int, wire: Wire, connect: Callable[[], Connection], on_end: Callable[[], None] = lambda: None
+    ) -> None:
         self._pid = pid
+        self._on_end = on_end  # called once nothing of the rank runs any more
         self._witness = Witness(pid, wire)
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
         self._connect = connect
         self._engine = ""
         self._hub_id: int | None = None
-        self._told_who = False
-        self._is_heard = False  # a subscriber is there
-        self._next_hello = 0.0
-        self._hello_pause = HELLO_SECONDS
+        self._has_subscriber = False
+        self._hellos = Hellos()
         self._interrupt_at = ""  # a cell that was interrupted before it began
         self._expected_end = False
         self._kill_at: float | None = None
@@ -104,6 +104,7 @@ class Nanny:
             end_descendants()
             self._log.close()
             self._metrics.close()
+            self._on_end()  # before the last words are sent: who ends a whole job kills us soon
             self._context.destroy(linger=2000 if self._cluster.hears else 0)
 
     def _become_reaper(self) -> None:
@@ -156,11 +157,11 @@ class Nanny:
 
     def _say_hello(self) -> None:
         """Say that this nanny is there, again and again until the rank was told who it is."""
-        now = time.monotonic()
-        if self._is_heard and self._engine and not self._told_who and now >= self._next_hello:
+        if self._may_say_hello() and self._hellos.is_due():
             self._publish_record(self._hello())
-            self._next_hello = now + self._hello_pause
-            self._hello_pause = min(2 * self._hello_pause, HELLO_LIMIT_SECONDS)
+
+    def _may_say_hello(self) -> bool:
+        return self._has_subscriber and bool(self._engine) and not self._hellos.is_known
 
     def _hello(self) -> NannyHello:
         probe = b"" if self._probe is None else bytes(self._probe.getsockopt(zmq.IDENTITY))
@@ -192,20 +193,20 @@ class Nanny:
                 return None
 
     def _on_subscription(self) -> None:
-        self._is_heard = self._pub.recv()[:1] == b"\x01" or self._is_heard
+        self._has_subscriber = self._pub.recv()[:1] == b"\x01" or self._has_subscriber
 
     def _poll_ms(self) -> int | None:
         """Return the milliseconds to the nearest deadline, None without one."""
         now = time.monotonic()
-        hello = None if self._told_who else now + HELLO_SECONDS
-        look = self._cluster.due(once_reached=self._told_who)
+        hello = self._hellos.next_at if self._may_say_hello() else None
+        look = self._cluster.next_look
         dues = (self._voice.due, self._use.due, self._kill_at, look, hello)
         deadlines = [at for at in dues if at is not None]
         return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        if self._cluster.look(once_reached=self._told_who):
+        if self._cluster.look(once_reached=self._hellos.is_known):
             self._begin_end()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
@@ -267,7 +268,7 @@ class Nanny:
         self._engine = self._aside.engine = told["engine"]
         self._hub_id = told.get("hub_id", self._hub_id)
         if told.get("log_path"):
-            self._told_who = True
+            self._hellos.is_known = True
             self._log.place(told["log_path"])
             self._metrics.place(told["log_path"])
             self._vitals.begin(told["local_rank"], told["device"])
@@ -304,34 +305,38 @@ class Nanny:
         content: dict[str, Any] = {"status": "ok"}
         frames: list[Any] = []
         try:
-            told, frames = self._obey(message["header"]["msg_type"], message["content"])
+            told, frames = self._obey(message["content"])
             content |= told
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
             content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
         self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
-    def _obey(self, msg_type: str, request: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _obey(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """Do what is asked; returns what the reply says beyond that."""
-        if msg_type != NANNY_REQUEST:
-            raise ValueError(f"a nanny knows no {msg_type}")
-        do = request["do"]
-        if do == "signal":
-            self._signal(request["signal"])
-        elif do == "interrupt":
-            self._interrupt(request["cell"])
-        elif do == "end":
-            self._begin_end()
-        elif do == "hello":
-            self._publish_record(self._hello())
-        elif do == "publish":
-            self._aside.tell(request["msg_type"], request["content"])
-        elif do == "tell":
-            return self._out.dump()
-        elif do == "ping":
-            return {"gone": [pid for pid in request["nannies"] if not runs(pid)]}, []
-        elif do == "stack":
-            return {"stack": self._witness.stack()}, []
-        return {}, []
+        told: dict[str, Any] = {}
+        frames: list[Any] = []
+        match request["do"]:
+            case "signal":
+                self._signal(request["signal"])
+            case "interrupt":
+                self._interrupt(request["cell"])
+            case "end":
+                self._begin_end()
+            case "heard":
+                self._hellos.was_heard()
+            case "hello":
+                self._publish_record(self._hello())
+            case "publish":
+                self._aside.tell(request["msg_type"], request["content"])
+            case "tell":
+                told, frames = self._out.dump()
+            case "ping":
+                told = {"gone": [pid for pid in request["nannies"] if not runs(pid)]}
+            case "stack":
+                told = {"stack": self._witness.stack()}
+            case other:
+                raise ValueError(f"a nanny knows no {other!r}")
+        return told, frames
 
     def _interrupt(self, cell: str) -> None:
         """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
@@ -362,7 +367,7 @@ class Nanny:
         if self._out.keeps and not self._expected_end:
             self._leave(death)
         self._unregister()
-        if not self._expected_end and not self._told_who:
+        if not self._expected_end and not self._hellos.is_known:
             self._repeat(death)
 
     def _leave(self, death: RankDeath) -> None:
@@ -380,7 +385,7 @@ class Nanny:
         deadline = time.monotonic() + HEARD_SECONDS
         while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
             self._publish_record(death)
-            select.select([self._wake_read], [], [], HELLO_SECONDS)
+            select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)
 
     def _unregister(self) -> None:
         """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""

@@ -110,7 +110,10 @@ def enter(setup: Setup) -> None:
 def leave_word(trouble: str) -> None:
     """Leave word for the client of what keeps ranks from starting on this host, when nothing else reaches it."""
     print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
-    (Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt").write_text(trouble)
+    word = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
+    fresh = word.with_suffix(".new")  # the client looks often, and must not read half of it
+    fresh.write_text(trouble)
+    fresh.replace(word)
 
 
 def interface_in(network: str) -> str:

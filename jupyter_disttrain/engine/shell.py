@@ -132,6 +132,11 @@ class RankShell(ZMQInteractiveShell):
         """Keep no copy of what a cell prints: IPython's grows with every line, for days."""
         yield
 
+    def _format_exception_for_storage(self, exception: BaseException, *_args: Any, **_kwargs: Any) -> dict[str, Any]:
+        """Keep no text of an error for %notebook: it would be made a second time, and take as long as the first."""
+        str(exception)  # one that can't say what it is fails here, where IPython tells that as the cell's error
+        return {}
+
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Treat exception groups like other errors; IPython only prints them."""
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]

@@ -33,16 +33,16 @@ _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUC
 class Place:
     """One node of the chain, as it tells the others of itself."""
 
-    rank: int
+    rank: int | None  # None: no rank, but the machine of the notebook, which has the source
     host: str
-    url: str  # where it listens
+    url: str  # where it listens; empty where it is the first
     key: str  # the public one
     mark: str  # see ``Store.leave_mark``
 
     @property
     def label(self) -> str:
         """Who it is, for what is said."""
-        return f"rank {self.rank} on {self.host}"
+        return f"the notebook's machine {self.host}" if self.rank is None else f"rank {self.rank} on {self.host}"
 
 
 class Neighbours:
@@ -51,28 +51,33 @@ class Neighbours:
     Parameters
     ----------
     address
-        Of this node in the cluster's network.
+        Of this node in the cluster's network; None: it is the first, and listens to nobody.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str | None) -> None:
         public, self._secret = zmq.curve_keypair()
         self.key = public.decode()
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)  # before any socket asks: without it libzmq lets everybody in
         self._allowed = b""
-        self._sockets = {UP: self._make()}
-        self._sockets[UP].curve_server = True
-        self._sockets[UP].curve_secretkey = self._secret
-        self._sockets[UP].zap_domain = b"stage"
-        host = f"[{address}]" if ":" in address else address
-        self._sockets[UP].ipv6 = ":" in address
-        self._monitors = {UP: self._sockets[UP].get_monitor_socket(_WATCHED)}
-        port = self._sockets[UP].bind_to_random_port(f"tcp://{host}")
-        self.url = f"tcp://{host}:{port}"
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._monitors: dict[str, zmq.Socket[bytes]] = {}
+        self.url = "" if address is None else self._listen(address)
         self._connections: set[int] = set()  # from whomever, until libzmq has found out that they may not
         self._met: set[str] = set()
         self._gone: set[str] = set()
+
+    def _listen(self, address: str) -> str:
+        """Listen for the node before; return where."""
+        sock = self._sockets[UP] = self._make()
+        sock.curve_server = True
+        sock.curve_secretkey = self._secret
+        sock.zap_domain = b"stage"
+        host = f"[{address}]" if ":" in address else address
+        sock.ipv6 = ":" in address
+        self._monitors[UP] = sock.get_monitor_socket(_WATCHED)
+        return f"tcp://{host}:{sock.bind_to_random_port(f'tcp://{host}')}"
 
     def _make(self) -> zmq.Socket[bytes]:
         sock = self._context.socket(zmq.DEALER)
@@ -84,7 +89,8 @@ class Neighbours:
     def join(self, before: Place | None, after: Place | None) -> None:
         """Let the node before in, and connect to the one after; on the thread that uses the sockets from then on."""
         if before is None:
-            self._close(UP)
+            if UP in self._sockets:
+                self._close(UP)
         else:
             self._allowed = before.key.encode()
         if after is not None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import StageError
 from .stage_chain import DOWN, UP
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .stage_chain import Neighbours, Place
+    from .stage_sender import Nowhere
     from .stage_store import Store
+
+    Target: TypeAlias = Store | Nowhere
 
 GREET_SECONDS = 20.0  # for a neighbour to be reached
 LOOK_SECONDS = 0.1  # between two looks whether to stop
@@ -59,7 +62,7 @@ class Relay:
     """
 
     def __init__(
-        self, source: str, chain: Sequence[Place], at: int, neighbours: Neighbours, store: Store, *, verify: bool
+        self, source: str, chain: Sequence[Place], at: int, neighbours: Neighbours, store: Target, *, verify: bool
     ) -> None:
         self._source_name, self._chain, self._at = source, chain, at
         self._neighbours, self._store, self._verify = neighbours, store, verify
@@ -296,9 +299,10 @@ class Relay:
             except queue.Full:
                 if items is self._read:
                     self._check_over()
-                else:
+                    continue
+                if self.phase != "finishing":  # a node that was faster may say by now that it is done
                     self._look_for_end(DOWN)
-                    self._check()
+                self._check()
             else:
                 return
 

@@ -12,7 +12,7 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import StageError
 
@@ -68,7 +68,7 @@ def source_name(source: str) -> str:
 
 def is_seen(source: str) -> bool:
     """Whether this process sees a path; of an address that is known only when it is read."""
-    return is_address(source) or Path(source).exists()
+    return is_address(source) or os.path.exists(source)  # noqa: PTH110  (a folder that can't be entered is no error)
 
 
 class Source:
@@ -99,7 +99,7 @@ class Source:
             return self._list_address() if self._fs is not None else self._list_path(Path(self._root))
         except FileNotFoundError as error:
             why = "" if error.__cause__ is None else f": {error.__cause__}"
-            raise StageError(f"{self._where} is not there{why}") from None
+            raise StageError(f"{error.filename or self._where} is not there{why}") from None
         except StageError:
             raise
         except Exception as error:
@@ -110,15 +110,14 @@ class Source:
         if not root.is_dir():
             return False, [_of_path(root, root.name)]
         found = []
-        seen = set()
-        for folder, folders, names in os.walk(root, followlinks=True):
-            real = os.path.realpath(folder)
-            if real in seen:  # a link to a folder that it is in
+        real: dict[Path, str] = {}  # what each folder is, behind links
+        for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
+            inside = Path(folder)
+            real[inside] = os.path.realpath(folder)
+            if any(real.get(above) == real[inside] for above in inside.parents):  # a link to a folder that it is in
                 folders.clear()
                 continue
-            seen.add(real)
             folders.sort()
-            inside = Path(folder)
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]
         return True, found
 
@@ -190,11 +189,21 @@ def _file_system(source: str) -> tuple[Any, str]:
     return file_system, str(root)
 
 
+def _raise(error: OSError) -> NoReturn:
+    """Have ``os.walk`` leave out nothing that it can't list."""
+    raise error
+
+
 def _of_path(path: Path, name: str) -> SourceFile:
-    told = path.stat()
+    try:
+        told = path.stat()
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        raise StageError(f"{path} is a link to {path.readlink()}, which is not there; mend or remove it") from None
     if not stat.S_ISREG(told.st_mode):
         raise StageError(f"{path} is no file that could be copied; take it out of the data set")
-    mode = stat.S_IMODE(told.st_mode)
+    mode = told.st_mode & 0o777  # a copy that others can run must not run as who has copied it
     return SourceFile(name=name, size_bytes=told.st_size, version=str(told.st_mtime_ns), mode=mode)
 
 

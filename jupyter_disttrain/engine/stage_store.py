@@ -250,6 +250,9 @@ class Store:
     def finish(self, at: int, hashed: str) -> None:
         """Take a file for whole, if its hash is the source's.
 
+        An empty one is none: the source was read from the middle on, and who read it has no beginning of its own. Each
+        block was compared when it came, and those of the beginning once more before the rest was asked for.
+
         Raises
         ------
         StageError
@@ -261,7 +264,8 @@ class Store:
                 self._open(file)
             assert self._part is not None
             part, self._part = self._part, None
-            if whole_hash(part.digests) != hashed:
+            own = whole_hash(part.digests)
+            if hashed not in ("", own):
                 part.remove()
                 raise StageError(
                     f"{file.name} on {self._host} has not the hash of the source's, and was removed; stage it again"
@@ -271,7 +275,7 @@ class Store:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._made.add(target.parent)
             part.become(target)
-            self._list.write(json.dumps([file.name, file.size_bytes, file.version, hashed]) + "\n")
+            self._list.write(json.dumps([file.name, file.size_bytes, file.version, own]) + "\n")
         except OSError as error:
             raise self.trouble(error) from error
 
@@ -293,7 +297,7 @@ class Store:
         return self.path / name if self._is_folder else self.path
 
     def _part_of(self, file: SourceFile) -> Part:
-        name = hashlib.sha256(file.name.encode()).hexdigest()[:32]
+        name = hashlib.sha256(os.fsencode(file.name)).hexdigest()[:32]
         return Part(file, self._control / f"{name}.part")
 
     # The end

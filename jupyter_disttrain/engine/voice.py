@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..messages import OutputElided
+from .noise import without_noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ class Voice:
         """Take bytes of one stream."""
         self._log.write(data)
         stream = self._streams[name]
-        self._gather(stream, stream.admit(data))
+        self._gather(stream, stream.admit(without_noise(data) if name == "stderr" else data))
 
     def _gather(self, stream: _Stream, text: str) -> None:
         if not text:

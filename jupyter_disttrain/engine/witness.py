@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ..messages import RankDeath
 from .connection import LAUNCHER
 from .family import signal_main_thread
+from .noise import without_noise
 
 if TYPE_CHECKING:
     import resource
@@ -44,7 +45,7 @@ class Witness:
 
     def hear(self, chunk: bytes) -> None:
         """Take what the rank wrote on stderr."""
-        self._stderr_tail.append(chunk[-TAIL_BYTES:])
+        self._stderr_tail.append(without_noise(chunk)[-TAIL_BYTES:])
         while sum(map(len, self._stderr_tail)) > 2 * TAIL_BYTES and len(self._stderr_tail) > 1:
             self._stderr_tail.popleft()
 

@@ -237,7 +237,7 @@ def _load() -> _Parser:
 def _stage() -> _Parser:
     parser = _parser("dist_stage")
     add = parser.add_argument
-    add("source", metavar="PATH", help="a file or folder that a node sees, or an address such as s3://bucket/folder")
+    add("source", metavar="PATH", help="a file or folder, or an address such as s3://bucket/folder")
     add("--to", metavar="DIR", help="in which its folder is made on each node (default: on the node's local disk)")
     add("--as", dest="into", metavar="NAME", help="a variable that is set to the path on each rank")
     add("--verify", action="store_true", help="compare the hashes of what is there, in place of sizes and times")

@@ -55,17 +55,21 @@ class FileMagics(ScriptMagics):
             return
         print(self._sync(self._require(args), args.paths))  # noqa: T201
 
-    def _sync(self, cluster: Cluster, paths: Sequence[str] = ()) -> Synced:
+    def _sync(self, cluster: Cluster, paths: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Synced:
         """Reload what was edited, and show what the modules say meanwhile."""
-        screen = self._screen(cluster, tuple(range(cluster.world_size)), below_view=True)
-        return cluster.sync_code(paths, listener=screen, origin=origin_of(self.shell))
+        chosen = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
+        screen = self._screen(cluster, chosen, below_view=True)
+        return cluster.sync_code(paths, chosen, listener=screen, origin=origin_of(self.shell))
 
-    def _sync_before_cell(self, cluster: Cluster) -> None:
-        """Reload what was edited, if that is wanted; what can't be is told, and the cell runs with what is there."""
+    def _sync_before_cell(self, cluster: Cluster, ranks: Sequence[int]) -> None:
+        """Reload what was edited, if that is wanted; what can't be is told, and the cell runs with what is there.
+
+        On the cell's ranks alone: others may be dead, or run another cell.
+        """
         if not self.auto_sync:
             return
         try:
-            synced = self._sync(cluster)
+            synced = self._sync(cluster, ranks=ranks)
         except CodeError as error:
             sys.stderr.write(f"{error}\n")
             return

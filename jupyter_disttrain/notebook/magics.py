@@ -228,7 +228,7 @@ class DistributedMagics(FileMagics):
         chosen = parse_ranks(ranks, cluster.world_size)
         if args.watch and self.views.has_page:
             self.views.show(cluster)
-        self._sync_before_cell(cluster)
+        self._sync_before_cell(cluster, chosen)
         code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         run = cluster.run(
             code,

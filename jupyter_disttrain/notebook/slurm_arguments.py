@@ -70,7 +70,8 @@ def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) ->
         given = [name for name in _OF_SLURM if getattr(args, name) not in (None, False)]
         if given:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"{options}: for a Slurm job; add --launcher slurm, or leave it out")
+            them = "it" if len(given) == 1 else "them"
+            raise UsageError(f"{options}: for a Slurm job; add --launcher slurm, or leave {them} out")
         return None
     return SlurmOptions(
         nodes=args.nodes,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster.registry import running
 from ..cluster.remarks import duration
-from ..ranks import label_ranks
+from ..ranks import counted, label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def kept_text() -> list[str]:
     """Remind of clusters that an earlier notebook left running."""
     free = [cluster for cluster in running() if cluster.config["keep"] and not cluster.is_held]
     return [
-        f"{cluster.name!r}, which was kept, still runs with {len(cluster.table)} ranks: "
+        f"{cluster.name!r}, which was kept, still runs with {counted(len(cluster.table), 'rank')}: "
         f"%dist_attach {cluster.cluster_id} brings it back"
         for cluster in free
     ]
@@ -104,6 +104,7 @@ def status_text(cluster: Cluster) -> str:
         [
             title,
             *_job(cluster),
+            *([f"  {cluster.lost_because}"] if cluster.lost_because else []),
             *_warning(cluster),
             *_align(rows),
             *nodes,

@@ -21,6 +21,7 @@ from ..cluster.registry import ClusterFile
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..cluster.start import Launch
 from ..cluster.telemetry import Telemetry
+from ..cluster.tunnel import split
 from ..errors import UsageError
 from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
 
@@ -56,8 +57,9 @@ class LiveCluster:
         self._gate: list[tuple[str, Message]] | None = []  # what arrives before the earlier metrics are read
         try:
             self._launch.join(visitor=True)
-            if any(self._launch.folders.run.glob("*.metrics.jsonl")):
-                self.telemetry.metrics.read(self._launch.folders.run)
+            folders = self._launch.folders
+            if any(folders.metrics.glob("*.metrics.jsonl")):
+                self.telemetry.metrics.read(folders.metrics)
             self._open_gate()
         except BaseException:  # an interrupt too: its link's thread and sockets must not stay; it is raised again
             self._launch.leave()
@@ -144,7 +146,7 @@ class LiveCluster:
         return {
             "id": there.cluster_id,
             "name": there.name,
-            "launcher": there.config["launcher"],
+            "launcher": there.launcher,
             "backend": infos[0].backend,
             "started_s": there.started_s,
             "notebook": there.notebook,
@@ -186,11 +188,15 @@ class LiveCluster:
         Raises
         ------
         UsageError
-            If there is no such rank.
+            If there is no such rank, or its log is on another machine.
         """
         if not 0 <= rank < len(self._launch.table):
             raise UsageError(f"there is no rank {rank} in {self.there.name!r}; it has {len(self._launch.table)} ranks")
         path = self._launch.folders.rank_log(rank)
+        job_file = str(self.there.config["job_file"])
+        if split(job_file):
+            host = job_file.partition(":")[0]
+            raise UsageError(f"the log of rank {rank} is on {host}: {path}; ssh {host} tail -f {path} shows it")
         if not path.exists():
             return ""
         with path.open("rb") as file:
@@ -211,6 +217,11 @@ class LiveCluster:
         if what not in WHAT:
             raise UsageError(f"a cluster can't be asked to {what!r}; ask for one of {', '.join(WHAT)}")
         self._read_again()
+        if what == "reset" and self.there.config["job"]:
+            raise UsageError(
+                f"the ranks of {self.there.config['job_file']} are a job's own; stop ends it, and only where it was "
+                "started it can be started anew"
+            )
         if self.there.is_held and self._ask_holder(what):
             return f"{self.there.holder} does it"
         if what == "stop":

@@ -1,6 +1,6 @@
 """The lab for tests: hosts, and Slurm over them, for a whole session.
 
-Covers: the fixtures ``lab``, ``breakable`` and ``slurm``.
+Covers: the fixtures ``lab``, ``breakable``, ``slurm`` and ``batch``.
 Does not cover: what is left after all tests (``tests.leftovers``).
 """
 
@@ -54,3 +54,14 @@ def _need(programs: tuple[str, ...]) -> None:
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         pytest.skip(f"the lab needs {', '.join(missing)}; scripts/test.sh names the packages and installs them as root")
+
+
+@pytest.fixture
+def batch(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """Slurm, in which nothing of ours may be left at the end."""
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    yield slurm
+    left = [line for line in slurm.run("squeue", "-h", "-o", "%j %T").splitlines() if "disttrain-" in line]
+    slurm.cancel_all()
+    assert not left

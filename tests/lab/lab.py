@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from .host import SSH_PORT, Host, Listening, listening_sockets
-from .network import Capture, close_ports
+from .network import Capture, close_ports, refuse_beginnings
 from .places import PATIENCE_S, claim, command, processes_of, release, words_of
 from .slurm import Slurm
 
@@ -141,11 +141,15 @@ class Lab:
 
     def revive(self, host: str) -> None:
         """Boot a killed host, with Slurm's daemon where Slurm runs."""
+        self._boot(host)
+        if self.slurm is not None:
+            self.slurm.wait()
+
+    def _boot(self, host: str) -> None:
         self._hosts[host].start()
         self._hosts[host].wait()
         if self.slurm is not None:
             self.slurm.start_daemon(host)
-            self.slurm.wait()
 
     def firewall(self, host: str, *ports: int | str) -> None:
         """Drop every packet that comes to a host, or to ``head``, for these TCP ports; without ports open all again."""
@@ -156,6 +160,11 @@ class Lab:
         else:
             close_ports(self.place.table, ports, prefix=self._hosts[host].enter())
 
+    def close_to_head(self, host: str) -> None:
+        """Drop what comes to a host from the head to begin a connection, but ssh; what is connected stays."""
+        self._closed.add(host)
+        refuse_beginnings(self.place.table, self.head_address, SSH_PORT, self._hosts[host].enter())
+
     def fill(self, host: str) -> None:
         """Leave no byte free on the local disk of a host."""
         self.run(host, f"head -c 1G /dev/zero > {self.local_disk}/filler || test $? = 1")
@@ -164,7 +173,7 @@ class Lab:
         """Undo every fault: hosts live, cables are in, ports are open, local disks are empty."""
         for name, host in self._hosts.items():
             if not host.runs:
-                self.revive(name)
+                self._boot(name)  # Slurm is waited for once all are there
             self.heal(name)
             self.run(name, f"find {self.local_disk} -mindepth 1 -delete")  # hidden files too
         for name in self._closed:

@@ -108,11 +108,19 @@ def close_ports(table: str, ports: Sequence[int | str], *, prefix: Sequence[str]
     interface
         Only what comes in here is dropped; empty: all.
     """
+    incoming = f'iifname "{interface}" ' if interface else ""
+    _filter(table, f"{incoming}tcp dport {{ {', '.join(map(str, ports))} }}" if ports else "", prefix)
+
+
+def refuse_beginnings(table: str, source: str, but: int, prefix: Sequence[str]) -> None:
+    """Drop what begins a TCP connection from an address, but to one port; connections that are there stay."""
+    _filter(table, f"ip saddr {source} tcp flags & (syn | ack) == syn tcp dport != {but}", prefix)
+
+
+def _filter(table: str, rule: str, prefix: Sequence[str]) -> None:
+    """Drop what comes in and is as a rule says; an empty one: nothing."""
     command(*prefix, "nft", "add", "table", "inet", table)
     command(*prefix, "nft", "delete", "table", "inet", table)
-    if ports:
-        incoming = f'iifname "{interface}" ' if interface else ""
-        numbers = ", ".join(map(str, ports))
+    if rule:
         hook = "type filter hook input priority 0; policy accept;"
-        chain = f"chain input {{ {hook}\n{incoming}tcp dport {{ {numbers} }} drop\n}}"
-        command(*prefix, "nft", f"table inet {table} {{\n{chain}\n}}")
+        command(*prefix, "nft", f"table inet {table} {{\nchain input {{ {hook}\n{rule} drop\n}}\n}}")

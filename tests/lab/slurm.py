@@ -140,6 +140,10 @@ class Slurm:
         """Return as soon as every host is idle or at work."""
         self._until("Slurm", lambda: self._ready() == set(self._enter))
 
+    def submit(self, *options: str) -> str:
+        """Submit a job that does nothing; return its number."""
+        return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", "sleep 300").strip()
+
     def cancel_all(self) -> None:
         """End all jobs, and wait until they have left the hosts and the queue."""
         self.run("scancel", "--full", "--user=root")

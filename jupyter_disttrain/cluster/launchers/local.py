@@ -16,6 +16,19 @@ def is_alive(launcher: LocalProcessLauncher) -> bool:
     return thread is not None and bool(thread.is_alive())
 
 
+class OneProcess(LocalProcessLauncher):
+    """One process of this machine that starts ranks and runs as long as they do."""
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return is_alive(self)
+
+    @property
+    def runs(self) -> bool:
+        """The same: all ranks end with it."""
+        return self.alive()
+
+
 class LocalRanks(LocalEngineSetLauncher):
     """One process that forks all ranks: to import the same for each would take most of their start.
 

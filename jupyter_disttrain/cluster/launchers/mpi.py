@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
 from ...errors import LaunchError
-from .local import RANK_COMMAND, is_alive
+from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command
 
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
@@ -107,7 +106,7 @@ def _broken(mpiexec: str, what: str) -> str:
     )
 
 
-class MPIRanks(MPIEngineSetLauncher):
+class MPIRanks(OneProcess, MPIEngineSetLauncher):
     """One mpiexec over all ranks."""
 
     hosts: List[Any] = List()  # of (name, ranks); empty: this machine alone
@@ -142,17 +141,8 @@ class MPIRanks(MPIEngineSetLauncher):
         places = ",".join(f"{name}:{ranks}" for name, ranks in self.hosts)
         names = [name for name in EARLY if self.environment.get(name, os.environ.get(name))]
         exported = [word for name in [*names, "DISTTRAIN_MPI_HEALS"] for word in ("-x", name)]
-        agent = shlex.join([*self.ssh, *SSH_OPTIONS])
+        agent = " ".join([*self.ssh, *SSH_OPTIONS])  # it is split at spaces, and a quote would be a part of a word
         return ["--host", places, "--map-by", "slot", "--prtemca", "plm_ssh_agent", agent, *exported]
-
-    def alive(self) -> bool:
-        """Whether mpiexec still runs."""
-        return is_alive(self)
-
-    @property
-    def runs(self) -> bool:
-        """The same: all ranks end with it."""
-        return self.alive()
 
     def get_env(self) -> dict[str, str]:
         """Add what Open MPI needs to start at once, and as root, unless the user set it."""

@@ -11,13 +11,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ipyparallel.cluster.launcher import EngineLauncher, LocalProcessLauncher
+from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Dict, Instance, Unicode
 
 from ..slurm.batch_script import StartScript
 from ..slurm.grant import Grant, step_command
+from ..slurm.sentry import relieve
 from ..slurm.watch import Poller
-from .local import is_alive
+from .local import OneProcess
 from .mpi import MPIRanks
 from .ssh import EARLY, rank_command
 
@@ -64,6 +65,7 @@ class Starter:
         with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             opened.write(script)
         half.rename(grant.start_file)
+        relieve(grant.job_id)  # from here on the job ends with its ranks, and those with the controller
 
 
 class JobRanks(EngineLauncher):
@@ -119,7 +121,7 @@ class JobRanks(EngineLauncher):
         self.notify_stop({"exit_code": None, "identifier": self.grant.job_id})
 
 
-class AllocationRanks(LocalProcessLauncher, EngineLauncher):
+class AllocationRanks(OneProcess, EngineLauncher):
     """The ranks in the allocation around the notebook, which outlives them."""
 
     grant = Instance(Grant)
@@ -141,21 +143,12 @@ class AllocationRanks(LocalProcessLauncher, EngineLauncher):
         self._starter.write(self.grant)
         return super().start()
 
-    def alive(self) -> bool:
-        """Whether what started them still runs."""
-        return is_alive(self)
-
-    @property
-    def runs(self) -> bool:
-        """The same: all ranks end with it."""
-        return self.alive()
-
     def get_env(self) -> dict[str, str]:
         """Return nothing: their environment is in the scripts."""
         return {}
 
 
-class StepRank(LocalProcessLauncher, EngineLauncher):
+class StepRank(OneProcess, EngineLauncher):
     """One more rank on a node of the job, in place of one that died."""
 
     grant = Instance(Grant)
@@ -171,15 +164,6 @@ class StepRank(LocalProcessLauncher, EngineLauncher):
         """Start it."""
         self.n = n
         return super().start()
-
-    def alive(self) -> bool:
-        """Whether what started it still runs."""
-        return is_alive(self)
-
-    @property
-    def runs(self) -> bool:
-        """The same."""
-        return self.alive()
 
     def get_env(self) -> dict[str, str]:
         """Return what Python itself reads; the rest is in a file that its command names."""

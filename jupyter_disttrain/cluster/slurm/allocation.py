@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError, UsageError
+from ...ranks import counted
 from .job import SlurmJob
 
 if TYPE_CHECKING:
@@ -102,12 +103,13 @@ class Allocation:
             per_node = per_node or ranks // max(nodes, 1)
             if nodes * per_node != ranks:
                 raise UsageError(
-                    f"-n {ranks} can't be spread evenly over {nodes} of the {len(self.nodes)} nodes of the allocation "
-                    f"{self.job_id}; give -N and --ntasks-per-node"
+                    f"-n {ranks} can't be spread evenly over {counted(nodes, 'node')} of the allocation "
+                    f"{self.job_id}, which has {len(self.nodes)}; give -N and --ntasks-per-node"
                 )
         if nodes > len(self.nodes) or per_node > self.most_per_node:
             raise UsageError(
-                f"{nodes} nodes with {per_node} ranks each are asked for, but the allocation {self.job_id}, in which "
+                f"{counted(nodes, 'node')} with {counted(per_node, 'rank')} each {'is' if nodes == 1 else 'are'} asked "
+                f"for, but the allocation {self.job_id}, in which "
                 f"this notebook runs, has {len(self.nodes)} ({', '.join(self.nodes)}) with room for "
                 f"{self.most_per_node} each; ask for less, or submit a job of its own with --new-job"
             )

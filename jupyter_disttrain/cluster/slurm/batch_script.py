@@ -14,19 +14,34 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .sentry import STALE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WAIT_SECONDS = 120  # of a job for the notebook, which may have been killed while the job was in the queue
+WAIT_SECONDS = 300  # of a job for the notebook, which asks the nodes what they have
+UNSEEN_SECONDS = 30  # of a job that does not see the notebook's files: meanwhile the notebook finds that out too
+LOOKS_PER_SECOND = 5
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+")
 _WAIT = """\
 # Which network the ranks use can be said only now that the nodes are known: the notebook writes it into a file.
+# Until then it has another file touched every few seconds. Both times are the file server's, if there is one.
+start={start} sign={sign}
 for attempt in {{1..{attempts}}}; do
-    [ -r {start} ] && exec /bin/bash {start}
-    [ -d {folder} ] || exit 0  # the notebook has given up meanwhile
-    sleep 0.2
+    [ -r "$start" ] && exec /bin/bash "$start"
+    if [ -e "$sign" ]; then
+        touch "$sign.job"
+        if (( $(stat -c %Y "$sign.job") - $(stat -c %Y "$sign") > {stale_s} )); then
+            echo "the notebook that submitted this job has gone" >&2
+            exit 0
+        fi
+    elif (( attempt > {unseen} )); then
+        echo "$(hostname) does not see $sign: the notebook has gone, or this host does not share its folders" >&2
+        exit 1
+    fi
+    sleep {pause_s}
 done
-echo "the notebook did not write {start} within {seconds} s; it has ended, or this host does not see its file" >&2
+echo "the notebook did not write $start within {seconds} s" >&2
 exit 1
 """
 
@@ -41,6 +56,7 @@ class BatchScript:
     folder: str  # where the ranks run
     log: str  # the file with what the job says; %j is its number
     start_file: str  # the script that starts the ranks
+    sign_file: str  # that is touched as long as the notebook is there
     survives_nodes: bool = False  # the ranks of other nodes go on when one fails
     lines: tuple[str, ...] = ()  # a person's options of sbatch
 
@@ -58,16 +74,18 @@ class BatchScript:
         )
         has_name = any(option.startswith("--job-name=") for option in self.lines)
         name = () if has_name else (f"--job-name=disttrain-{self.cluster_id}",)
-        start = shlex.quote(self.start_file)
         return "\n".join(
             [
                 "#!/bin/bash",
                 *(f"#SBATCH {quote_option(option)}" for option in (*name, *own, *self.lines)),
                 f"# The ranks of {self.cluster_id}; written by jupyter_disttrain.",
                 _WAIT.format(
-                    start=start,
-                    folder=shlex.quote(self.start_file.rpartition("/")[0]),
-                    attempts=WAIT_SECONDS * 5,
+                    start=shlex.quote(self.start_file),
+                    sign=shlex.quote(self.sign_file),
+                    attempts=WAIT_SECONDS * LOOKS_PER_SECOND,
+                    unseen=UNSEEN_SECONDS * LOOKS_PER_SECOND,
+                    pause_s=1 / LOOKS_PER_SECOND,
+                    stale_s=STALE_SECONDS,
                     seconds=WAIT_SECONDS,
                 ),
             ]

@@ -50,7 +50,12 @@ def find(command: str) -> str:
     return path
 
 
-def ask(*command: str, text: str | None = None, environment: Mapping[str, str] | None = None) -> Answer:
+def ask(
+    *command: str,
+    text: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = COMMAND_SECONDS,
+) -> Answer:
     """Run one of Slurm's commands, out of reach of the notebook's interrupts.
 
     Parameters
@@ -61,6 +66,8 @@ def ask(*command: str, text: str | None = None, environment: Mapping[str, str] |
         What it reads from its stdin.
     environment
         In place of this process's own.
+    limit_s
+        How long it may take, in seconds.
 
     Raises
     ------
@@ -77,12 +84,12 @@ def ask(*command: str, text: str | None = None, environment: Mapping[str, str] |
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=COMMAND_SECONDS,
+            timeout=limit_s,
             start_new_session=True,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"{command[0]} did not end within {COMMAND_SECONDS:g} s; see by sdiag or sinfo whether Slurm answers"
+            f"{command[0]} did not end within {limit_s:g} s; see by sdiag or sinfo whether Slurm answers"
         ) from error
     return Answer(done.returncode, done.stdout, done.stderr)

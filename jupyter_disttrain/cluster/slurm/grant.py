@@ -6,22 +6,24 @@ Does not cover: starting ranks on them (``launchers.slurm``).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LaunchError
 from ..interrupts import deferred_interrupts
 from .allocation import Allocation
 from .batch_script import BatchScript
 from .commands import ask
 from .job import SlurmJob
+from .sentry import SIGN, Sentry, relieve
 from .words import running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import ExitStack
 
     from ...slurm_options import SlurmOptions
     from ..folders import Folders
@@ -73,34 +75,24 @@ class Grant:
         LaunchError
             If Slurm refuses.
         """
-        if not self.is_own:
-            return
-        self.job.cancel()
-        log = Path(self.log)
-        if log.exists() and not log.stat().st_size:
-            log.unlink()  # it says nothing, so it need not be kept
+        if self.is_own:
+            _end(self.job, self.log)
 
     def addresses(self) -> dict[str, str]:
-        """Return each node's address, as Slurm reaches it.
-
-        Raises
-        ------
-        LaunchError
-            If one has none.
-        """
+        """Return the address at which Slurm reaches each node, of those that this host knows by name."""
         answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
         found = [dict(_NODE_FIELD.findall(line)) for line in answer.said.splitlines()]
-        names: dict[str, str] = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
-        try:
-            return {node: socket.gethostbyname(names.get(node) or node) for node in self.nodes}
-        except OSError as error:
-            raise LaunchError(
-                f"no address is known of {', '.join(self.nodes)}, the nodes of job {self.job_id}: {error}; "
-                "ask your site why this host does not know them"
-            ) from error
+        names = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
+        addresses: dict[str, str] = {}
+        for node in self.nodes:
+            with contextlib.suppress(OSError):  # without it, the network is chosen by what the nodes say alone
+                addresses[node] = socket.gethostbyname(names.get(node) or node)
+        return addresses
 
 
-def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None]) -> Grant:
+def obtain(
+    options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None], taken: ExitStack
+) -> Grant:
     """Take the nodes of the allocation around this process, or submit a job and wait until it has some.
 
     Parameters
@@ -113,6 +105,8 @@ def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Cal
         Of the cluster; the nodes must see them too.
     tell
         Called with one line about the queue each time it changes.
+    taken
+        Is told how to end a job, as soon as there is one.
 
     Raises
     ------
@@ -120,8 +114,6 @@ def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Cal
         If the request contradicts itself, or an allocation has less.
     LaunchError
         If Slurm does not take the job, or ends it before it runs.
-    KeyboardInterrupt
-        If the wait is interrupted; the job is cancelled then.
     """
     start_file = str(folders.profile / START_FILE)
     around = None if options.new_job else Allocation.find()
@@ -145,10 +137,18 @@ def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Cal
         folder=str(Path.cwd()),
         log=log,
         start_file=start_file,
+        sign_file=str(folders.profile / SIGN),
         survives_nodes=options.start == "srun",
         lines=options.lines,
     ).render()
-    state = _submit_and_wait(script, options, tell)
+    sentry = Sentry(folders)
+    taken.callback(sentry.leave)
+    with deferred_interrupts():  # a job whose number nobody has read could not be cancelled
+        job = SlurmJob.submit(script, options.lines)
+        taken.callback(_end, job, log.replace("%j", job.job_id))
+        sentry.guard(job.job_id)
+    state = job.wait_until_running(lambda state: _tell_waiting(state, tell))
+    tell(running_text(state))
     return Grant(
         job_id=state.job_id,
         nodes=state.nodes,
@@ -160,18 +160,13 @@ def obtain(options: SlurmOptions, ranks: int | None, folders: Folders, tell: Cal
     )
 
 
-def _submit_and_wait(script: str, options: SlurmOptions, tell: Callable[[str], None]) -> JobState:
-    jobs: list[SlurmJob] = []
-    try:
-        with deferred_interrupts():  # a job whose number nobody has read could not be cancelled
-            jobs.append(SlurmJob.submit(script, options.lines))
-        state = jobs[0].wait_until_running(lambda state: _tell_waiting(state, tell))
-        tell(running_text(state))
-    except KeyboardInterrupt:
-        for job in jobs:
-            job.cancel()
-        raise
-    return state
+def _end(job: SlurmJob, log: str) -> None:
+    """End a job that is ours, and wait until its nodes are free; a log in which it says nothing need not be kept."""
+    relieve(job.job_id)
+    job.cancel()
+    written = Path(log)
+    if written.exists() and not written.stat().st_size:
+        written.unlink()
 
 
 def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
-from ..interrupts import deferred_interrupts
 from .commands import Answer, ask
 from .queue import ask_position
 from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 FIRST_POLL_SECONDS = 0.2
 SLOWEST_POLL_SECONDS = 5.0
+STATE_SECONDS = 10.0  # for Slurm to say it: the news of a rank's death, and the end of a cluster, wait for the answer
 CANCEL_SECONDS = 15.0  # until its nodes are free; Slurm goes on by itself if that takes longer
 SACCT_FIELDS = "JobID,State,ExitCode,Start,End,NodeList,Partition,Reason"
 _NO_SUCH_JOB = "Invalid job id"
@@ -50,7 +50,7 @@ _OVERRIDING = (
 # What a notebook's server lets its kernels do is nothing that a job needs, and Slurm keeps a job's environment.
 _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "JUPYTER_TOKEN", "JUPYTERHUB_COOKIE_SECRET")
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMIX_", "PMI_")  # beginnings of variables that belong to the job around us
-_KEPT_OF_A_JOB = ("SLURM_CONF",)
+_KEPT_OF_A_JOB = ("SLURM_CONF", "SLURM_JWT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class SlurmJob:
         does not answer, ``UNKNOWN``.
         """
         try:
-            answer = ask("scontrol", "show", "job", "-o", self.job_id)
+            answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=STATE_SECONDS)
         except LaunchError:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not answer")
         if answer.code:
@@ -107,7 +107,7 @@ class SlurmJob:
         if _NO_SUCH_JOB not in answer.complaint + answer.said:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason=answer.trouble)
         try:
-            kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS)
+            kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS, limit_s=STATE_SECONDS)
         except LaunchError:  # a host without sacct, or an accounting that does not answer
             return JobState(job_id=self.job_id, state=GONE)
         found = from_sacct(kept.said) if kept.code == 0 else None
@@ -116,7 +116,7 @@ class SlurmJob:
         return found
 
     def wait_until_running(self, on_change: Callable[[JobState], None]) -> JobState:
-        """Wait while it is in the queue; an interrupt, or whatever else ends the wait, cancels it.
+        """Wait while it is in the queue.
 
         Parameters
         ----------
@@ -130,23 +130,18 @@ class SlurmJob:
         """
         last: JobState | None = None
         pause_s = FIRST_POLL_SECONDS
-        try:
-            while True:
-                state = self.state(with_position=True)
-                if state != last:
-                    pause_s = FIRST_POLL_SECONDS
-                    on_change(state)
-                if state.is_over:
-                    raise LaunchError(over_text(state))  # noqa: TRY301  (it has to pass the clause below)
-                if state.runs:
-                    return state
-                last = state
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, SLOWEST_POLL_SECONDS)
-        except BaseException:  # whatever it was, an interrupt too, no job may stay; it is raised again
-            with deferred_interrupts():
-                self.cancel()
-            raise
+        while True:
+            state = self.state(with_position=True)
+            if state != last:
+                pause_s = FIRST_POLL_SECONDS
+                on_change(state)
+            if state.is_over:
+                raise LaunchError(over_text(state))
+            if state.runs:
+                return state
+            last = state
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, SLOWEST_POLL_SECONDS)
 
     def cancel(self, patience_s: float = CANCEL_SECONDS) -> JobState:
         """End it, and wait until its nodes are free; does nothing to one that has ended.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 GONE = "GONE"  # our own word: Slurm does not know the job any more
 UNKNOWN = "UNKNOWN"  # our own word: Slurm did not answer
+ENDLESS = ("UNLIMITED", "Partition_Limit", "365-00:00:00")  # the last is what a job without a limit has once it runs
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 OVER = frozenset(
     {
@@ -86,7 +87,7 @@ def from_scontrol(text: str) -> JobState:
     resources = dict(part.partition("=")[::2] for part in fields.get("TRES", "").split(","))
     state = fields.get("JobState", UNKNOWN)
     # Without a limit, and until it has taken the partition's, Slurm tells an end that is a year away.
-    endless = fields.get("TimeLimit") in ("UNLIMITED", "Partition_Limit") and state not in OVER
+    endless = fields.get("TimeLimit") in ENDLESS and state not in OVER
     return JobState(
         job_id=fields.get("JobId", ""),
         state=state,

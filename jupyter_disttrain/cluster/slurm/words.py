@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .state import JobState
 
 DAY = 24 * 3600.0
+NO_LOG = 53  # Slurm's "signal" for a job whose output could not be opened
 _ENDS = {  # by Slurm's word: what happened, and what to do
     "TIMEOUT": (
         "was ended by Slurm, because its time limit{limit} was over",
@@ -63,7 +64,7 @@ def waiting_text(state: JobState, now_s: float | None = None) -> str:
     if state.state == "UNKNOWN":
         return f"job {state.job_id}: {state.reason}; asking again"
     if not state.waits:
-        return f"job {state.job_id} is on {hosts_text(state)}, which are being made ready"
+        return f"job {state.job_id} has its nodes, which Slurm makes ready: {hosts_text(state)}"
     where = [] if state.position is None else [f"position {state.position} in partition {state.partition}"]
     parts = [f"job {state.job_id} is pending: {' '.join([*where, *_reason_of(state)])}".removesuffix(": ")]
     if state.requeued:
@@ -95,6 +96,12 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
     code = f" with exit code {state.exit_code}" if state.exit_code else ""
     code = f" by signal {state.exit_signal}" if state.exit_signal else code
     log = state.log or known.log or "the job's log"
+    if state.exit_signal == NO_LOG:
+        return (
+            f"{_job(state if state.nodes else known)} could not begin, most likely because its first node can't write "
+            f"{log}; have that folder on a file system that all nodes share with this machine, or name another with "
+            "JUPYTER_DATA_DIR"
+        )
     what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may say why"))
     where = state if state.nodes else known
     told = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
@@ -131,7 +138,8 @@ def preempt_text(state: JobState, now_s: float) -> str:
 def lost_nodes_text(state: JobState, lost: tuple[str, ...]) -> str:
     """Return one line on nodes that Slurm has taken from a job because they failed."""
     left = f"; it goes on with {hosts_text(state)}" if state.nodes else ""
-    return f"job {state.job_id} has lost {', '.join(lost)}: Slurm says that it failed{left}"
+    they = "it" if len(lost) == 1 else "they"
+    return f"job {state.job_id} has lost {', '.join(lost)}: Slurm says that {they} failed{left}"
 
 
 def hosts_text(state: JobState) -> str:

@@ -1,0 +1,54 @@
+"""What the first process of a job does before a notebook can join.
+
+Covers: what it leaves where it can't begin.
+Does not cover: jobs that begin (``test_join``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.engine import join
+from jupyter_disttrain.engine.setup import JoinSetup, Setup
+from jupyter_disttrain.shelf import PREFIX, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+WANTED = {"timeout_s": 1.0, "interface": "", "backend": "none"}
+
+
+@pytest.mark.parametrize("trouble", ["ports", "controller", "file"])
+def test_a_job_that_can_t_begin_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    name = f"begin-{trouble}"
+    file = tmp_path / f"{name}.json"
+    for variable, value in LAUNCHED.items():
+        monkeypatch.setenv(variable, value)
+    if trouble == "ports":
+        monkeypatch.setattr(join, "choose_ports", _no_ports)
+        says = r"has no ports for a controller at 127\.0\.0\.1: all are taken; choose another network with --interface"
+    elif trouble == "controller":
+        monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a port that is no user's
+        monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
+        says = "the controller on .* did not come up"
+    else:
+        monkeypatch.setattr(join.JobFile, "write", _no_room)
+        says = "can't write .*: No space left on device; name another file"
+    setup = JoinSetup(file=str(file), name=name, **WANTED)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match=says):
+        join.join(Setup(environment="", host="", ranks=1, join=setup))
+    assert not list(tmp_path.iterdir())
+    assert not list(ROOT.glob(f"{PREFIX}{name}-*"))
+
+
+def _no_ports(_address: str, _count: int) -> list[int]:
+    raise OSError("all are taken")
+
+
+def _no_room(_file: object, _path: Path) -> None:
+    raise OSError(28, "No space left on device")
