@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.recovery import Phase
 from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 from jupyter_disttrain.hosts import parse_hosts
 
@@ -82,6 +83,24 @@ def test_hosts_that_die_under_mpi_are_named_with_what_to_do(breakable: Lab) -> N
         with pytest.raises(UsageError, match=rf"ranks 1-3 died; {helps}"):
             cluster.run("1")
     assert not breakable.left_on("node1")
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "ssh"])
+def test_hosts_that_are_lost_one_after_another_are_told_together(breakable: Lab, launcher: str) -> None:
+    with Cluster(
+        launcher=launcher, hosts=parse_hosts("node1:1,node2:1,node3:1"), ssh=str(breakable.ssh), backend="none"
+    ) as cluster:
+        run = cluster.run("import time\nif rank: time.sleep(600)", block=False)
+        breakable.cut("node2")
+        assert wait_until(lambda: cluster._guardian._state.phase is Phase.LOST), "rank 1 was given up"
+        breakable.cut("node3")
+        with pytest.raises(RankFailure, match=r"node3") as caught:
+            run.wait()
+        told = [note for note in caught.value.notes if "can't be replaced" in note]
+        assert len(told) == 1, told
+        assert re.match(r"ranks 1-2 can't be replaced: .*node2, node3", told[0]), told
+    breakable.heal("node2")
+    breakable.heal("node3")
 
 
 def test_a_firewall_that_closes_some_of_the_controller_s_ports_is_named(breakable: Lab) -> None:

@@ -151,7 +151,7 @@ class Guardian(Looking):
     def take_notes(self) -> list[str]:
         """Return what a person should know of what was done since the last call."""
         with self._changed:
-            return self._notes.take(self._launch.why_hosts_lost)
+            return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
 
     # The thread
 

@@ -48,9 +48,19 @@ class Moves:
         self._moved[host] = spare
         return spare
 
+    @property
+    def _lost(self) -> list[str]:
+        return [host for host in self._reach.lost_hosts if host not in self._moved]
+
+    def lost_ranks(self, table: Sequence[RankEntry]) -> list[int]:
+        """Return the dead ranks of hosts that no spare stands for; with one MPI job all that died are lost with it."""
+        lost = self._lost
+        of_all = self._config.launcher == "mpi" and bool(lost)
+        return [entry.info.rank for entry in table if entry.state == "dead" and (of_all or entry.launch_host in lost)]
+
     def why_lost(self, table: Sequence[RankEntry]) -> str:
         """Return which hosts are lost that no spare stands for, and what a person can do; empty where there is none."""
-        lost = [host for host in self._reach.lost_hosts if host not in self._moved]
+        lost = self._lost
         if not lost or self._config.job:
             return ""
         if self._config.launcher == "mpi":

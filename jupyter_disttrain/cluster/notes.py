@@ -6,7 +6,12 @@ Does not cover: when it is told (``cell_run``).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..ranks import label_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class Notes:
@@ -29,10 +34,18 @@ class Notes:
         """Keep that a rank's host is lost; what of it is told is asked for then, as another may be lost meanwhile."""
         self._lost.add(rank)
 
-    def take(self, why_lost: str) -> list[str]:
-        """Return all and forget it; ``why_lost`` says which hosts are lost, and what helps; empty: all are back."""
+    def take(self, why_lost: str, lost: Collection[int]) -> list[str]:
+        """Return all and forget it.
+
+        Parameters
+        ----------
+        why_lost
+            Which hosts are lost by now, and what helps; empty: all are back.
+        lost
+            The ranks that died with them: for those of a host that was lost later nobody has tried.
+        """
         if self._lost and why_lost:
-            self._not_replaced.setdefault(why_lost, set()).update(self._lost)
+            self._not_replaced.setdefault(why_lost, set()).update(self._lost, lost)
         refused = [f"{label_ranks(ranks)} can't be replaced: {reason}" for reason, ranks in self._not_replaced.items()]
         said, self._said = self._said + refused, []
         self._not_replaced.clear()

@@ -45,6 +45,11 @@ class Replacement(Introduction):
         """Which hosts are lost that no spare stands for, and what helps; empty where there is none."""
         return self._moves.why_lost(self.table)
 
+    @property
+    def ranks_of_lost_hosts(self) -> list[int]:
+        """The dead ranks that have no host to be started on."""
+        return self._moves.lost_ranks(self.table)
+
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
 
