@@ -12,6 +12,7 @@ import pytest
 from jupyter_disttrain import Cluster
 
 from .notebook_driver import Notebook
+from .shell_tools import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +55,29 @@ def shared_notebook() -> Iterator[Notebook]:
         notebook.run("%load_ext jupyter_disttrain")
         notebook.run("%dist_init -n 2").check()
         yield notebook
+
+
+@pytest.fixture(params=["mpi", "local"])
+def plain(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two ranks without torch, which a test may break."""
+    with Cluster(n=2, launcher=request.param, backend="none", name="plain") as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["mpi", "local"])
+def kept(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two ranks that would outlive these tests."""
+    cluster = Cluster(n=2, launcher=request.param, keep=True, grace_s=0.5, name="kept")
+    yield cluster
+    end(cluster)
+
+
+@pytest.fixture
+def light() -> Iterator[Cluster]:
+    """Two ranks that would outlive these tests, without torch."""
+    cluster = Cluster(n=2, launcher="local", backend="none", keep=True, name="light")
+    yield cluster
+    end(cluster)
 
 
 @pytest.fixture

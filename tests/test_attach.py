@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,15 +12,14 @@ import pytest
 import zmq
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import registry
 from jupyter_disttrain.cluster.link import Link
 from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, RankFailure, UsageError
 
 from .notebook_driver import Notebook
-from .test_lifecycle import of_cluster, wait_until
+from .process_tools import of_cluster, wait_until
+from .shell_tools import command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONTROLLER = "jupyter_disttrain.cluster.controller"
@@ -41,36 +37,6 @@ number
 
 def back(name: str) -> Cluster:
     return Cluster.attach(name)
-
-
-@pytest.fixture(params=["mpi", "local"])
-def kept(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two ranks that would outlive these tests."""
-    cluster = Cluster(n=2, launcher=request.param, keep=True, grace_s=0.5, name="kept")
-    yield cluster
-    end(cluster)
-
-
-@pytest.fixture
-def light() -> Iterator[Cluster]:
-    """Two ranks that would outlive these tests, without torch."""
-    cluster = Cluster(n=2, launcher="local", backend="none", keep=True, name="light")
-    yield cluster
-    end(cluster)
-
-
-def end(cluster: Cluster) -> None:
-    """End a cluster, whoever holds it by now."""
-    cluster.shutdown()
-    for left in registry.running():
-        if left.cluster_id == cluster.cluster_id:
-            assert command("stop", left.cluster_id).returncode == 0
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``jupyter disttrain``."""
-    program = [sys.executable, "-m", "jupyter_disttrain.cli", *words]
-    return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
 
 
 def said(cluster: Cluster, rank: int) -> str:
@@ -368,73 +334,3 @@ def test_a_killed_kernel_leaves_its_ranks_and_the_next_one_takes_them_up(tmp_pat
         assert second.run("%%distributed\nmine").check().lines == ["rank 0 │ 5", "rank 1 │ 6"]
         assert "is in this notebook already" in second.run("%dist_attach default").error
         second.run("%dist_shutdown").check()
-
-
-def test_a_shell_lists_and_ends_clusters(light: Cluster) -> None:
-    light.run("import time\nwhile True: time.sleep(0.01)", 1, block=False)
-    light.detach()
-    listed = command("list")
-    assert listed.returncode == 0, listed.stderr
-    assert "%dist_attach light brings it back" in listed.stdout
-    (row,) = (row for row in json.loads(command("list", "--json").stdout) if row["name"] == "light")
-    assert row["held_by"] is None
-    assert row["doing"].startswith("rank 0: idle; rank 1: cell ")
-    ranks = [psutil.Process(entry.info.pid) for entry in light.table]
-    stopped = command("stop", "light")
-    assert stopped.returncode == 0, stopped.stderr
-    _, left = psutil.wait_procs(ranks, timeout=60)
-    assert not left
-    assert "light" not in command("list").stdout
-    assert command("stop", "light").returncode == 1
-
-
-def test_a_shell_is_told_when_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    assert "no cluster of yours runs" in command("list").stdout
-
-
-def test_who_holds_a_cluster_that_a_shell_ends_is_told_and_starts_nothing_anew(light: Cluster) -> None:
-    pids = [entry.info.pid for entry in light.table]
-    assert command("stop", "light").returncode == 0
-    assert wait_until(lambda: light.closed)
-    with pytest.raises(ClusterClosedError, match="was ended by jupyter disttrain stop"):
-        light.run("1")
-    assert [entry.info.pid for entry in light.table] == pids
-
-
-# Nobody uses it
-
-
-def test_use_shortly_before_the_end_puts_it_off() -> None:
-    with Cluster(n=1, launcher="local", backend="none", idle_timeout_s=2.0, name="late") as cluster:
-        for _ in range(3):
-            assert wait_until(lambda: cluster.idle_s > 1.9)
-            cluster.run("1")
-        assert not cluster.closed
-
-
-def test_a_cluster_that_nobody_uses_ends_after_its_time() -> None:
-    cluster = Cluster(n=1, launcher="local", backend="none", idle_timeout_s=1.0, name="unused")
-    cluster.run("import time; time.sleep(2.5)")  # which is use, however long it takes
-    assert wait_until(lambda: cluster.closed)
-    with pytest.raises(ClusterClosedError, match="was ended, because nobody had used it for 1 s"):
-        cluster.run("1")
-    assert wait_until(lambda: not cluster._launch.folders.profile.exists())
-
-
-def test_a_kept_cluster_that_nobody_came_back_to_ends_after_its_time() -> None:
-    cluster = Cluster(n=1, launcher="local", backend="none", keep=True, idle_timeout_s=1.0, name="forgotten")
-    rank = psutil.Process(cluster.table[0].info.pid)
-    cluster.detach()
-    psutil.wait_procs([rank], timeout=60)
-    assert not rank.is_running()
-    assert wait_until(lambda: not cluster._launch.folders.profile.exists())
-
-
-def test_the_status_warns_before_the_end(bare_notebook: Notebook) -> None:
-    bare_notebook.run("%dist_init -n 1 --launcher local --backend none --idle-timeout 3").check()
-    assert wait_until(lambda: "it ends in" in bare_notebook.run("%dist_status").text)
-    bare_notebook.run("%%distributed\n1").check()
-    assert "it ends in" not in bare_notebook.run("%dist_status").text
-    assert wait_until(lambda: "nobody had used it" in bare_notebook.run("%dist_status --name default").error)
-    bare_notebook.run("%dist_init -n 1 --launcher local --backend none").check()

@@ -12,7 +12,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure, UsageError
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

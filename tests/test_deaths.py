@@ -13,8 +13,8 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, RankFailure
 
+from .process_tools import wait_until
 from .recovery_tools import HOST, SUM, is_whole
-from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

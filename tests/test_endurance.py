@@ -20,7 +20,7 @@ from jupyter_disttrain.cluster.folders import KEPT_RUNS, Folders
 from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS
 from jupyter_disttrain.errors import RankFailure
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,8 +17,8 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.journal import Journal, Origin
 from jupyter_disttrain.errors import RankFailure, UsageError
 
+from .process_tools import wait_until
 from .test_examples import EXAMPLES
-from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from .notebook_driver import Notebook

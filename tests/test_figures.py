@@ -27,7 +27,7 @@ from jupyter_disttrain.messages import RankVitals
 from jupyter_disttrain.notebook.status import status_text
 from jupyter_disttrain.samples import pack, unpack
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     import pytest

@@ -14,8 +14,8 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.looking import LONG_SECONDS
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
+from .process_tools import wait_until
 from .recovery_tools import is_whole, waits
-from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from jupyter_disttrain.cluster.recovery import Phase
 from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 from jupyter_disttrain.hosts import parse_hosts
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from .lab import Lab

@@ -13,7 +13,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS, held_interrupts
 from jupyter_disttrain.errors import RankFailure
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -23,6 +23,8 @@ from jupyter_disttrain.engine.launched import Launched, network_of, own_address
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 from jupyter_disttrain.server.clusters import Clusters
 
+from .join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -31,48 +33,6 @@ if TYPE_CHECKING:
     from .lab.lab import Lab
     from .lab.slurm import Slurm
     from .notebook_driver import Notebook
-
-ENGINE = [sys.executable, "-m", "jupyter_disttrain.engine"]
-LAUNCHED_BY_HAND = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-HOLD = "import os, signal; kept = rank * 11; os.getpid()"
-LIMIT_S = 40.0
-
-
-class Job:
-    """A process that is part of a job, or starts all of it; what it says is kept."""
-
-    def __init__(self, words: list[str], log: Path, **environment: str) -> None:
-        self._log = log
-        with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, cwd=log.parent
-            )
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def until(self, file: Path) -> dict[str, Any]:
-        """Wait until the job has written its file; return what is in it."""
-        deadline = time.monotonic() + LIMIT_S
-        while not file.exists():
-            assert self._process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.02)
-        told: dict[str, Any] = json.loads(file.read_text())
-        return told
-
-    def end(self) -> int:
-        """Wait for its end and return the exit code."""
-        return self._process.wait(LIMIT_S)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def terminate(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            self.end()
 
 
 @pytest.fixture
@@ -87,14 +47,6 @@ def jobs() -> Iterator[list[Job]]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "job.json"
-
-
-def by_hand(jobs: list[Job], file: Path, rank: int, world_size: int, *more: str, log: str = "") -> Job:
-    """Start one process as torchrun would."""
-    variables = LAUNCHED_BY_HAND | {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    words = [*ENGINE, "--join", str(file), "--backend", "none", *more]
-    jobs.append(Job(words, file.with_name(log or f"rank{rank}.log"), **variables))
-    return jobs[-1]
 
 
 def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:

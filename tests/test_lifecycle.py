@@ -1,4 +1,4 @@
-"""What a cluster starts, leaves and ends, whichever way it ends."""
+"""What a cluster starts, and what it leaves when it ends, resets or runs beside others."""
 
 from __future__ import annotations
 
@@ -11,90 +11,32 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.folders import Folders, remove_folder
-from jupyter_disttrain.cluster.start import Launch
-from jupyter_disttrain.engine.connection import Connection
-from jupyter_disttrain.engine.shell import RankProfile
-from jupyter_disttrain.errors import ClusterClosedError, StartInterruptedError
+from jupyter_disttrain.cluster.folders import Folders
+from jupyter_disttrain.errors import ClusterClosedError
 from jupyter_disttrain.notebook.status import status_text
 from jupyter_disttrain.shelf import NANNIES
 
-from .leftovers import our_processes
 from .notebook_driver import Notebook
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from .process_tools import (
+    FAST,
+    are_gone,
+    controllers_of,
+    is_all_gone,
+    of_cluster,
+    start,
+    wait_until,
+)
 
 HOST = socket.gethostname()
-FAST = "--backend none"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait for what no event tells: the end of processes that are not our children."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def of_cluster(cluster_id: str) -> list[psutil.Process]:
-    """The processes of one cluster: its name is in what each was started with."""
-    found = []
-    for process in our_processes():
-        try:
-            words = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
-        except psutil.Error:
-            continue
-        if any(cluster_id in word for word in words):
-            found.append(process)
-    return found
-
-
-def controllers_of(cluster_id: str) -> list[psutil.Process]:
-    """The controller and what it forked; each is named before any is ended."""
-    return [process for process in of_cluster(cluster_id) if "cluster.controller" in " ".join(process.cmdline())]
-
-
-def folders() -> set[str]:
-    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
-    return {path.name for path in runtime.iterdir()} if runtime.exists() else set()
-
-
-def shelves() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("disttrain-*")}
-
-
-def is_all_gone(cluster_id: str) -> bool:
-    return not of_cluster(cluster_id) and cluster_id not in folders() and f"disttrain-{cluster_id}" not in shelves()
-
-
-def start(notebook: Notebook, options: str = f"-n 2 {FAST}") -> str:
-    """Start ranks in a kernel; returns the cluster's id."""
-    before = folders()
-    notebook.run(f"%dist_init {options}").check()
-    (cluster_id,) = folders() - before
-    assert of_cluster(cluster_id)
-    return cluster_id
-
-
-@pytest.fixture(params=["mpi", "local"])
-def plain(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two ranks without torch, which a test may break."""
-    with Cluster(n=2, launcher=request.param, backend="none", name="plain") as cluster:
-        yield cluster
 
 
 def test_a_shutdown_leaves_nothing(plain: Cluster) -> None:
@@ -179,10 +121,6 @@ ORPHANS = (
 )
 
 
-def are_gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) for pid in pids)
-
-
 def test_what_a_rank_started_ends_with_it(plain: Cluster) -> None:
     started = plain.run(ORPHANS).results
     plain.signal(0, signal.SIGKILL)
@@ -238,139 +176,6 @@ def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
     assert bare_notebook.run("%%distributed\nprint('here')").check().lines == ["ranks 0-1 │ here"]
     assert bare_notebook.run("%dist_shutdown").check().text == "ranks 0-1 ended"
     assert is_all_gone(first)
-
-
-@pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
-def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
-    with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
-        cluster_id = start(notebook)
-        notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
-        if how == "exit":
-            notebook._manager.shutdown_kernel(now=False)
-        elif how == "restart now":
-            notebook._manager.shutdown_kernel(now=True)  # SIGKILL to the kernel's process group
-        else:
-            os.kill(notebook.pid, getattr(signal, how))
-        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10)
-
-
-@pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
-def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
-    with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
-        before = folders()
-        notebook.client.execute("%dist_init -n 2")
-        assert wait_until(lambda: bool(folders() - before))
-        (cluster_id,) = folders() - before
-        count = {"folder": 1, "controller": 2, "ranks": 4}[after]
-        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count, seconds=30)
-        os.kill(notebook.pid, signal.SIGKILL)
-        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10), of_cluster(cluster_id)
-
-
-def test_a_controller_that_was_killed_is_missed_without_a_word_of_zeromq(tmp_path: Path) -> None:
-    file = tmp_path / "engine.json"
-    info = {"interface": f"ipc://{tmp_path / 's'}", "control": 3}
-    connection = Connection(file, info)
-    assert not connection.is_there(once_reached=False, is_silent=False)
-    file.touch()
-    assert connection.is_there(once_reached=False, is_silent=False)  # it does not listen yet
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(connection.url("control").removeprefix("ipc://"))
-        listener.listen(1)
-        assert all(connection.is_there(once_reached=True, is_silent=False) for _ in range(10))  # more than it takes
-    assert not connection.is_there(once_reached=True, is_silent=False)  # its file and its socket's are left
-
-
-def test_a_rank_that_comes_up_late_makes_no_folder(tmp_path: Path) -> None:
-    gone = tmp_path / "cluster"
-    profile = RankProfile(location=str(gone))
-    assert profile.security_dir == str(gone / "security")
-    assert not gone.exists()
-
-
-def test_no_file_is_there_that_the_end_would_write_again(plain: Cluster) -> None:
-    files = {path.name.partition("-")[0] for path in (plain._launch.folders.profile / "security").iterdir()}
-    assert files == {"ipcontroller"}  # the connection files, which the controller writes once
-
-
-def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_path: Path) -> None:
-        assert folders() - before
-        raise KeyboardInterrupt
-
-    before, shelves_before = folders(), shelves()
-    monkeypatch.setattr("jupyter_disttrain.cluster.folders._probe", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Folders.make("interrupted")
-    assert (folders(), shelves()) == (before, shelves_before)
-
-
-def interrupt_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt a start once it is decided where ranks go, before anything is started there."""
-    start = Launch.start
-
-    def interrupted(launch: Launch) -> None:
-        assert launch.folders.profile.exists()
-        signal.raise_signal(signal.SIGINT)
-        start(launch)
-
-    monkeypatch.setattr(Launch, "start", interrupted)
-
-
-def test_an_interrupt_between_deciding_and_starting_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, shelves_before = folders(), shelves()
-    interrupt_the_start(monkeypatch)
-    with pytest.raises(StartInterruptedError, match="nothing of it is left running"):
-        Cluster(n=2, launcher="local", backend="none", name="interrupted")
-    assert (folders(), shelves()) == (before, shelves_before)
-
-
-# What stays with a host's nannies, and tells which it still knows when the number of one becomes free for others.
-STAY = """
-import os
-from jupyter_disttrain.engine import __main__ as main
-nannies, reap, others = [], os.waitpid, []
-def forked():
-    return os.fork() or os._exit(0)
-def waitpid(pid, options):
-    print(pid in nannies, len(nannies), flush=True)
-    return reap(pid, options)
-os.waitpid = waitpid
-others.append(forked())  # of a login shell that became this process
-os.waitid(os.P_PID, others[0], os.WEXITED | os.WNOWAIT)
-nannies += [forked(), forked()]
-main._stay_with(nannies)
-"""
-
-
-def test_a_nanny_that_has_ended_is_forgotten_before_another_process_can_have_its_number() -> None:
-    done = subprocess.run([sys.executable, "-c", STAY], capture_output=True, text=True, check=True, timeout=60)
-    told = done.stdout.split("\n")[:-1]
-    assert [line for line in told if line.startswith("True")] == []
-    assert told[-1] == "False 0"
-
-
-def test_a_folder_goes_although_a_process_that_ends_still_writes_into_it(tmp_path: Path) -> None:
-    folder = tmp_path / "shelf"
-    folder.mkdir()
-    began = threading.Event()
-
-    def write() -> None:
-        holder = os.open(folder, os.O_RDONLY)  # as MPI has it: by then the path may be gone
-        with suppress(FileNotFoundError):
-            for number in range(5000):
-                os.close(os.open(str(number), os.O_WRONLY | os.O_CREAT, dir_fd=holder))
-                began.set()
-        os.close(holder)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert began.wait(10)
-    remove_folder(folder)
-    writer.join()
-    assert not folder.exists()
 
 
 def test_ranks_that_are_kept_outlive_the_kernel() -> None:

@@ -16,7 +16,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.engine.hellos import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
 from jupyter_disttrain.errors import RankFailure
 
-from .test_lifecycle import is_all_gone, of_cluster, start, wait_until
+from .process_tools import is_all_gone, of_cluster, start, wait_until
 
 if TYPE_CHECKING:
     from .notebook_driver import Notebook

@@ -18,7 +18,7 @@ from jupyter_disttrain.engine.metrics import LIMIT, NAMES, MetricsLog
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.samples import pack, unpack
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
 from jupyter_disttrain.engine.loopback import hide_listeners
 from jupyter_disttrain.errors import RankFailure
 
+from .process_tools import wait_until
 from .recovery_tools import SUM, interrupted
-from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

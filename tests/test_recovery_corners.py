@@ -12,8 +12,8 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import GivenUpError, RankFailure
 
+from .process_tools import wait_until
 from .recovery_tools import DEAF, SUM, interrupted, is_whole, waits
-from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

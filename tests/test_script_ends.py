@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 from .test_scripts import SUM, WAYS, said, write
 
 if TYPE_CHECKING:

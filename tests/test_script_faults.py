@@ -10,8 +10,8 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure, UsageError
 
+from .process_tools import wait_until
 from .recovery_tools import HOST, SUM, is_whole
-from .test_lifecycle import wait_until
 from .test_scripts import TRAIN, WAYS, write
 
 if TYPE_CHECKING:

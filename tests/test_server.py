@@ -27,7 +27,7 @@ from jupyter_disttrain.cluster.journal import Origin
 from jupyter_disttrain.errors import RankFailure
 
 from .notebook_driver import Notebook
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

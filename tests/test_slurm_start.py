@@ -18,7 +18,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import LaunchError, StartInterruptedError
 from jupyter_disttrain.slurm_options import SlurmOptions
 
-from .test_lifecycle import folders, interrupt_the_start, wait_until
+from .process_tools import folders, interrupt_the_start, wait_until
 
 if TYPE_CHECKING:
     from .lab import Lab

@@ -26,7 +26,7 @@ from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.messages import RankVitals
 from jupyter_disttrain.notebook.status import status_text
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

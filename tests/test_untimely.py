@@ -8,8 +8,8 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure
 
+from .process_tools import wait_until
 from .recovery_tools import is_whole
-from .test_lifecycle import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import torch
 
 from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
 
-from .test_lifecycle import wait_until
+from .process_tools import wait_until
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster

@@ -13,8 +13,8 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.horovod_wheel import prove
 
+from ..process_tools import wait_until
 from ..recovery_tools import HOST, interrupted, is_whole
-from ..test_lifecycle import wait_until
 from ..test_script_faults import Seen
 from ..test_scripts import said, write
 

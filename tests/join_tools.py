@@ -1,0 +1,61 @@
+"""Processes of jobs that a notebook joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENGINE = [sys.executable, "-m", "jupyter_disttrain.engine"]
+LAUNCHED_BY_HAND = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+HOLD = "import os, signal; kept = rank * 11; os.getpid()"
+LIMIT_S = 40.0
+
+
+class Job:
+    """A process that is part of a job, or starts all of it; what it says is kept."""
+
+    def __init__(self, words: list[str], log: Path, **environment: str) -> None:
+        self._log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, cwd=log.parent
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def until(self, file: Path) -> dict[str, Any]:
+        """Wait until the job has written its file; return what is in it."""
+        deadline = time.monotonic() + LIMIT_S
+        while not file.exists():
+            assert self._process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+        told: dict[str, Any] = json.loads(file.read_text())
+        return told
+
+    def end(self) -> int:
+        """Wait for its end and return the exit code."""
+        return self._process.wait(LIMIT_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            self.end()
+
+
+def by_hand(jobs: list[Job], file: Path, rank: int, world_size: int, *more: str, log: str = "") -> Job:
+    """Start one process as torchrun would."""
+    variables = LAUNCHED_BY_HAND | {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    words = [*ENGINE, "--join", str(file), "--backend", "none", *more]
+    jobs.append(Job(words, file.with_name(log or f"rank{rank}.log"), **variables))
+    return jobs[-1]

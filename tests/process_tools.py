@@ -1,0 +1,90 @@
+"""What tests share that look at processes and files: what belongs to a cluster, what is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from jupyter_disttrain.cluster.start import Launch
+
+from .leftovers import our_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from .notebook_driver import Notebook
+
+FAST = "--backend none"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait for what no event tells: the end of processes that are not our children."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def of_cluster(cluster_id: str) -> list[psutil.Process]:
+    """The processes of one cluster: its name is in what each was started with."""
+    found = []
+    for process in our_processes():
+        try:
+            words = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
+        except psutil.Error:
+            continue
+        if any(cluster_id in word for word in words):
+            found.append(process)
+    return found
+
+
+def controllers_of(cluster_id: str) -> list[psutil.Process]:
+    """The controller and what it forked; each is named before any is ended."""
+    return [process for process in of_cluster(cluster_id) if "cluster.controller" in " ".join(process.cmdline())]
+
+
+def folders() -> set[str]:
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
+    return {path.name for path in runtime.iterdir()} if runtime.exists() else set()
+
+
+def shelves() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("disttrain-*")}
+
+
+def is_all_gone(cluster_id: str) -> bool:
+    return not of_cluster(cluster_id) and cluster_id not in folders() and f"disttrain-{cluster_id}" not in shelves()
+
+
+def start(notebook: Notebook, options: str = f"-n 2 {FAST}") -> str:
+    """Start ranks in a kernel; returns the cluster's id."""
+    before = folders()
+    notebook.run(f"%dist_init {options}").check()
+    (cluster_id,) = folders() - before
+    assert of_cluster(cluster_id)
+    return cluster_id
+
+
+def are_gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def interrupt_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a start once it is decided where ranks go, before anything is started there."""
+    start = Launch.start
+
+    def interrupted(launch: Launch) -> None:
+        assert launch.folders.profile.exists()
+        signal.raise_signal(signal.SIGINT)
+        start(launch)
+
+    monkeypatch.setattr(Launch, "start", interrupted)

@@ -1,0 +1,26 @@
+"""``jupyter disttrain`` in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from jupyter_disttrain.cluster import registry
+
+if TYPE_CHECKING:
+    from jupyter_disttrain import Cluster
+
+
+def end(cluster: Cluster) -> None:
+    """End a cluster, whoever holds it by now."""
+    cluster.shutdown()
+    for left in registry.running():
+        if left.cluster_id == cluster.cluster_id:
+            assert command("stop", left.cluster_id).returncode == 0
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``jupyter disttrain``."""
+    program = [sys.executable, "-m", "jupyter_disttrain.cli", *words]
+    return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,152 @@
+"""The end of whoever started a cluster, at any moment, and starts that are cut off: nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.folders import Folders, remove_folder
+from jupyter_disttrain.engine.connection import Connection
+from jupyter_disttrain.engine.shell import RankProfile
+from jupyter_disttrain.errors import StartInterruptedError
+
+from .notebook_driver import Notebook
+from .process_tools import (
+    folders,
+    interrupt_the_start,
+    is_all_gone,
+    of_cluster,
+    shelves,
+    start,
+    wait_until,
+)
+
+
+@pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
+def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        cluster_id = start(notebook)
+        notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
+        if how == "exit":
+            notebook._manager.shutdown_kernel(now=False)
+        elif how == "restart now":
+            notebook._manager.shutdown_kernel(now=True)  # SIGKILL to the kernel's process group
+        else:
+            os.kill(notebook.pid, getattr(signal, how))
+        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10)
+
+
+@pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
+def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        before = folders()
+        notebook.client.execute("%dist_init -n 2")
+        assert wait_until(lambda: bool(folders() - before))
+        (cluster_id,) = folders() - before
+        count = {"folder": 1, "controller": 2, "ranks": 4}[after]
+        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count, seconds=30)
+        os.kill(notebook.pid, signal.SIGKILL)
+        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10), of_cluster(cluster_id)
+
+
+def test_a_controller_that_was_killed_is_missed_without_a_word_of_zeromq(tmp_path: Path) -> None:
+    file = tmp_path / "engine.json"
+    info = {"interface": f"ipc://{tmp_path / 's'}", "control": 3}
+    connection = Connection(file, info)
+    assert not connection.is_there(once_reached=False, is_silent=False)
+    file.touch()
+    assert connection.is_there(once_reached=False, is_silent=False)  # it does not listen yet
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(connection.url("control").removeprefix("ipc://"))
+        listener.listen(1)
+        assert all(connection.is_there(once_reached=True, is_silent=False) for _ in range(10))  # more than it takes
+    assert not connection.is_there(once_reached=True, is_silent=False)  # its file and its socket's are left
+
+
+def test_a_rank_that_comes_up_late_makes_no_folder(tmp_path: Path) -> None:
+    gone = tmp_path / "cluster"
+    profile = RankProfile(location=str(gone))
+    assert profile.security_dir == str(gone / "security")
+    assert not gone.exists()
+
+
+def test_no_file_is_there_that_the_end_would_write_again(plain: Cluster) -> None:
+    files = {path.name.partition("-")[0] for path in (plain._launch.folders.profile / "security").iterdir()}
+    assert files == {"ipcontroller"}  # the connection files, which the controller writes once
+
+
+def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_path: Path) -> None:
+        assert folders() - before
+        raise KeyboardInterrupt
+
+    before, shelves_before = folders(), shelves()
+    monkeypatch.setattr("jupyter_disttrain.cluster.folders._probe", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Folders.make("interrupted")
+    assert (folders(), shelves()) == (before, shelves_before)
+
+
+def test_an_interrupt_between_deciding_and_starting_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, shelves_before = folders(), shelves()
+    interrupt_the_start(monkeypatch)
+    with pytest.raises(StartInterruptedError, match="nothing of it is left running"):
+        Cluster(n=2, launcher="local", backend="none", name="interrupted")
+    assert (folders(), shelves()) == (before, shelves_before)
+
+
+# What stays with a host's nannies, and tells which it still knows when the number of one becomes free for others.
+STAY = """
+import os
+from jupyter_disttrain.engine import __main__ as main
+nannies, reap, others = [], os.waitpid, []
+def forked():
+    return os.fork() or os._exit(0)
+def waitpid(pid, options):
+    print(pid in nannies, len(nannies), flush=True)
+    return reap(pid, options)
+os.waitpid = waitpid
+others.append(forked())  # of a login shell that became this process
+os.waitid(os.P_PID, others[0], os.WEXITED | os.WNOWAIT)
+nannies += [forked(), forked()]
+main._stay_with(nannies)
+"""
+
+
+def test_a_nanny_that_has_ended_is_forgotten_before_another_process_can_have_its_number() -> None:
+    done = subprocess.run([sys.executable, "-c", STAY], capture_output=True, text=True, check=True, timeout=60)
+    told = done.stdout.split("\n")[:-1]
+    assert [line for line in told if line.startswith("True")] == []
+    assert told[-1] == "False 0"
+
+
+def test_a_folder_goes_although_a_process_that_ends_still_writes_into_it(tmp_path: Path) -> None:
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    began = threading.Event()
+
+    def write() -> None:
+        holder = os.open(folder, os.O_RDONLY)  # as MPI has it: by then the path may be gone
+        with suppress(FileNotFoundError):
+            for number in range(5000):
+                os.close(os.open(str(number), os.O_WRONLY | os.O_CREAT, dir_fd=holder))
+                began.set()
+        os.close(holder)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert began.wait(10)
+    remove_folder(folder)
+    writer.join()
+    assert not folder.exists()
