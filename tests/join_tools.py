@@ -8,7 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ENGINE = [sys.executable, "-m", "jupyter_disttrain.engine"]
 LAUNCHED_BY_HAND = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -51,6 +56,20 @@ class Job:
         if self._process.poll() is None:
             self._process.terminate()
             self.end()
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    """Jobs that must not outlive the test."""
+    started: list[Job] = []
+    yield started
+    for each in started:
+        each.terminate()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "job.json"
 
 
 def by_hand(jobs: list[Job], file: Path, rank: int, world_size: int, *more: str, log: str = "") -> Job:

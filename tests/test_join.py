@@ -23,10 +23,10 @@ from jupyter_disttrain.engine.launched import Launched, network_of, own_address
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 from jupyter_disttrain.server.clusters import Clusters
 
-from .join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand
+from .join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand, file, jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from jupyter_disttrain.server.live import LiveCluster
 
@@ -34,19 +34,7 @@ if TYPE_CHECKING:
     from .lab.slurm import Slurm
     from .notebook_driver import Notebook
 
-
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    """Jobs that must not outlive the test."""
-    started: list[Job] = []
-    yield started
-    for each in started:
-        each.terminate()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "job.json"
+__all__ = ["file", "jobs"]  # the fixtures of this module
 
 
 def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:

@@ -8,18 +8,21 @@ import psutil
 import pytest
 
 from .browser import browser, lab_server, open_notebook, page
+from .join_tools import Job, by_hand, file, jobs
 from .test_panel import PANEL, TRAIN, show_panel
-from .test_recovery_in_jupyterlab import output, run_cell, wait_for_end
+from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from playwright.sync_api import Browser, Page, WebSocketRoute
 
     from .browser import LabServer
 
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+__all__ = ["browser", "file", "jobs", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
+RESET = f"{PANEL} .jdt-buttons button:text-is('Reset')"
 START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local"
 LOSS = f"{PANEL} .jdt-plot[aria-label^='loss']"
 RUNNING = f"{PANEL} .jdt-rank[data-state=running]"
@@ -113,3 +116,27 @@ def test_a_cluster_whose_controller_vanishes_leaves_the_panel(
     said = output(page, 1, "controller")
     assert "ClusterClosedError: the controller of cluster 'default' on " in said
     assert said.endswith("so all ranks end; %dist_reset starts them anew")
+
+
+@pytest.mark.browser
+def test_the_ranks_of_a_job_can_t_be_reset_from_the_panel(
+    open_notebook: Callable[..., Page], file: Path, jobs: list[Job]
+) -> None:
+    job = by_hand(jobs, file, 0, 1)
+    job.until(file)
+    page = open_notebook(f"%load_ext jupyter_disttrain\n%dist_attach {file}", START.splitlines()[1])
+    show_panel(page)
+    run_cell(page, 0)
+    page.locator(f"{PANEL} .jdt-rank").wait_for()
+    page.wait_for_selector(f"{RESET}:disabled")
+    assert str(file) in (page.locator(RESET).get_attribute("title") or "")
+    command = "() => window.jupyterapp.commands.isEnabled('jupyter-disttrain:reset')"
+    assert not page.evaluate(command)
+    take_picture(page, "panel_job")
+    page.locator(f"{PANEL} .jdt-buttons button:text-is('Stop')").click()
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    assert job.end() == 0
+    run_cell(page, 1)
+    page.locator(f"{PANEL} .jdt-rank").nth(1).wait_for()
+    page.wait_for_selector(f"{RESET}:enabled")
+    assert page.evaluate(command)

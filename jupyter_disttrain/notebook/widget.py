@@ -141,6 +141,7 @@ def snapshot(cluster: Cluster) -> dict[str, Any]:
         "notebook": "",
         "held": True,
         "kept": cluster.config.keep,
+        "job_file": cluster.config.job_file,
         "logs": cluster.log_folder,
         "sample_s": cluster.config.sample_s,
         "ranks": rank_snapshots(cluster.telemetry, [entry.info for entry in table], known),

@@ -152,6 +152,7 @@ class LiveCluster:
             "notebook": there.notebook,
             "held": there.is_held,
             "kept": there.config["keep"],
+            "job_file": there.config["job_file"],
             "logs": there.run,
             "sample_s": there.config["sample_s"],
             "ranks": rank_snapshots(self.telemetry, infos, known),

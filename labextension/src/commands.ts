@@ -28,6 +28,7 @@ import {
 import type { ClustersPanel } from './panel';
 import { actionsOf } from './panel';
 import type { Action, ICluster } from './view/types';
+import { isOwn } from './view/view';
 
 /** schema/plugin.json names them too. */
 export const CommandIDs = {
@@ -182,7 +183,10 @@ export function addClusterCommands(
   });
   commands.addCommand(CommandIDs.reset, {
     label: trans.__('Start the ranks anew'),
-    isEnabled: hasCluster,
+    isEnabled: () => {
+      const cluster = target();
+      return cluster !== undefined && isOwn(cluster);
+    },
     execute: async () => {
       const cluster = target();
       const body = trans.__(

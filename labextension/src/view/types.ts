@@ -70,6 +70,8 @@ export interface ICluster {
   notebook: string;
   held: boolean;
   kept: boolean;
+  /** Of the batch job whose processes the ranks are; empty: they are the cluster's own. */
+  job_file: string;
   logs: string;
   sample_s: number;
   ranks: IRank[];

@@ -51,6 +51,7 @@ export class ClusterView {
     class: 'jdt-trouble'
   });
   private readonly log: RankLog;
+  private readonly reset: HTMLButtonElement;
   private readonly buttons: HTMLElement;
   private cluster: ICluster | null = null;
   private stale = '';
@@ -74,6 +75,7 @@ export class ClusterView {
     this.table.onToggle = (): void => {
       this.schedule();
     };
+    this.reset = this.makeReset();
     this.buttons = this.makeButtons();
     this.node = element(
       'div',
@@ -115,20 +117,7 @@ export class ClusterView {
           void this.ask('interrupt');
         }
       ),
-      button(
-        t('Reset'),
-        t('start all ranks anew; their variables are lost'),
-        () => {
-          void this.askFirst(
-            'reset',
-            t('Start all ranks anew?'),
-            t(
-              'The variables on the ranks are lost. Those of the notebook stay.'
-            ),
-            t('Reset')
-          );
-        }
-      ),
+      this.reset,
       button(t('Stop'), t('end the cluster'), () => {
         void this.askFirst(
           'stop',
@@ -140,6 +129,29 @@ export class ClusterView {
         );
       })
     );
+  }
+
+  private makeReset(): HTMLButtonElement {
+    const t = this.trans;
+    return button(t('Reset'), '', () => {
+      void this.askFirst(
+        'reset',
+        t('Start all ranks anew?'),
+        t('The variables on the ranks are lost. Those of the notebook stay.'),
+        t('Reset')
+      );
+    });
+  }
+
+  /** A job's processes can be started anew only where the job was. */
+  private offerReset(cluster: ICluster): void {
+    this.reset.disabled = !isOwn(cluster);
+    this.reset.title = isOwn(cluster)
+      ? this.trans('start all ranks anew; their variables are lost')
+      : this.trans(
+          'the ranks are processes of the job of %1, which only who began it can start anew',
+          cluster.job_file
+        );
   }
 
   private async askFirst(
@@ -237,6 +249,7 @@ export class ClusterView {
       setText(this.title, cluster.name);
       this.title.title = `${cluster.id} · ${cluster.launcher} · ${cluster.backend}`;
       setText(this.state, this.stale || summary(cluster, this.trans));
+      this.offerReset(cluster);
       this.showProgress(cluster);
       const hang = this.hangLines(cluster);
       showLines(this.hang, hang);
@@ -302,6 +315,11 @@ export class ClusterView {
     this.announcer.destroy();
     this.charts.destroy();
   }
+}
+
+/** Whether the ranks are the cluster's own, not those of a batch job. */
+export function isOwn(cluster: ICluster): boolean {
+  return !cluster.job_file;
 }
 
 function showLines(node: HTMLElement, lines: string[]): void {
