@@ -129,6 +129,7 @@ def test_the_ranks_of_a_job_can_t_be_reset_from_the_panel(
     run_cell(page, 0)
     page.locator(f"{PANEL} .jdt-rank").wait_for()
     page.wait_for_selector(f"{RESET}:disabled")
+    page.locator(f"{PANEL} .jdt-state", has_text="1 rank idle").wait_for()
     assert str(file) in (page.locator(RESET).get_attribute("title") or "")
     command = "() => window.jupyterapp.commands.isEnabled('jupyter-disttrain:reset')"
     assert not page.evaluate(command)

@@ -203,7 +203,7 @@ export class RankTable {
 
   private ofNode(node: INode | undefined, ranks: IRank[]): string {
     const t = this.trans;
-    const count = t('%1 ranks', String(ranks.length));
+    const count = rankCount(ranks.length, t);
     if (node === undefined) {
       return count;
     }
@@ -298,4 +298,9 @@ export class RankTable {
     line?.scrollIntoView({ block: 'nearest' });
     this.table.setAttribute('aria-activedescendant', line?.id ?? '');
   }
+}
+
+/** A number of ranks, in words. */
+export function rankCount(count: number, trans: Translate): string {
+  return count === 1 ? trans('1 rank') : trans('%1 ranks', String(count));
 }

@@ -10,7 +10,7 @@ import { Charts } from './charts';
 import { button, duration, element, setText } from './dom';
 import { RankLog } from './log';
 import { MetricStore } from './series';
-import { RankTable } from './table';
+import { rankCount, RankTable } from './table';
 import type {
   Action,
   DeviceHistory,
@@ -354,7 +354,7 @@ export function summary(cluster: ICluster, trans: Translate): string {
   })).filter(each => each.count > 0);
   const only = counts[0];
   if (counts.length === 1 && only !== undefined) {
-    return trans('%1 ranks %2', String(only.count), trans(only.state));
+    return `${rankCount(only.count, trans)} ${trans(only.state)}`;
   }
   return counts
     .map(each => `${String(each.count)} ${trans(each.state)}`)
