@@ -43,7 +43,7 @@ def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
             notebook._manager.shutdown_kernel(now=True)  # SIGKILL to the kernel's process group
         else:
             os.kill(notebook.pid, getattr(signal, how))
-        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10)
+        assert wait_until(lambda: is_all_gone(cluster_id))
 
 
 @pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
@@ -55,9 +55,9 @@ def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
         assert wait_until(lambda: bool(folders() - before))
         (cluster_id,) = folders() - before
         count = {"folder": 1, "controller": 2, "ranks": 4}[after]
-        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count, seconds=30)
+        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count)
         os.kill(notebook.pid, signal.SIGKILL)
-        assert wait_until(lambda: is_all_gone(cluster_id), seconds=10), of_cluster(cluster_id)
+        assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
 
 
 def test_a_controller_that_was_killed_is_missed_without_a_word_of_zeromq(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path("/var/lib/disttrain-labs")
 HIGHEST_ID = 250
 NAMESPACES = Path("/run/netns")
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 claimed: list[Place] = []  # by this process; tests.leftovers looks after them
 
