@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,8 @@ from jupyter_disttrain.errors import RankFailure
 from .process_tools import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from jupyter_disttrain import CellRun, Cluster
 
@@ -22,6 +25,17 @@ DEAF = """import ctypes
 lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"""
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
+
+
+@contextmanager
+def deaf(folder: Path) -> Iterator[str]:
+    """Code for a cell that imports os and ctypes: C code that keeps Python's lock until this context ends."""
+    path = folder / "let-go"
+    os.mkfifo(path)
+    try:
+        yield f"os.close(ctypes.PyDLL(None).open({os.fsencode(path)!r}, os.O_RDONLY))"
+    finally:
+        os.close(os.open(path, os.O_WRONLY))  # waits for who opens it for reading, as that does for us
 
 
 def is_whole(cluster: Cluster, pids: dict[int, int]) -> bool:

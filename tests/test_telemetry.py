@@ -27,14 +27,13 @@ from jupyter_disttrain.messages import RankVitals
 from jupyter_disttrain.notebook.status import status_text
 
 from .process_tools import wait_until
+from .recovery_tools import deaf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST = socket.gethostname()
 WAIT = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)"
-# A call that keeps Python's lock, as much C code of others does.
-DEAF = "import ctypes\nctypes.PyDLL(None).usleep(int(6e6))"
 
 
 @pytest.fixture(scope="module", params=["mpi", "local"])
@@ -130,12 +129,13 @@ def test_who_waits_in_mpi_is_told(tmp_path: Path) -> None:
         assert run.wait().stderr.get(0, "") == ""
 
 
-def test_code_that_keeps_pythons_lock_shows_as_not_responding(quick: Cluster) -> None:
-    run = quick.run(DEAF, 1, block=False)
-    assert wait_until(lambda: state(quick, 1).startswith("not responding for "))
-    before = told(quick, 1).time_s
-    assert wait_until(lambda: told(quick, 1).time_s > before)  # its figures go on
-    assert state(quick, 0) == "idle"
+def test_code_that_keeps_pythons_lock_shows_as_not_responding(quick: Cluster, tmp_path: Path) -> None:
+    with deaf(tmp_path) as call:
+        run = quick.run(f"import ctypes, os\n{call}", 1, block=False)
+        assert wait_until(lambda: state(quick, 1).startswith("not responding for "))
+        before = told(quick, 1).time_s
+        assert wait_until(lambda: told(quick, 1).time_s > before)  # its figures go on
+        assert state(quick, 0) == "idle"
     run.wait()
     assert wait_until(lambda: state(quick, 1) == "idle")
 
