@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,10 +136,22 @@ def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeyp
                 "brought base.py, user.py to node1, node2\nreloaded base, user on ranks 0-2"
             )
             assert cluster.run("both()").results == dict.fromkeys(range(3), (2, 2, 4))
+            (project / "pack").mkdir()
+            (project / "pack" / "__init__.py").touch()
+            assert cluster.sync_code(["pack"]).brought == {"pack/__init__.py": ("node1", "node2")}
+            cluster.run("import pack, sys; sys.modules.pop('pack')")
+            shutil.rmtree(project / "pack")
+            (project / "user.py").unlink()
+            lab.run("node2", f"echo >> {project}/user.py")  # somebody has made it their own
+            assert str(cluster.sync_code()) == (
+                "removed pack/__init__.py from node1, node2\nremoved user.py from node1\nreloaded user on rank 2"
+            )
+            assert str(cluster.sync_code()) == "no module was edited since the ranks imported it"
+            find = "from importlib.machinery import PathFinder; [bool(PathFinder.find_spec(name)) for name in {}]"
+            told = cluster.run(find.format(["pack", "user", "base"])).results
+            assert told == {0: [False, False, True], 1: [False, False, True], 2: [False, True, True]}
     finally:
-        for path in (project / "base.py", project / "user.py"):
-            path.unlink()
-        project.rmdir()
+        shutil.rmtree(project)
         for host in lab.hosts[:2]:
             lab.run(host, f"rm -r {project}")
 

@@ -103,6 +103,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._closed = False
         self._job_watch = None
         self._places = {}
+        self._brought_code = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 

@@ -32,6 +32,7 @@ class Synced:
     reloaded: Mapping[str, tuple[int, ...]]  # modules, with their ranks
     brought: Mapping[str, tuple[str, ...]]  # files from the notebook's folder, with the hosts that lacked them
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose objects keep old code, with ranks
+    removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files that are no more, with the hosts
 
     def __str__(self) -> str:
         """Say it in a line or two."""
@@ -39,6 +40,10 @@ class Synced:
         if self.brought:
             hosts = ", ".join(dict.fromkeys(host for some in self.brought.values() for host in some))
             lines.append(f"brought {', '.join(self.brought)} to {hosts}")
+        by_hosts: dict[tuple[str, ...], list[str]] = {}
+        for name, hosts_of_it in self.removed.items():
+            by_hosts.setdefault(hosts_of_it, []).append(name)
+        lines += [f"removed {', '.join(names)} from {', '.join(some)}" for some, names in by_hosts.items()]
         by_ranks: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in self.reloaded.items():
             by_ranks.setdefault(ranks, []).append(name)
@@ -51,6 +56,8 @@ class Synced:
 class CodeSyncer(Part):
     """The part of a cluster that brings edited modules to its ranks."""
 
+    _brought_code: dict[tuple[str, str], dict[str, str]]  # by host and the notebook's folder: files and their hashes
+
     def sync_code(
         self,
         paths: Sequence[str | os.PathLike[str]] = (),
@@ -60,7 +67,8 @@ class CodeSyncer(Part):
         """Reload on each rank the modules that were edited since it imported them.
 
         Nodes that do not see the notebook's folder are sent what they lack: the modules below that folder that ranks
-        have imported, those that these import, and what is named.
+        have imported, those that these import, and what is named. What this session brought there and is no more in
+        the notebook's folder is removed from them, unless it was changed there; what is imported stays.
 
         Parameters
         ----------
@@ -88,14 +96,56 @@ class CodeSyncer(Part):
         launch, everybody = self._ready(ranks)
         told = {rank: reply["content"] for rank, reply in ask(launch, everybody, {"do": "list_code"}).items()}
         files = _with_imports(folder, [*named, *_imported(folder, told.values())])
-        brought = _bring(launch, everybody, folder, files)
+        removed = self._remove_code(launch, everybody, folder)
+        brought = self._bring_code(launch, everybody, folder, files)
         hosts = {host for some in brought.values() for host in some}
         stale = [rank for rank in everybody if told[rank]["edited"] or launch.table[rank].info.host in hosts]
         if not stale:
-            return Synced(reloaded={}, brought=brought)
+            return Synced(reloaded={}, brought=brought, removed=removed)
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
         run = self.run("get_ipython().local_modules.reload();", stale, **options)
-        return _result(run.results, brought)
+        return _result(run.results, brought, removed)
+
+    def _bring_code(
+        self, launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
+    ) -> dict[str, tuple[str, ...]]:
+        """Send to one rank of each node what is other there; returns the files with the hosts."""
+        if not files:
+            return {}
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        compare = {"do": "compare_code", "folder": str(folder), "hashes": hashes}
+        brought: dict[str, list[str]] = {}
+        for rank, reply in ask(launch, _one_of_each_node(launch, ranks), compare).items():
+            names, host = reply["content"]["names"], launch.table[rank].info.host
+            if names:
+                request = {"do": "write_code", "folder": str(folder), "names": names}
+                ask(launch, [rank], request, [files[name] for name in names])
+            for name in names:
+                self._brought_code.setdefault((host, str(folder)), {})[name] = hashes[name]
+                brought.setdefault(name, []).append(host)
+        return {name: tuple(hosts) for name, hosts in brought.items()}
+
+    def _remove_code(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
+        """Remove from nodes what was brought there and is no more here; returns the files with the hosts."""
+        removed: dict[str, list[str]] = {}
+        for rank in _one_of_each_node(launch, ranks):
+            host = launch.table[rank].info.host
+            there = self._brought_code.get((host, str(folder)), {})
+            gone = {name: hashed for name, hashed in sorted(there.items()) if not (folder / name).exists()}
+            if gone:
+                request = {"do": "remove_code", "folder": str(folder), "hashes": gone}
+                for name in ask(launch, [rank], request)[rank]["content"]["names"]:
+                    removed.setdefault(name, []).append(host)
+            for name in gone:
+                del there[name]
+        return {name: tuple(hosts) for name, hosts in removed.items()}
+
+
+def _one_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
+    first: dict[int, int] = {}
+    for rank in ranks:
+        first.setdefault(launch.table[rank].info.node_rank, rank)
+    return list(first.values())
 
 
 def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
@@ -159,29 +209,9 @@ def _imports(folder: Path, name: str, content: bytes) -> list[str]:
     return [path.as_posix() for path in candidates if (folder / path).is_file()]
 
 
-def _bring(
-    launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
-) -> dict[str, tuple[str, ...]]:
-    """Send to one rank of each node what is other there; returns the files with the hosts."""
-    if not files:
-        return {}
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    first: dict[int, int] = {}
-    for rank in ranks:
-        first.setdefault(launch.table[rank].info.node_rank, rank)
-    compare = {"do": "compare_code", "folder": str(folder), "hashes": hashes}
-    brought: dict[str, list[str]] = {}
-    for rank, reply in ask(launch, list(first.values()), compare).items():
-        names = reply["content"]["names"]
-        if names:
-            request = {"do": "write_code", "folder": str(folder), "names": names}
-            ask(launch, [rank], request, [files[name] for name in names])
-        for name in names:
-            brought.setdefault(name, []).append(launch.table[rank].info.host)
-    return {name: tuple(hosts) for name, hosts in brought.items()}
-
-
-def _result(results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]]) -> Synced:
+def _result(
+    results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]], removed: Mapping[str, tuple[str, ...]]
+) -> Synced:
     reloaded: dict[str, list[int]] = {}
     failed: dict[str, list[int]] = {}
     kept: dict[str, list[int]] = {}
@@ -196,9 +226,10 @@ def _result(results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]]) 
         reloaded={name: tuple(ranks) for name, ranks in reloaded.items()},
         brought=brought,
         kept={words: tuple(ranks) for words, ranks in kept.items()},
+        removed=removed,
     )
     if failed:
         said = [f"{words} on {label_ranks(ranks)}, as it was before there" for words, ranks in failed.items()]
-        also = f"; {synced}" if synced.reloaded or synced.brought else ""
+        also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""
         raise CodeError("; ".join(said) + also)
     return synced

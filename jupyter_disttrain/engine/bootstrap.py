@@ -181,6 +181,10 @@ class Bootstrap:
         self._local_modules.write(request["folder"], request["names"], buffers)
         return {"status": "ok"}, []
 
+    def _do_remove_code(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
+        """Remove files that are no more in the notebook's folder."""
+        return {"status": "ok", "names": self._local_modules.remove(request["folder"], request["hashes"])}, []
+
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
         """Put MPI's new world where the old one was held; returns what would not be changed."""
         if change is None:

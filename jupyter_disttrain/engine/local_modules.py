@@ -11,8 +11,9 @@ import ast
 import hashlib
 import sys
 import traceback
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
-from importlib.util import resolve_name
+from importlib.util import cache_from_source, resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,22 @@ class LocalModules:
             new.write_bytes(content)
             new.replace(path)  # a rank that imports it now has one or the other
 
+    def remove(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
+        """Remove files that were written here, and the folders that this empties; returns those that were removed.
+
+        One that has other contents by now is somebody else's.
+        """
+        removed = []
+        for name, hashed in hashes.items():
+            path = self._place(folder, name)
+            if _hash(path) != hashed:
+                continue
+            Path(cache_from_source(str(path))).unlink(missing_ok=True)
+            path.unlink()
+            removed.append(name)
+            _remove_empty(path.parent, Path(name).parent)
+        return removed
+
     def _place(self, folder: str, name: str) -> Path:
         """Return a file's path here: in the same folder if there is one of that name, else where the rank began."""
         base = Path(folder) if Path(folder).is_dir() else self._folder
@@ -119,6 +136,18 @@ def _hash(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def _remove_empty(folder: Path, below: Path) -> None:
+    """Remove folders that hold nothing any more, as many as ``below`` has parts: they would still be packages."""
+    for _ in below.parts:
+        with suppress(OSError):  # there is none, or it holds something
+            (folder / "__pycache__").rmdir()
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # it holds something
+        folder = folder.parent
 
 
 def _in_order(names: Collection[str]) -> list[str]:
