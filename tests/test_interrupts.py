@@ -193,3 +193,27 @@ def build(folder):
         assert not (tmp_path / "lock").exists()
     with pytest.raises(RankFailure, match="nobody was interrupted"):
         ranks.run(f"build({str(tmp_path)!r})", ranks=1)
+
+
+def test_a_build_that_ends_while_another_rank_looks_at_its_file_is_no_error(
+    started: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    ranks = started("local")
+    told = ranks.run(f"""
+import os, psutil
+from torch.utils.file_baton import FileBaton
+baton, create_time = FileBaton({str(tmp_path / "lock")!r}), psutil.Process.create_time
+def ends(process):  # asked for between two looks at the file: at this moment it goes
+    psutil.Process.create_time = create_time
+    os.unlink(baton.lock_file_path)
+    return create_time(process)
+if rank == 0: baton.try_acquire()
+dist.barrier()
+if rank == 1:
+    psutil.Process.create_time = ends
+    begins = baton.try_acquire()
+    baton.release()
+dist.barrier()
+rank == 0 or begins
+""")
+    assert told.results == {0: True, 1: True}

@@ -46,7 +46,7 @@ def _watch(module: Any) -> None:
         lock = Path(baton.lock_file_path)
         with _alone(lock.parent):
             if _is_abandoned(lock):
-                lock.unlink()
+                lock.unlink(missing_ok=True)
             builds = original(baton)
             if builds and threading.current_thread() is threading.main_thread():
                 _held[id(baton)] = functools.partial(original_release, baton)
@@ -122,12 +122,13 @@ def _signature(process: psutil.Process) -> str:
 def _is_abandoned(lock: Path) -> bool:
     """Whether a rank of this host has begun to build and is no more; other hosts' and programs' can't be told."""
     try:
-        host, pid, _ = lock.read_text().split()
+        signature = lock.read_text()  # once: whoever built may end, and remove it, at this moment
+        host, pid, _ = signature.split()
     except (OSError, ValueError):
         return False
     if host != socket.gethostname():
         return False
     try:
-        return _signature(psutil.Process(int(pid))) != lock.read_text()
+        return _signature(psutil.Process(int(pid))) != signature
     except psutil.NoSuchProcess:
         return True
