@@ -136,13 +136,14 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
         f"node2: torch is 1.13.1 there, here it is {here}; install the same on all hosts, e.g. pip install torch==",
         f"node3, {lab.address('node3')}: no file can be written into {lab.local_disk} (No space left on device)",
         "closed: the ssh port there refuses connections",
-        "nowhere.invalid: there is no host of this name",
-        "stranger: the host key is not known here",
-        "keyless: ssh was denied without a password (root@HOST: Permission denied (publickey",
+        "nowhere.invalid: there is no host of this name (Could not resolve hostname nowhere.invalid: Name",
+        "stranger: the host key is not known here (Host key verification failed.); log in once by hand and confirm the",
+        "keyless: ssh was denied without a password (root@keyless: Permission denied (publickey",
         "nobody@node1: ssh works, and this user has no shell there (This account is currently not available.); name",
         f"{lab.address('node3')}: the same host as node3; name each host once",
     ):
         assert f"\n  {expected}" in said, said
+    assert f"confirm the key: {' '.join(ssh)} stranger" in said, said
 
 
 def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: Wanted, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ..errors import LaunchError
 from .host_report import Wanted
 from .network import choose_network, describe, environment_for
 from .slurm.step_words import explain_step
-from .ssh_words import explain
+from .ssh_words import explain, fill_in
 from .survey import CLIENT, survey
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SS
     if problems:
         bad = {host for hosts in problems.values() for host in hosts}
         who = "the host" if len(reports) == 1 else f"{len(bad)} of {len(reports)} hosts"
-        lines = [f"{_named(hosts)}: {what}; {remedy}" for (what, remedy), hosts in problems.items()]
+        lines = [
+            f"{_named(hosts)}: {fill_in(f'{what}; {remedy}', hosts)}" for (what, remedy), hosts in problems.items()
+        ]
         raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
     return list(_warnings(reports))
 

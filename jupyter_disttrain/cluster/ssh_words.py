@@ -20,13 +20,14 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126  # a shell's exit codes for a command
 OF_SSH = 255  # its exit code for a failure of its own
 _LONGEST = 300  # characters of ssh's own words
 _NO_LOGIN = "account is currently not available"  # as nologin says it
+_GIVEN, _BARE = "%n", "%h"  # stand for the host as a person named it and without the user: ssh's own tokens
 _LOGIN = re.compile(r"(\S+)@\S+(?=: Permission denied)")  # with the host as ~/.ssh/config names it
 
 
 def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str, str]:
     """Return what is wrong with a host that could not be asked, and the remedy.
 
-    Neither names the host, so that the same of several is told once.
+    Neither names the host, so that the same of several is told once: :func:`fill_in` does that.
     """
     heard, said = report.failure, _without(report.name, report.failure)
     if _NO_LOGIN in heard:
@@ -49,21 +50,28 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
             f"{wanted.python} is {version} there, here it is {wanted.python_version}",
             "install the same environment on all hosts",
         )
+    by_hand = f"try it by hand: {' '.join(ssh)} {_GIVEN} {wanted.python} --version"
     if report.exit_code is None:
         return (
             f"no answer within {wanted.limit_s:g} s{_so_far(said)}",
-            f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version; a file system that hangs does this too",
+            f"{by_hand}; a file system that hangs does this too",
         )
     return (
         f"{wanted.python} failed over ssh with exit code {report.exit_code}{_so_far(said, ' and said nothing')}",
-        f"try it by hand: {' '.join(ssh)} HOST {wanted.python} --version",
+        by_hand,
     )
 
 
+def fill_in(words: str, hosts: Sequence[str]) -> str:
+    """Return what was said of hosts with the name of the only one, or ``HOST`` for each of several."""
+    (given, bare) = (hosts[0], hosts[0].rpartition("@")[2]) if len(hosts) == 1 else ("HOST", "HOST")
+    return words.replace(_GIVEN, given).replace(_BARE, bare)
+
+
 def _without(name: str, said: str) -> str:
-    """Return what ssh said with ``HOST`` in place of the host's name."""
-    told = _LOGIN.sub(r"\1@HOST", said)
-    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", "HOST", told)
+    """Return what ssh said without the host's name."""
+    told = _LOGIN.sub(rf"\1@{_BARE}", said)
+    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", _BARE, told)
 
 
 def _last(said: str, words: Sequence[str]) -> str:
@@ -97,17 +105,17 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED", "host key for", "HOST IDENTIFICATION"),
         "the host key is another one than before",
-        "if the host was installed anew, forget the old key (ssh-keygen -R HOST); if not, somebody may stand between",
+        "if the host was installed anew, forget the old key (ssh-keygen -R %h); if not, somebody may stand between",
     ),
     (
         ("Host key verification failed", "host key is known for"),
         "the host key is not known here",
-        "log in once by hand and confirm the key: {ssh} HOST",
+        "log in once by hand and confirm the key: {ssh} %n",
     ),
     (
         ("Permission denied", "Too many authentication failures"),
         "ssh was denied without a password",
-        "is that your user there (else USER@HOST)? Put your key there (ssh-copy-id HOST), or load it (ssh-add)",
+        "is that your user there (else USER@HOST)? Put your key there (ssh-copy-id %n), or load it (ssh-add)",
     ),
     (
         ("kex_exchange_identification", "Connection closed by", "Connection reset by"),
