@@ -1,6 +1,7 @@
 """Which rank is on which host, and a shared file system that is out of order, without any host.
 
-Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports.
+Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
+MPIs that can't start ranks over hosts.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
@@ -10,9 +11,14 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.rank_table import decide
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports, controller_arguments
 from jupyter_disttrain.engine.connection import Connection
+from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.hosts import parse_hosts
 from jupyter_disttrain.messages import RankHello
 
 
@@ -72,3 +78,29 @@ def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> No
         )
     assert done.returncode != 0
     assert "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("HYDRA build details:\n    Version:                                 4.1.2", "MPICH 4.1.2"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.5 Build 20211102", "Intel(R) MPI Library for Linux* OS, V"),
+        ("mpiexec (Open MPI) 4.1.6\n\nReport bugs to http://www.open-mpi.org", "Open MPI 4.1.6"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["mpi", "slurm"])
+def test_an_mpi_that_can_t_start_ranks_over_hosts_is_named_before_anybody_is_asked(
+    said: str, named: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in ("mpiexec", "srun", "sbatch", "ssh"):
+        says = f"echo '{said}'" if program == "mpiexec" else f"touch {tmp_path}/was-asked"
+        (tmp_path / program).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    hosts = parse_hosts("node1:1,node2:1") if launcher == "mpi" else ()
+    with pytest.raises(LaunchError) as refused:
+        Cluster(launcher=launcher, hosts=hosts)
+    without = "--launcher ssh" if launcher == "mpi" else "--ranks-by srun"
+    assert f"MPI over hosts takes Open MPI 5, and {tmp_path}/mpiexec is {named}" in str(refused.value)
+    assert str(refused.value).endswith(f"put that first on PATH, or start without MPI: {without}")
+    assert not (tmp_path / "was-asked").exists()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots, split_command
 from .host_report import Wanted, own_addresses
-from .launchers.mpi import find_mpiexec
+from .launchers.mpi import mpiexec_over_hosts
 from .network import environment_for
 from .slurm.grant import Grant
 
@@ -103,13 +103,13 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], 
 
 def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
     """Ask all hosts, the spares too, whether ranks can be started there, and choose their network."""
-    from .survey import survey  # noqa: PLC0415  (for one machine it is of no use)
+    from .preflight import WITHOUT_MPI, survey  # noqa: PLC0415  (for one machine it is of no use)
 
     names = [*(host.name for host in config.hosts), *config.spares]
     ssh = split_command(config.ssh)
     wanted = Wanted.here(
         torch=config.backend != "none",
-        mpiexec=find_mpiexec() if config.launcher == "mpi" else None,
+        mpiexec=mpiexec_over_hosts(WITHOUT_MPI["ssh"]) if config.launcher == "mpi" else None,
         shared_folder=folders.profile,
         interface=config.interface,
     )
