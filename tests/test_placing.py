@@ -17,6 +17,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.rank_table import decide
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports, controller_arguments
 from jupyter_disttrain.engine.connection import Connection
+from jupyter_disttrain.engine.loopback import is_held_to
 from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.hosts import parse_hosts
 from jupyter_disttrain.messages import RankHello
@@ -104,3 +105,11 @@ def test_an_mpi_that_can_t_start_ranks_over_hosts_is_named_before_anybody_is_ask
     assert f"MPI over hosts takes Open MPI 5, and {tmp_path}/mpiexec is {named}" in str(refused.value)
     assert str(refused.value).endswith(f"put that first on PATH, or start without MPI: {without}")
     assert not (tmp_path / "was-asked").exists()
+
+
+def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where_a_person_chose_another() -> None:
+    given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl_tcp_if_include": "10.1.0.0/16"}
+    assert is_held_to("10.1.0.0/16", given)
+    assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_btl_tcp_if_include": "ib0"})
+    assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_pml": "ucx"})
+    assert not is_held_to("", {"OMPI_MCA_pml": "ob1"})

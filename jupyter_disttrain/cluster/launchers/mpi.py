@@ -20,6 +20,7 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
 from ...errors import LaunchError
+from ..network import open_mpi_environment
 from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command
 
@@ -187,13 +188,14 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
                 # On one host; without these MPI_Init waits a second for networks that can't be there. Shared memory
                 # reaches only those that were started together, so who comes later needs the loopback interface.
                 "OMPI_MCA_pml": "ob1",
-                "OMPI_MCA_btl": "self,sm,tcp" if self.heals else "self,sm",
-                "OMPI_MCA_btl_tcp_if_include": self.network or "lo",
+                "OMPI_MCA_btl": "self,sm,tcp" if self.heals or self.hosts else "self,sm",
                 "DISTTRAIN_MPI_HEALS": "1" if self.heals else "",
                 # Python's report of a crash names the cell's line; Open MPI's would bury it under addresses.
                 "OMPI_MCA_opal_signal": "",
             }
-            if self.hosts:
-                defaults["PRTE_MCA_prte_if_include"] = self.network
+            interfaces = open_mpi_environment(self.network or "lo", os.environ)
+            if not self.hosts:
+                interfaces.pop("PRTE_MCA_prte_if_include", None)  # which finds this machine by itself
+            environment |= interfaces
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment
