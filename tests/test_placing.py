@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import placement
+from jupyter_disttrain.cluster.host_report import HostReport
+from jupyter_disttrain.cluster.placement import Placement
 from jupyter_disttrain.cluster.rank_table import decide
+from jupyter_disttrain.cluster.start import Launch
+from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports, controller_arguments
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.loopback import is_held_to
-from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.hosts import parse_hosts
 from jupyter_disttrain.messages import RankHello
 
@@ -113,3 +121,51 @@ def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where
     assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_btl_tcp_if_include": "ib0"})
     assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_pml": "ucx"})
     assert not is_held_to("", {"OMPI_MCA_pml": "ob1"})
+
+
+def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any) -> Placement:
+    """Place ranks on hosts with so many GPUs, the last of which may be spares."""
+    reports = [HostReport(name=name, gpus=count) for name, count in gpus.items()]
+    monkeypatch.setattr("jupyter_disttrain.cluster.preflight.survey", lambda *_asked: reports)
+    monkeypatch.setattr(placement, "over", lambda *_found: Placement())
+    config = ClusterConfig(launcher="ssh", **options)
+    return placement.place(config, cast("Any", SimpleNamespace(profile=Path())), lambda _words: None, ExitStack())
+
+
+def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = placed(monkeypatch, {"a": 2, "b": 1, "c": 0}, hosts=parse_hosts("a,b"), spares=("c",))
+    assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
+    assert not found.shares_gpus
+    hellos = [hello(0, "a"), hello(1, "a"), hello(2, "b")]
+    decided = decide(hellos, "nccl", found.gpus, ["a", "b"])
+    assert [info.device for info, _ in decided] == ["cuda:0", "cuda:1", "cuda:0"]
+    launch = SimpleNamespace(placement=found, gpus=["0", "1"], n=3, config=ClusterConfig())
+    seen = [SimpleNamespace(cuda_devices=1)]
+    assert Launch._backend(cast("Any", launch), cast("Any", seen)) == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "says"),
+    [
+        ({"a": 2, "b": 1}, {"hosts": "a:2,b:2"}, "of its host, and b has 1 for 2 ranks; name as many ranks as GPUs"),
+        ({"a": 2, "b": 0}, {"hosts": "a:2,b:1", "share_gpus": True}, "and b has none for 1 rank;"),
+        ({"a": 4}, {"hosts": "a:4", "forward": ("CUDA_VISIBLE_DEVICES=1,3",)}, "and a has 2 for 4 ranks;"),
+        ({"a": 0}, {"hosts": "a:1", "backend": "nccl"}, "and a has none for 1 rank;"),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused_by_host(
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        placed(monkeypatch, gpus, **options | {"hosts": parse_hosts(options["hosts"])})
+
+
+def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = placed(monkeypatch, {"a": 2, "b": 1}, hosts=parse_hosts("a:2,b:2"), share_gpus=True)
+    assert found.shares_gpus
+    devices = [info.device for info, _ in decide([hello(0, "a"), hello(1, "b"), hello(2, "b")], "gloo", found.gpus)]
+    assert devices == ["cuda:0", "cuda:0", "cuda:0"]
+    found = placed(monkeypatch, {"a": 2, "b": 0}, hosts=parse_hosts("a:4,b:4"), backend="gloo")
+    assert set(found.gpus.values()) == {0}

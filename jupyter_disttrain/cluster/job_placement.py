@@ -69,7 +69,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
     return replace(
         between,
         hosts=tuple(HostSlots(name=node, slots=grant.per_node) for node in grant.nodes),
-        gpus=grant.gpus_per_node if config.backend not in ("gloo", "none") else 0,
+        gpus=dict.fromkeys(grant.nodes, grant.gpus_per_node if config.backend not in ("gloo", "none") else 0),
         words=f"{grant.in_words}; {between.words}",
         grant=grant,
     )
