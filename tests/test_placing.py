@@ -16,14 +16,15 @@ from typing import Any, cast
 
 import pytest
 
-from jupyter_disttrain import Cluster
+from jupyter_disttrain import Cluster, controller_arguments
 from jupyter_disttrain.cluster import placement
+from jupyter_disttrain.cluster.controller_launcher import any_ports
 from jupyter_disttrain.cluster.host_report import HostReport
 from jupyter_disttrain.cluster.placement import Placement
 from jupyter_disttrain.cluster.rank_table import decide
 from jupyter_disttrain.cluster.start import Launch
 from jupyter_disttrain.config import ClusterConfig
-from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports, controller_arguments
+from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.loopback import is_held_to
 from jupyter_disttrain.errors import LaunchError, UsageError
@@ -70,12 +71,23 @@ def test_the_controller_has_ports_that_the_system_gives_to_nobody_who_asks_for_a
     assert all(not first <= port <= last for port in ports)
 
 
+def test_the_controller_has_ports_where_the_system_gives_all_of_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    monkeypatch.setattr(controller_arguments, "EPHEMERAL", tmp_path / "range")
+    assert len(set(any_ports("127.0.0.1"))) == 8
+    monkeypatch.setattr(controller_arguments, "is_free", lambda _address, port: port % 10_000 == 0)
+    with pytest.raises(LaunchError, match=r"only 6 of 8 ports are free on 127\.0\.0\.1; name some with --controller-p"):
+        any_ports("127.0.0.1")
+
+
 def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> None:
     for folder in ("security", "log", "pid", "startup"):
         (tmp_path / folder).mkdir()
     ports = choose_ports("127.0.0.1", 8)
     with socket.create_server(("127.0.0.1", ports[2])):
-        command = controller_arguments(
+        command = controller_arguments.controller_arguments(
             sockets=str(tmp_path / "s"), listen="127.0.0.1", engine_ports=",".join(map(str, ports))
         )
         done = subprocess.run(
