@@ -67,9 +67,10 @@ def _over_tcp(who: str, listen: str, ports: str) -> list[str]:
 
 
 def choose_ports(address: str, count: int) -> list[int]:
-    """Return free ports that the system gives to nobody who asks for any.
+    """Return free ports, if possible such as the system gives to nobody who asks for any.
 
-    The controller binds them a moment later, while ``mpiexec`` and others start and ask for ports.
+    The controller binds them a moment later, while ``mpiexec`` and others start and ask for ports. Where the system
+    gives away nearly all, one may be taken meanwhile; then the controller ends and says so.
 
     Raises
     ------
@@ -80,15 +81,15 @@ def choose_ports(address: str, count: int) -> list[int]:
         first, last = map(int, EPHEMERAL.read_text().split())
     except OSError:
         first, last = USUAL_EPHEMERAL
-    candidates = [port for port in range(LOWEST_PORT, 2**16) if not first <= port <= last]
-    chosen = []
     # Two clusters that start at the same moment would both find the first ones free.
-    for port in random.SystemRandom().sample(candidates, len(candidates)):
+    candidates = random.SystemRandom().sample(range(LOWEST_PORT, 2**16), 2**16 - LOWEST_PORT)
+    chosen: list[int] = []
+    for port in sorted(candidates, key=lambda port: first <= port <= last):
         if is_free(address, port):
             chosen.append(port)
         if len(chosen) == count:
             return chosen
-    raise OSError(f"only {len(chosen)} of {count} ports are free on {address} outside {first} to {last}")
+    raise OSError(f"only {len(chosen)} of {count} ports are free on {address}")
 
 
 def is_free(address: str, port: int) -> bool:

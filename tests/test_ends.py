@@ -17,7 +17,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.folders import Folders, remove_folder
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.shell import RankProfile
-from jupyter_disttrain.errors import StartInterruptedError
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInterruptedError
 
 from .notebook_driver import Notebook
 from .process_tools import (
@@ -150,3 +150,22 @@ def test_a_folder_goes_although_a_process_that_ends_still_writes_into_it(tmp_pat
     remove_folder(folder)
     writer.join()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("what", ["shutdown", "reset"])
+def test_an_end_that_fails_is_the_end_of_the_cell_that_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(n=1, launcher="local", backend="none")
+    launch, stop = cluster._launch, cluster._launch.stop
+
+    def refuse() -> None:
+        raise LaunchError("scancel refused")
+
+    monkeypatch.setattr(launch, "stop", refuse)
+    try:
+        run = cluster.run("import threading; threading.Event().wait()", block=False)
+        with pytest.raises(LaunchError, match="scancel refused"):
+            getattr(cluster, what)()
+        with pytest.raises(ClusterClosedError, match="while the cell ran"):
+            run.wait(timeout_s=5)
+    finally:
+        stop()

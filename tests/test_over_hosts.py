@@ -187,6 +187,20 @@ def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster) ->
     assert set(hosted.run("comm.allreduce(1)").results.values()) == {4}
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"OMPI_MCA_btl_tcp_if_exclude": "lo"}, {"OMPI_MCA_pml": "ob1", "PRTE_MCA_prte_if_exclude": "lo"}]
+)
+def test_ranks_of_two_hosts_reach_each_other_by_mpi_whatever_of_it_a_person_has_set(
+    chosen: dict[str, str], lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    with Cluster(hosts=parse_hosts("node1:1,node2:1"), ssh=str(lab.ssh), backend="none") as cluster:
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+        code = f"import os; {{name: os.environ[name] for name in {tuple(chosen)}}}"
+        assert cluster.run(code).results == dict.fromkeys((0, 1), chosen)
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) -> None:
     bare_notebook.run(

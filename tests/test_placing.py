@@ -1,6 +1,7 @@
 """Which rank is on which host, and a shared file system that is out of order, without any host.
 
-Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports.
+Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
+MPIs that can't start ranks over hosts.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
@@ -8,11 +9,26 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from jupyter_disttrain import Cluster, controller_arguments
+from jupyter_disttrain.cluster import placement
+from jupyter_disttrain.cluster.controller_launcher import any_ports
+from jupyter_disttrain.cluster.host_report import HostReport
+from jupyter_disttrain.cluster.placement import Placement
 from jupyter_disttrain.cluster.rank_table import decide
-from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports, controller_arguments
+from jupyter_disttrain.cluster.start import Launch
+from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
 from jupyter_disttrain.engine.connection import Connection
+from jupyter_disttrain.engine.loopback import is_held_to
+from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.hosts import parse_hosts
 from jupyter_disttrain.messages import RankHello
 
 
@@ -55,12 +71,23 @@ def test_the_controller_has_ports_that_the_system_gives_to_nobody_who_asks_for_a
     assert all(not first <= port <= last for port in ports)
 
 
+def test_the_controller_has_ports_where_the_system_gives_all_of_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    monkeypatch.setattr(controller_arguments, "EPHEMERAL", tmp_path / "range")
+    assert len(set(any_ports("127.0.0.1"))) == 8
+    monkeypatch.setattr(controller_arguments, "is_free", lambda _address, port: port % 10_000 == 0)
+    with pytest.raises(LaunchError, match=r"only 6 of 8 ports are free on 127\.0\.0\.1; name some with --controller-p"):
+        any_ports("127.0.0.1")
+
+
 def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> None:
     for folder in ("security", "log", "pid", "startup"):
         (tmp_path / folder).mkdir()
     ports = choose_ports("127.0.0.1", 8)
     with socket.create_server(("127.0.0.1", ports[2])):
-        command = controller_arguments(
+        command = controller_arguments.controller_arguments(
             sockets=str(tmp_path / "s"), listen="127.0.0.1", engine_ports=",".join(map(str, ports))
         )
         done = subprocess.run(
@@ -72,3 +99,85 @@ def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> No
         )
     assert done.returncode != 0
     assert "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("HYDRA build details:\n    Version:                                 4.1.2", "MPICH 4.1.2"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.5 Build 20211102", "Intel(R) MPI Library for Linux* OS, V"),
+        ("mpiexec (Open MPI) 4.1.6\n\nReport bugs to http://www.open-mpi.org", "Open MPI 4.1.6"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["mpi", "slurm"])
+def test_an_mpi_that_can_t_start_ranks_over_hosts_is_named_before_anybody_is_asked(
+    said: str, named: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in ("mpiexec", "srun", "sbatch", "ssh"):
+        says = f"echo '{said}'" if program == "mpiexec" else f"touch {tmp_path}/was-asked"
+        (tmp_path / program).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    hosts = parse_hosts("node1:1,node2:1") if launcher == "mpi" else ()
+    with pytest.raises(LaunchError) as refused:
+        Cluster(launcher=launcher, hosts=hosts)
+    without = "--launcher ssh" if launcher == "mpi" else "--ranks-by srun"
+    assert f"MPI over hosts takes Open MPI 5, and {tmp_path}/mpiexec is {named}" in str(refused.value)
+    assert str(refused.value).endswith(f"put that first on PATH, or start without MPI: {without}")
+    assert not (tmp_path / "was-asked").exists()
+
+
+def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where_a_person_chose_another() -> None:
+    given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl_tcp_if_include": "10.1.0.0/16"}
+    assert is_held_to("10.1.0.0/16", given)
+    assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_btl_tcp_if_include": "ib0"})
+    assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_pml": "ucx"})
+    assert not is_held_to("", {"OMPI_MCA_pml": "ob1"})
+
+
+def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any) -> Placement:
+    """Place ranks on hosts with so many GPUs, the last of which may be spares."""
+    reports = [HostReport(name=name, gpus=count) for name, count in gpus.items()]
+    monkeypatch.setattr("jupyter_disttrain.cluster.preflight.survey", lambda *_asked: reports)
+    monkeypatch.setattr(placement, "over", lambda *_found: Placement())
+    config = ClusterConfig(launcher="ssh", **options)
+    return placement.place(config, cast("Any", SimpleNamespace(profile=Path())), lambda _words: None, ExitStack())
+
+
+def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = placed(monkeypatch, {"a": 2, "b": 1, "c": 0}, hosts=parse_hosts("a,b"), spares=("c",))
+    assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
+    assert not found.shares_gpus
+    hellos = [hello(0, "a"), hello(1, "a"), hello(2, "b")]
+    decided = decide(hellos, "nccl", found.gpus, ["a", "b"])
+    assert [info.device for info, _ in decided] == ["cuda:0", "cuda:1", "cuda:0"]
+    launch = SimpleNamespace(placement=found, gpus=["0", "1"], n=3, config=ClusterConfig())
+    seen = [SimpleNamespace(cuda_devices=1)]
+    assert Launch._backend(cast("Any", launch), cast("Any", seen)) == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "says"),
+    [
+        ({"a": 2, "b": 1}, {"hosts": "a:2,b:2"}, "of its host, and b has 1 for 2 ranks; name as many ranks as GPUs"),
+        ({"a": 2, "b": 0}, {"hosts": "a:2,b:1", "share_gpus": True}, "and b has none for 1 rank;"),
+        ({"a": 4}, {"hosts": "a:4", "forward": ("CUDA_VISIBLE_DEVICES=1,3",)}, "and a has 2 for 4 ranks;"),
+        ({"a": 0}, {"hosts": "a:1", "backend": "nccl"}, "and a has none for 1 rank;"),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused_by_host(
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        placed(monkeypatch, gpus, **options | {"hosts": parse_hosts(options["hosts"])})
+
+
+def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = placed(monkeypatch, {"a": 2, "b": 1}, hosts=parse_hosts("a:2,b:2"), share_gpus=True)
+    assert found.shares_gpus
+    devices = [info.device for info, _ in decide([hello(0, "a"), hello(1, "b"), hello(2, "b")], "gloo", found.gpus)]
+    assert devices == ["cuda:0", "cuda:0", "cuda:0"]
+    found = placed(monkeypatch, {"a": 2, "b": 0}, hosts=parse_hosts("a:4,b:4"), backend="gloo")
+    assert set(found.gpus.values()) == {0}

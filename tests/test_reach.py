@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from jupyter_disttrain.cluster import reach
-from jupyter_disttrain.cluster.arrivals import MISSED_LOOKS, untold_deaths
+from jupyter_disttrain.cluster.arrivals import MISSED_LOOKS, as_message, untold_deaths
+from jupyter_disttrain.cluster.cells import Cells
+from jupyter_disttrain.cluster.hearing import Hearing
 from jupyter_disttrain.cluster.moves import Moves
 from jupyter_disttrain.cluster.rank_table import RankEntry
 from jupyter_disttrain.config import ClusterConfig
@@ -21,6 +23,8 @@ from jupyter_disttrain.messages import RankDeath
 from jupyter_disttrain.ranks import RankInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_disttrain.cluster.link import Link
 
 TURN = 0.25
@@ -133,3 +137,27 @@ def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
         clock[0] += TURN
     with pytest.raises(HostLostError, match=rf"node1 is lost.*{says}"):
         Moves(config, hosts).host_for("node1", table)
+
+
+def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() -> None:
+    dead, buried = entry(0, "node1", "node1"), list[int]()
+    asked: list[Callable[[], None]] = []
+    launch = SimpleNamespace(table=[dead])
+    guardian = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
+    cluster = SimpleNamespace(
+        _launch=launch,
+        _cells=Cells(cast("Any", launch), cast("Any", guardian), cast("Any", None), 0),
+        _job_watch=SimpleNamespace(if_it_runs=asked.append),  # Slurm is asked, which takes its time
+        telemetry=SimpleNamespace(forget=lambda _rank: None),
+    )
+    cluster._take = lambda *said: Hearing._take(cast("Any", cluster), *said)
+    for _ in range(3):
+        Hearing._on_rank_death(cast("Any", cluster), dead, as_message(reach._death(dead, signal_number=9)))
+    first, second, third = asked
+    first()
+    second()
+    assert buried == [0]
+    launch.table[0] = entry(0, "node1", "node1")
+    third()
+    assert buried == [0]
+    assert launch.table[0].state == "idle"

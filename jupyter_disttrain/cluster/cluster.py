@@ -332,8 +332,10 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                     fresh.decide(self._tell)
                 is_gone = True
                 self._stop_looking()
-                self._launch.stop()
-                self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
+                try:
+                    self._launch.stop()
+                finally:  # Slurm may refuse to end a job; who waits for a cell waits in vain all the same
+                    self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
                 self._start(fresh)
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
                 fresh.stop()
@@ -348,10 +350,12 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             return
         self._closed = True
         open_clusters.discard(self)
-        with self._restarting:
-            self._stop_looking()
-            self._launch.stop()
-        self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
+        try:
+            with self._restarting:
+                self._stop_looking()
+                self._launch.stop()
+        finally:  # as above
+            self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
 
 @atexit.register

@@ -34,6 +34,20 @@ def free_ports(address: str, first: int, last: int) -> list[int]:
     return free
 
 
+def any_ports(address: str) -> list[int]:
+    """Return ports for a controller.
+
+    Raises
+    ------
+    LaunchError
+        If too few are free.
+    """
+    try:
+        return choose_ports(address, CONTROLLER_PORTS)
+    except OSError as error:
+        raise LaunchError(f"the controller has no ports: {error}; name some with --controller-ports") from error
+
+
 class ControllerProcess(LocalControllerLauncher):
     """Start ``jupyter_disttrain.cluster.controller``."""
 
@@ -46,7 +60,7 @@ class ControllerProcess(LocalControllerLauncher):
 
     def find_args(self) -> list[Any]:
         """Return the command."""
-        ports = (self.ports or choose_ports(self.listen, CONTROLLER_PORTS)) if self.listen else []
+        ports = (self.ports or any_ports(self.listen)) if self.listen else []
         return list(
             controller_arguments(
                 sockets=self.sockets,

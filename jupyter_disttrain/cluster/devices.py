@@ -1,6 +1,6 @@
-"""The GPUs of this machine, seen without torch.
+"""The GPUs of this machine and of hosts, seen without torch.
 
-Covers: counting, CUDA_VISIBLE_DEVICES, which GPU each local rank gets.
+Covers: counting, CUDA_VISIBLE_DEVICES, which GPU each local rank gets, whether there are enough.
 Does not cover: their figures (``engine.devices``).
 """
 
@@ -10,17 +10,22 @@ import os
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..ranks import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..config import ClusterConfig
+    from ..hosts import HostSlots
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES names them."""
-    count = count_gpus()
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    return shown_gpus(count_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def shown_gpus(count: int, chosen: str | None) -> list[str]:
+    """Return which of a machine's GPUs CUDA would show; ``chosen`` is CUDA_VISIBLE_DEVICES, None where it isn't set."""
     if chosen is None:
         return [str(index) for index in range(count)]
     names = [name.strip() for name in chosen.split(",") if name.strip()]
@@ -75,3 +80,32 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
             f"ask for -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
         )
     return chosen
+
+
+def check_hosts(config: ClusterConfig, hosts: Sequence[HostSlots], gpus: Mapping[str, int]) -> None:
+    """Refuse hosts with fewer GPUs than ranks, as this machine would be refused.
+
+    Parameters
+    ----------
+    hosts
+        With the number of their ranks.
+    gpus
+        Those that CUDA shows, by host; empty: the ranks use none.
+
+    Raises
+    ------
+    UsageError
+        If there are such hosts, and several ranks are not to share a GPU, or there is none to share.
+    """
+    if config.backend != "nccl" and not any(gpus.get(host.name) for host in hosts):
+        return  # all of them use the CPU
+    short = [
+        f"{host.name} has {gpus.get(host.name) or 'none'} for {counted(host.slots or 0, 'rank')}"
+        for host in hosts
+        if gpus.get(host.name, 0) < (host.slots or 0) and not (config.share_gpus and gpus.get(host.name))
+    ]
+    if short:
+        raise UsageError(
+            f"each rank needs a GPU of its host, and {', '.join(short)}; name as many ranks as GPUs, e.g. --hosts "
+            "node1:8,node2:4, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
+        )

@@ -75,6 +75,9 @@ class Hearing(Overview):
         """Pass it on, unless the rank's job has ended: that ends the cluster, and is all that there is to say."""
 
         def pass_on() -> None:
+            # It is told at every look until it is taken, and by then a copy may find a new process in the rank's place.
+            if self._launch.table[entry.info.rank] is not entry or entry.state == "dead":
+                return
             self.telemetry.forget(entry.info.rank)
             self._take(entry, message)
 

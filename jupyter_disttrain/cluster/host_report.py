@@ -98,7 +98,7 @@ class Wanted:
     package_digest: str
     torch: str | None  # None: the ranks do without
     mpiexec: str | None = None  # Open MPI's; None: the ranks do without
-    mpi_version: str = ""  # empty: it is not Open MPI
+    mpi_version: str = ""
     shared_folder: Path | None = None  # that all must see; None: none is needed
     temporary_folder: str = field(default_factory=tempfile.gettempdir)
     working_folder: str = field(default_factory=os.getcwd)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from ..errors import LaunchError
 from ..hosts import HostSlots
 from .host_report import Wanted
-from .launchers.mpi import find_mpiexec
+from .launchers.mpi import mpiexec_over_hosts
 from .placement import over
+from .preflight import WITHOUT_MPI
 from .slurm.commands import find
 from .slurm.grant import obtain, step_command
 from .slurm.state import UNKNOWN
@@ -54,7 +55,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
     find("srun")
     wanted = Wanted.here(  # before a job waits in the queue: this machine may lack something itself
         torch=config.backend != "none",
-        mpiexec=find_mpiexec() if config.sbatch.start == "mpirun" else None,
+        mpiexec=mpiexec_over_hosts(WITHOUT_MPI["srun"]) if config.sbatch.start == "mpirun" else None,
         shared_folder=folders.profile,
         interface=config.interface,
         limit_s=ANSWER_SECONDS,
@@ -68,7 +69,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
     return replace(
         between,
         hosts=tuple(HostSlots(name=node, slots=grant.per_node) for node in grant.nodes),
-        gpus=grant.gpus_per_node if config.backend not in ("gloo", "none") else 0,
+        gpus=dict.fromkeys(grant.nodes, grant.gpus_per_node if config.backend not in ("gloo", "none") else 0),
         words=f"{grant.in_words}; {between.words}",
         grant=grant,
     )

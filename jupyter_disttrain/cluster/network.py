@@ -112,16 +112,24 @@ def environment_for(network: Network, host: str, environment: Mapping[str, str] 
         "TP_SOCKET_IFNAME": node.interface,
         "NCCL_SOCKET_IFNAME": f"={node.interface}",  # without the sign, eth1 is eth10 too
     }
-    # Networks, not names: mpiexec hands the same variables to all hosts, whose interfaces may be named differently.
-    for name in ("OMPI_MCA_btl_tcp_if", "PRTE_MCA_prte_if"):
-        if f"{name}_exclude" not in given:  # Open MPI refuses both at once
-            wanted[f"{name}_include"] = network.cidr
     if network.has_infiniband:
         wanted["NCCL_IB_HCA"] = f"={','.join(node.infiniband)}"
         wanted["UCX_NET_DEVICES"] = ",".join([*node.infiniband, node.interface])
     elif not any(each.infiniband or each.other_rdma for each in network.nodes):
         wanted["UCX_NET_DEVICES"] = node.interface  # else UCX finds faster devices by itself
     return {name: value for name, value in wanted.items() if name not in given}
+
+
+def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that hold Open MPI and its launcher to a network, as far as the person has named none.
+
+    It is the network and no interface: mpiexec hands the same to all hosts, where that may have different names.
+    """
+    return {
+        f"{name}_include": network
+        for name in ("OMPI_MCA_btl_tcp_if", "PRTE_MCA_prte_if")
+        if not {f"{name}_include", f"{name}_exclude"} & given.keys()  # Open MPI refuses both at once
+    }
 
 
 def describe(network: Network) -> str:

@@ -6,18 +6,21 @@ Does not cover: whether the hosts can be used (``preflight``), starting anything
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots, split_command
+from .devices import check_hosts, shown_gpus
 from .host_report import Wanted, own_addresses
-from .launchers.mpi import find_mpiexec
+from .launchers.mpi import mpiexec_over_hosts
 from .network import environment_for
+from .rank_environment import forwarded
 from .slurm.grant import Grant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import ExitStack
 
     from ..config import ClusterConfig
@@ -37,7 +40,7 @@ class Placement:
     network: str = ""  # that all are in, as in "10.1.0.0/16"
     addresses: dict[str, str] = field(default_factory=dict)  # by host
     variables: dict[str, str] = field(default_factory=dict)  # of the environment, for ranks on these hosts
-    gpus: int = 0  # on each host
+    gpus: dict[str, int] = field(default_factory=dict)  # that its ranks share out, by host
     words: str = ""  # the network, as a person reads it
     grant: Grant | None = None  # of Slurm
 
@@ -60,6 +63,11 @@ class Placement:
     def most(self) -> int | None:
         """The largest number of ranks on one host."""
         return max((host.slots or 0 for host in self.hosts), default=None)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a host has more ranks than GPUs."""
+        return any(self.gpus.get(host.name, 0) < (host.slots or 0) for host in self.hosts)
 
     @property
     def master(self) -> str:
@@ -90,7 +98,7 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], 
     LaunchError
         If a host can't be used; the message names each such host and what to do there.
     UsageError
-        If it is not said how many ranks a host takes.
+        If it is not said how many ranks a host takes, or if it has too few GPUs for them.
     """
     if config.launcher == "slurm":
         from .job_placement import place_in_job  # noqa: PLC0415  (it imports this)
@@ -103,21 +111,30 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], 
 
 def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
     """Ask all hosts, the spares too, whether ranks can be started there, and choose their network."""
-    from .survey import survey  # noqa: PLC0415  (for one machine it is of no use)
+    from .preflight import WITHOUT_MPI, survey  # noqa: PLC0415  (for one machine it is of no use)
 
     names = [*(host.name for host in config.hosts), *config.spares]
     ssh = split_command(config.ssh)
     wanted = Wanted.here(
         torch=config.backend != "none",
-        mpiexec=find_mpiexec() if config.launcher == "mpi" else None,
+        mpiexec=mpiexec_over_hosts(WITHOUT_MPI["ssh"]) if config.launcher == "mpi" else None,
         shared_folder=folders.profile,
         interface=config.interface,
     )
     reports = survey(names, ssh, wanted)
     between = over(reports, wanted, config.launcher, ssh)
-    uses_gpus = config.backend not in ("gloo", "none")
-    hosts = _filled(config, reports, uses_gpus=uses_gpus)
-    return replace(between, hosts=hosts, gpus=min(report.gpus for report in reports) if uses_gpus else 0)
+    gpus = _shown(config, reports)
+    hosts = _filled(config, gpus)
+    check_hosts(config, hosts, gpus)
+    return replace(between, hosts=hosts, gpus={host.name: gpus.get(host.name, 0) for host in hosts})
+
+
+def _shown(config: ClusterConfig, reports: Sequence[HostReport]) -> dict[str, int]:
+    """Return how many GPUs CUDA will show on each host; empty if the ranks use none."""
+    if config.backend in ("gloo", "none"):
+        return {}
+    chosen = forwarded(os.environ, config.forward).get("CUDA_VISIBLE_DEVICES")
+    return {report.name: len(shown_gpus(report.gpus, chosen)) for report in reports}
 
 
 def over(reports: Sequence[HostReport], wanted: Wanted, launcher: str, ssh: Sequence[str] = ()) -> Placement:
@@ -179,7 +196,7 @@ def _infiniband(network: Network, host: str) -> dict[str, str]:
     }
 
 
-def _filled(config: ClusterConfig, reports: Sequence[HostReport], *, uses_gpus: bool) -> tuple[HostSlots, ...]:
+def _filled(config: ClusterConfig, gpus: Mapping[str, int]) -> tuple[HostSlots, ...]:
     """Give each host its number of ranks where none was named: its GPUs, else an equal part of -n, else one."""
     unsaid = [host.name for host in config.hosts if host.slots is None]
     equal = 1
@@ -191,5 +208,5 @@ def _filled(config: ClusterConfig, reports: Sequence[HostReport], *, uses_gpus: 
                 f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(unsaid)}, which can't be; say "
                 "how many each takes, e.g. --hosts node1:4,node2:2"
             )
-    gpus = {report.name: report.gpus if uses_gpus and config.n is None else 0 for report in reports}
-    return tuple(replace(host, slots=host.slots or gpus[host.name] or equal) for host in config.hosts)
+    usual = gpus if config.n is None else {}
+    return tuple(replace(host, slots=host.slots or usual.get(host.name) or equal) for host in config.hosts)

@@ -90,7 +90,7 @@ def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted)
     yield from _python(report, wanted)
     if wanted.torch is not None:
         yield from _torch(report, reports, wanted.torch, wanted.python)
-    if wanted.mpiexec is not None and wanted.mpi_version:  # other MPIs have other daemons
+    if wanted.mpiexec is not None:
         yield from _mpi(report, wanted, wanted.mpiexec)
     yield from _folders(report, wanted)
     yield from _connections(report, reports)

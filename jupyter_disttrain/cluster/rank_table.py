@@ -91,7 +91,7 @@ def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str
 
 
 def decide(
-    hellos: Sequence[RankHello], backend: str, gpus: int, hosts: Sequence[str] = ()
+    hellos: Sequence[RankHello], backend: str, gpus: int | Mapping[str, int], hosts: Sequence[str] = ()
 ) -> list[tuple[RankInfo, RankHello]]:
     """Decide the identities, in the order of the ranks.
 
@@ -102,7 +102,7 @@ def decide(
     backend
         ``"gloo"``, ``"nccl"`` or ``"none"``.
     gpus
-        GPUs per node; 0 means that ranks use the CPU.
+        GPUs per node, or by host; 0 means that ranks use the CPU.
     hosts
         In the order of their ranks, as the launcher calls them; empty: by their own names.
 
@@ -118,6 +118,7 @@ def decide(
     for rank, hello in enumerate(ordered):
         node = _node(hello)
         local_rank = members[node].index(hello)
+        count = gpus if isinstance(gpus, int) else gpus.get(node, 0)
         info = RankInfo(
             rank=rank,
             world_size=len(ordered),
@@ -128,7 +129,7 @@ def decide(
             host=hello.host,
             pid=hello.pid,
             backend=backend,
-            device=f"cuda:{local_rank % gpus}" if gpus else "cpu",
+            device=f"cuda:{local_rank % count}" if count else "cpu",
         )
         decided.append((info, hello))
     return decided

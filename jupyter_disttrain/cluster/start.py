@@ -141,7 +141,7 @@ class Launch(Replacement):
             self._give_back()
             raise_interrupted(error)
             raise
-        self.gpus = self.gpus or [str(gpu) for gpu in range(self.placement.gpus)]
+        self.gpus = self.gpus or [str(gpu) for gpu in range(max(self.placement.gpus.values(), default=0))]
         self.n = self.placement.count or self.config.count or len(self.gpus) or 2
         self.address = self.config.address or self.placement.master
         self.is_decided = True
@@ -232,7 +232,8 @@ class Launch(Replacement):
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
         hosts = [host.name for host in self.placement.hosts]
         placed = [self._placed(hello) for hello in hellos]
-        decided = decide(placed, self._backend(hellos), len(self.gpus), hosts)
+        gpus = self.placement.gpus if hosts else len(self.gpus)
+        decided = decide(placed, self._backend(hellos), gpus, hosts)
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
     def _placed(self, hello: RankHello) -> RankHello:
@@ -244,7 +245,8 @@ class Launch(Replacement):
     def _backend(self, hellos: list[RankHello]) -> str:
         if self.config.backend != "auto":
             return self.config.backend
-        shared = (self.placement.most or self.n) > len(self.gpus)  # NCCL takes one rank per GPU
+        # NCCL takes one rank per GPU.
+        shared = self.placement.shares_gpus if self.placement.hosts else self.n > len(self.gpus)
         return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos) else "gloo"
 
     @property

@@ -49,7 +49,7 @@ from .connection import (
 from .crash_reports import begin_reports
 from .hellos import Hellos
 from .kernel import RankKernel, ignore_signal
-from .loopback import hide_listeners
+from .loopback import hide_listeners, is_held_to
 from .mpi_world import finalize, join_starters
 from .on_import import on_import
 from .process_group import RendezvousError
@@ -323,7 +323,7 @@ def _init_mpi() -> str:
     if os.environ.get(LAUNCH_RANK):  # a job's listeners are its own
         if not can_end_calls(version):
             os.environ.pop(MPI_HEALS, None)
-    elif os.environ.get(MPI_HEALS):
+    elif os.environ.get(MPI_HEALS) or is_held_to(os.environ.get(NETWORK, ""), os.environ):
         hide_listeners(os.environ.get(NETWORK))
     try:
         join_starters()

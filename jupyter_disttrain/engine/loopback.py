@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _SO_ATTACH_FILTER = 26
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from there on count from the IP header
@@ -68,6 +68,12 @@ def hide_listeners(network: str | None = None) -> list[int]:
                 _attach(listener, _only_from(heard) if listener.family == socket.AF_INET else _NOTHING)
                 ports.append(listener.getsockname()[1])
     return ports
+
+
+def is_held_to(network: str, environment: Mapping[str, str]) -> bool:
+    """Whether Open MPI talks over this network alone, by its variables; other layers may need what a filter drops."""
+    talks_over = environment.get("OMPI_MCA_pml"), environment.get("OMPI_MCA_btl_tcp_if_include")
+    return talks_over == ("ob1", network)
 
 
 def _listens_to_all(sock: socket.socket) -> bool:

@@ -20,11 +20,12 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
 from ...errors import LaunchError
+from ..network import open_mpi_environment
 from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command
 
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
-FIRST_THAT_HEALS = 5  # version of Open MPI
+FIRST_THAT_HEALS = 5  # version of Open MPI; also the first whose launcher and options are those used over hosts
 VERSION_SECONDS = 20.0  # for mpiexec to tell its version
 
 
@@ -58,9 +59,42 @@ def mpi_flavour(mpiexec: str) -> str:
 
 def mpi_heals(mpiexec: str) -> bool:
     """Whether this MPI can be made whole after a death: Open MPI from 5 on, unless the user chose its layers."""
+    return _is_recent(mpiexec) and not any(name in os.environ for name in _LAYERS)
+
+
+def mpiexec_over_hosts(without: str) -> str:
+    """Return the mpiexec to use over hosts, of which other MPIs would know nothing and start all ranks here.
+
+    Parameters
+    ----------
+    without
+        The option by which ranks are started there without MPI.
+
+    Raises
+    ------
+    LaunchError
+        If there is none, or it is not that of Open MPI from 5 on; the message says what it is, and the remedy.
+    """
+    mpiexec = find_mpiexec()
+    if not _is_recent(mpiexec):
+        raise LaunchError(
+            f"MPI over hosts takes Open MPI {FIRST_THAT_HEALS}, and {mpiexec} is {_what_it_is(_version_of(mpiexec))}; "
+            f"put that first on PATH, or start without MPI: {without}"
+        )
+    return mpiexec
+
+
+def _is_recent(mpiexec: str) -> bool:
     found = re.search(r"Open MPI\) (\d+)", _version_of(mpiexec))
-    chosen = any(name in os.environ for name in _LAYERS)
-    return found is not None and int(found[1]) >= FIRST_THAT_HEALS and not chosen
+    return found is not None and int(found[1]) >= FIRST_THAT_HEALS
+
+
+def _what_it_is(said: str) -> str:
+    """Return the name in what an mpiexec says of its version, which begins with it; MPICH calls its own Hydra."""
+    first, *rest = said.strip().splitlines() or ["of an unknown kind"]
+    hydra = re.search(r"Version:\s*(\S+)", " ".join(rest)) if "HYDRA" in first else None
+    ours = re.search(r"\((Open MPI)\) (\S+)", first)
+    return f"MPICH {hydra[1]}" if hydra else f"{ours[1]} {ours[2]}" if ours else first
 
 
 @lru_cache(maxsize=8)
@@ -154,13 +188,14 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
                 # On one host; without these MPI_Init waits a second for networks that can't be there. Shared memory
                 # reaches only those that were started together, so who comes later needs the loopback interface.
                 "OMPI_MCA_pml": "ob1",
-                "OMPI_MCA_btl": "self,sm,tcp" if self.heals else "self,sm",
-                "OMPI_MCA_btl_tcp_if_include": self.network or "lo",
+                "OMPI_MCA_btl": "self,sm,tcp" if self.heals or self.hosts else "self,sm",
                 "DISTTRAIN_MPI_HEALS": "1" if self.heals else "",
                 # Python's report of a crash names the cell's line; Open MPI's would bury it under addresses.
                 "OMPI_MCA_opal_signal": "",
             }
-            if self.hosts:
-                defaults["PRTE_MCA_prte_if_include"] = self.network
+            interfaces = open_mpi_environment(self.network or "lo", os.environ)
+            if not self.hosts:
+                interfaces.pop("PRTE_MCA_prte_if_include", None)  # which finds this machine by itself
+            environment |= interfaces
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment

@@ -28,13 +28,7 @@ _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", "DISTTRAIN_MPI_")  # beginnings of the
 
 
 class Starter:
-    """What both kinds of ranks start with.
-
-    Raises
-    ------
-    LaunchError
-        If the ranks are to be started by mpirun, and there is none of Open MPI.
-    """
+    """What both kinds of ranks start with; that an mpirun is of Open MPI is known since before the job."""
 
     def __init__(self, grant: Grant, environment: dict[str, str], environment_file: str, network: str) -> None:
         self.heals = False
