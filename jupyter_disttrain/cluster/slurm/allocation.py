@@ -65,15 +65,18 @@ class Allocation:
         """Read what a job has from its state, and from the environment that Slurm gave us."""
         count = len(state.nodes)
         cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or state.cpus // count
+        # SLURM_GPUS_ON_NODE is of one node, but a site that counts no GPUs tells of none in the job's state.
+        on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+        gpus = state.gpus // count or (int(on_node) if on_node.isdecimal() else 0)
         # One rank per GPU, where nobody has said how many tasks a node is to have.
-        ranks = state.tasks_per_node or state.gpus // count or max(1, state.tasks // count)
+        ranks = state.tasks_per_node or gpus or max(1, state.tasks // count)
         return cls(
             job_id=state.job_id,
             nodes=state.nodes,
             node_list=state.node_list,
             ranks_per_node=ranks,
             most_per_node=max(ranks, cpus, 1),
-            gpus_per_node=state.gpus // count,
+            gpus_per_node=gpus,
         )
 
     def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:

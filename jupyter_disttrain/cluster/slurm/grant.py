@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...slurm_options import gpu_count
 from ..interrupts import deferred_interrupts
 from .allocation import Allocation
 from .batch_script import BatchScript
 from .commands import ask
 from .job import SlurmJob
 from .sentry import SIGN, Sentry, relieve
-from .words import running_text, waiting_text
+from .words import no_gpus_text, running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -156,8 +157,17 @@ def obtain(
         start_file=start_file,
         log=state.log or log.replace("%j", state.job_id),
         starts_with=options.start,
-        gpus_per_node=state.gpus // max(1, len(state.nodes)),
+        gpus_per_node=_gpus_of_each(state, options, tell),
     )
+
+
+def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], None]) -> int:
+    """Return how many GPUs each node has for the job: those that Slurm tells of, else those that were asked for."""
+    found = state.gpus // max(1, len(state.nodes))
+    found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
+    if options.gpu_option and not found:
+        tell(no_gpus_text(state, options.gpu_option))
+    return found
 
 
 def _end(job: SlurmJob, log: str) -> None:
