@@ -6,7 +6,6 @@ Does not cover: what the script says (``batch_script``), remarks on a job that r
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
 from .commands import Answer, ask
+from .environment import slurm_environment
 from .queue import ask_position
 from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
 from .words import over_text
@@ -31,11 +31,9 @@ _NO_SUCH_JOB = "Invalid job id"
 _OVERRIDING = (
     "SBATCH_ARRAY_INX",
     "SBATCH_CLUSTERS",
-    "SLURM_CLUSTERS",
     "SBATCH_EXPORT",
     "SBATCH_INPUT",
     "SBATCH_NO_KILL",
-    "SLURM_NO_KILL",
     "SBATCH_NO_REQUEUE",
     "SBATCH_OPEN_MODE",
     "SBATCH_OUTPUT",
@@ -47,10 +45,6 @@ _OVERRIDING = (
     "SBATCH_ACCOUNT",
     "SBATCH_GPUS_PER_NODE",
 )
-# What a notebook's server lets its kernels do is nothing that a job needs, and Slurm keeps a job's environment.
-_SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "JUPYTER_TOKEN", "JUPYTERHUB_COOKIE_SECRET")
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMIX_", "PMI_")  # beginnings of variables that belong to the job around us
-_KEPT_OF_A_JOB = ("SLURM_CONF", "SLURM_JWT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +161,10 @@ class SlurmJob:
 
 
 def submit_environment(options: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return this process's environment as a job may have it: nothing of the job around it, no tokens."""
+    """Return this process's environment as a job may have it, without what would override its script."""
     names = {option.removeprefix("--").partition("=")[0].upper().replace("-", "_") for option in options}
-    dropped = {*_OVERRIDING, *_SECRETS, *(f"SBATCH_{name}" for name in names)}
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in dropped and (name in _KEPT_OF_A_JOB or not name.startswith(_OF_A_JOB))
-    }
+    dropped = {*_OVERRIDING, *(f"SBATCH_{name}" for name in names)}
+    return {name: value for name, value in slurm_environment().items() if name not in dropped}
 
 
 @lru_cache(maxsize=64)
