@@ -7,6 +7,7 @@ Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``te
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,17 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.slurm import grant as grants
+from jupyter_disttrain.cluster.slurm import job, queue
 from jupyter_disttrain.cluster.slurm.allocation import Allocation
 from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
+from jupyter_disttrain.cluster.slurm.job import SlurmJob
 from jupyter_disttrain.cluster.slurm.state import from_scontrol
 from jupyter_disttrain.slurm_options import SlurmOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from .lab.slurm import Slurm
 
 RUNNING = (
@@ -127,3 +133,37 @@ def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
         monkeypatch.setenv(name, value)
     with Cluster(launcher="slurm", backend="none") as cluster:
         assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == {0: job, 1: job}
+
+
+# Answers that are late or odd
+
+
+@pytest.fixture
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return what puts a shell script in the place of one of Slurm's commands."""
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(command: str, script: str) -> None:
+        path = folder / command
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return put
+
+
+NEVER = "exec sleep 600"
+
+
+def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(job, "STATE_SECONDS", 5.0)
+    fake("squeue", NEVER)
+    waits = RUNNING.replace("RUNNING", "PENDING").replace("node[1-2]", "")
+    fake("scontrol", f"echo '{waits}'")
+    state = SlurmJob("7").state(with_position=True)
+    assert (state.state, state.position) == ("PENDING", None)
+    fake("scontrol", f"[ $2 = hostnames ] && {NEVER}; echo '{RUNNING.replace('node', 'other')}'")
+    monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
+    assert SlurmJob("7").state().state == "UNKNOWN"

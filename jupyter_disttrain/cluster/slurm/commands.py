@@ -16,6 +16,7 @@ from .environment import slurm_environment
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+STATE_SECONDS = 10.0  # for Slurm to say how a job is: a rank's death, and the end of a cluster, wait for the answer
 COMMAND_SECONDS = 60.0  # slurmctld of a busy site answers late
 
 

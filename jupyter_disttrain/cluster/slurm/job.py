@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
-from .commands import Answer, ask
+from .commands import STATE_SECONDS, Answer, ask
 from .environment import slurm_environment
 from .queue import ask_position
 from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FIRST_POLL_SECONDS = 0.2
 SLOWEST_POLL_SECONDS = 5.0
-STATE_SECONDS = 10.0  # for Slurm to say it: the news of a rank's death, and the end of a cluster, wait for the answer
 CANCEL_SECONDS = 15.0  # until its nodes are free; Slurm goes on by itself if that takes longer
 SACCT_FIELDS = "JobID,State,ExitCode,Start,End,NodeList,Partition,Reason"
 _NO_SUCH_JOB = "Invalid job id"
@@ -88,14 +87,14 @@ class SlurmJob:
         """
         try:
             answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=STATE_SECONDS)
+            if answer.code:
+                return self._state_afterwards(answer)
+            state = from_scontrol(answer.said)
+            if state.node_list:
+                state = replace(state, nodes=expand(state.node_list))
         except LaunchError:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not answer")
-        if answer.code:
-            return self._state_afterwards(answer)
-        state = from_scontrol(answer.said)
-        if with_position and state.waits:
-            state = replace(state, position=ask_position(state))
-        return replace(state, nodes=expand(state.node_list)) if state.node_list else state
+        return replace(state, position=ask_position(state)) if with_position and state.waits else state
 
     def _state_afterwards(self, answer: Answer) -> JobState:
         if _NO_SUCH_JOB not in answer.complaint + answer.said:
@@ -170,5 +169,5 @@ def submit_environment(options: tuple[str, ...] = ()) -> dict[str, str]:
 @lru_cache(maxsize=64)
 def expand(node_list: str) -> tuple[str, ...]:
     """Return the hosts of a list such as ``node[1-3]``; the list as it is where Slurm can't read it."""
-    answer = ask("scontrol", "show", "hostnames", node_list)
+    answer = ask("scontrol", "show", "hostnames", node_list, limit_s=STATE_SECONDS)
     return tuple(answer.said.split()) if answer.code == 0 else (node_list,)
