@@ -114,6 +114,12 @@ class SlurmOptions:
         return tuple(f"--{name}={value}" for name, value in named.items() if value is not None) + self.more
 
     @property
+    def gpu_option(self) -> str:
+        """The option that asks for GPUs, as it is given; empty where none does."""
+        asks = (option for option in self.lines if name_of(option).startswith(("gpus", "gres", "tres-per")))
+        return next((option for option in asks if "gpu" in option), "")
+
+    @property
     def per_node(self) -> int | None:
         """How many ranks a node is to have: those asked for, else one per GPU; None where neither is said."""
         return self.ntasks_per_node or (None if self.gpus_per_node is None else gpu_count(self.gpus_per_node))

@@ -246,9 +246,10 @@ def test_an_allocation_gives_what_it_has_and_no_more() -> None:
         around.shape(SlurmOptions(nodes=3))
     with pytest.raises(UsageError, match="--partition can't be changed in the allocation 7"):
         around.shape(SlurmOptions(partition="gpu"))
-    words = around.prefix(1, 2, {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "HOME": "/"})
-    assert words[:3] == ["env", "-u", "SLURM_PROCID"]
-    assert {"SLURM_NODELIST=node1", "SLURM_TASKS_PER_NODE=2(x1)", "SLURM_OVERLAP=1"} <= set(words)
+    words = around.variables(1, 2, {"SLURM_PROCID": "0", "SLURM_TMPDIR": "/local/7", "HOME": "/"})
+    assert {"SLURM_NODELIST=node1", "SLURM_TASKS_PER_NODE=2(x1)", "SLURM_OVERLAP=1", "SLURM_TMPDIR=/local/7"} <= set(
+        words
+    )
     assert least_cpus("4(x2),2") == 2
 
 

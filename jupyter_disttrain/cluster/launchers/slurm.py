@@ -129,7 +129,7 @@ class AllocationRanks(OneProcess, EngineLauncher):
 
     def find_args(self) -> list[str]:
         """Return the command that starts all of them."""
-        return [*self.grant.prefix, "/bin/bash", self.grant.start_file]
+        return [*self.grant.env, "/bin/bash", self.grant.start_file]
 
     def start(self, n: int) -> Any:
         """Start the ranks."""

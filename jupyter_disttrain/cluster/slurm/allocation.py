@@ -22,10 +22,16 @@ if TYPE_CHECKING:
     from .state import JobState
 
 _CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-# Of the step that the notebook may be, which srun and mpirun would take for ours.
-_OF_A_STEP = re.compile(
-    r"SLURM_(STEP|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TASKS_PER_NODE|NTASKS|NPROCS|NNODES|NODELIST|CPU_BIND|MEM_BIND|"
-    r"CPUS_PER_TASK|DISTRIBUTION|MPI_TYPE|LAUNCH|SRUN_COMM|PMIX|UMASK|EXACT|EXCLUSIVE|MEM_PER)|PMIX?_|SRUN_"
+# Of the job itself, which srun does not read and programs on its nodes may.
+_FACTS = (
+    "SLURM_TMPDIR",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_SUBMIT_DIR",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
 )
 
 
@@ -65,15 +71,18 @@ class Allocation:
         """Read what a job has from its state, and from the environment that Slurm gave us."""
         count = len(state.nodes)
         cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or state.cpus // count
+        # SLURM_GPUS_ON_NODE is of one node, but a site that counts no GPUs tells of none in the job's state.
+        on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+        gpus = state.gpus // count or (int(on_node) if on_node.isdecimal() else 0)
         # One rank per GPU, where nobody has said how many tasks a node is to have.
-        ranks = state.tasks_per_node or state.gpus // count or max(1, state.tasks // count)
+        ranks = state.tasks_per_node or gpus or max(1, state.tasks // count)
         return cls(
             job_id=state.job_id,
             nodes=state.nodes,
             node_list=state.node_list,
             ranks_per_node=ranks,
             most_per_node=max(ranks, cpus, 1),
-            gpus_per_node=state.gpus // count,
+            gpus_per_node=gpus,
         )
 
     def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:
@@ -119,8 +128,8 @@ class Allocation:
         """Return over how many nodes ranks are spread: as many as give each the same number."""
         return next(count for count in range(min(len(self.nodes), ranks), 0, -1) if ranks % count == 0)
 
-    def prefix(self, nodes: int, per_node: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-        """Return what a command begins with that is to find the allocation, not the step that the notebook may be.
+    def variables(self, nodes: int, per_node: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+        """Return the variables, as ``NAME=VALUE``, by which a command finds the allocation and no step in it.
 
         Parameters
         ----------
@@ -138,8 +147,8 @@ class Allocation:
             # The notebook itself may be a step that holds all CPUs; so also for the daemons that mpirun starts by srun.
             "SLURM_OVERLAP": "1",
         }
-        dropped = [word for name in environ if _OF_A_STEP.match(name) and name not in told for word in ("-u", name)]
-        return ["env", *dropped, *(f"{name}={value}" for name, value in told.items())]
+        told |= {name: environ[name] for name in _FACTS if name in environ}
+        return [f"{name}={value}" for name, value in told.items()]
 
 
 def least_cpus(text: str) -> int:

@@ -6,16 +6,17 @@ Does not cover: what they say (``state``, ``queue``).
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import LaunchError
+from .environment import slurm_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+STATE_SECONDS = 10.0  # for Slurm to say how a job is: a rank's death, and the end of a cluster, wait for the answer
 COMMAND_SECONDS = 60.0  # slurmctld of a busy site answers late
 
 
@@ -65,7 +66,7 @@ def ask(
     text
         What it reads from its stdin.
     environment
-        In place of this process's own.
+        In place of what Slurm's commands may have of this process's own.
     limit_s
         How long it may take, in seconds.
 
@@ -74,7 +75,7 @@ def ask(
     LaunchError
         If it is not there, or does not end.
     """
-    variables = dict(os.environ if environment is None else environment)
+    variables = slurm_environment() if environment is None else dict(environment)
     variables |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}  # seconds since the epoch, in no zone and no language
     try:
         done = subprocess.run(  # noqa: S603

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...slurm_options import gpu_count
 from ..interrupts import deferred_interrupts
 from .allocation import Allocation
 from .batch_script import BatchScript
 from .commands import ask
+from .environment import clean_env
 from .job import SlurmJob
 from .sentry import SIGN, Sentry, relieve
-from .words import running_text, waiting_text
+from .words import no_gpus_text, running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +47,7 @@ class Grant:
     log: str = ""  # what the job says; empty: it is not ours
     starts_with: str = "mpirun"
     gpus_per_node: int = 0
-    prefix: tuple[str, ...] = ()  # of a command in the allocation around the notebook; empty: the job is ours
+    prefix: tuple[str, ...] = ()  # NAME=VALUE, of the allocation around the notebook; empty: the job is ours
 
     @classmethod
     def load(cls, told: Mapping[str, Any]) -> Grant:
@@ -61,6 +63,11 @@ class Grant:
     def is_own(self) -> bool:
         """Whether the job was submitted for this cluster, and ends with it."""
         return not self.prefix
+
+    @property
+    def env(self) -> list[str]:
+        """What a command begins with that is to find these nodes, and no other job that may be around the notebook."""
+        return [*clean_env(), *self.prefix]
 
     @property
     def in_words(self) -> str:
@@ -126,7 +133,7 @@ def obtain(
             start_file=start_file,
             starts_with=options.start,
             gpus_per_node=around.gpus_per_node,
-            prefix=tuple(around.prefix(nodes, per_node)),
+            prefix=tuple(around.variables(nodes, per_node)),
         )
     nodes, per_node = options.shape(ranks)
     log = str(folders.run / LOG)
@@ -156,8 +163,17 @@ def obtain(
         start_file=start_file,
         log=state.log or log.replace("%j", state.job_id),
         starts_with=options.start,
-        gpus_per_node=state.gpus // max(1, len(state.nodes)),
+        gpus_per_node=_gpus_of_each(state, options, tell),
     )
+
+
+def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], None]) -> int:
+    """Return how many GPUs each node has for the job: those that Slurm tells of, else those that were asked for."""
+    found = state.gpus // max(1, len(state.nodes))
+    found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
+    if options.gpu_option and not found:
+        tell(no_gpus_text(state, options.gpu_option))
+    return found
 
 
 def _end(job: SlurmJob, log: str) -> None:
@@ -177,7 +193,7 @@ def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:
 def step_command(grant: Grant, host: str, command: list[str]) -> list[str]:
     """Return the command that starts one more rank on a node, beside those that are there."""
     return [
-        *grant.prefix,
+        *grant.env,
         "srun",
         f"--jobid={grant.job_id}",
         "--overlap",

@@ -6,14 +6,14 @@ Does not cover: what the script says (``batch_script``), remarks on a job that r
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
-from .commands import Answer, ask
+from .commands import STATE_SECONDS, Answer, ask
+from .environment import slurm_environment
 from .queue import ask_position
 from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
 from .words import over_text
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FIRST_POLL_SECONDS = 0.2
 SLOWEST_POLL_SECONDS = 5.0
-STATE_SECONDS = 10.0  # for Slurm to say it: the news of a rank's death, and the end of a cluster, wait for the answer
 CANCEL_SECONDS = 15.0  # until its nodes are free; Slurm goes on by itself if that takes longer
 SACCT_FIELDS = "JobID,State,ExitCode,Start,End,NodeList,Partition,Reason"
 _NO_SUCH_JOB = "Invalid job id"
@@ -31,11 +30,9 @@ _NO_SUCH_JOB = "Invalid job id"
 _OVERRIDING = (
     "SBATCH_ARRAY_INX",
     "SBATCH_CLUSTERS",
-    "SLURM_CLUSTERS",
     "SBATCH_EXPORT",
     "SBATCH_INPUT",
     "SBATCH_NO_KILL",
-    "SLURM_NO_KILL",
     "SBATCH_NO_REQUEUE",
     "SBATCH_OPEN_MODE",
     "SBATCH_OUTPUT",
@@ -47,10 +44,6 @@ _OVERRIDING = (
     "SBATCH_ACCOUNT",
     "SBATCH_GPUS_PER_NODE",
 )
-# What a notebook's server lets its kernels do is nothing that a job needs, and Slurm keeps a job's environment.
-_SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "JUPYTER_TOKEN", "JUPYTERHUB_COOKIE_SECRET")
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMIX_", "PMI_")  # beginnings of variables that belong to the job around us
-_KEPT_OF_A_JOB = ("SLURM_CONF", "SLURM_JWT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +87,14 @@ class SlurmJob:
         """
         try:
             answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=STATE_SECONDS)
+            if answer.code:
+                return self._state_afterwards(answer)
+            state = from_scontrol(answer.said)
+            if state.node_list:
+                state = replace(state, nodes=expand(state.node_list))
         except LaunchError:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not answer")
-        if answer.code:
-            return self._state_afterwards(answer)
-        state = from_scontrol(answer.said)
-        if with_position and state.waits:
-            state = replace(state, position=ask_position(state))
-        return replace(state, nodes=expand(state.node_list)) if state.node_list else state
+        return replace(state, position=ask_position(state)) if with_position and state.waits else state
 
     def _state_afterwards(self, answer: Answer) -> JobState:
         if _NO_SUCH_JOB not in answer.complaint + answer.said:
@@ -167,18 +160,14 @@ class SlurmJob:
 
 
 def submit_environment(options: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return this process's environment as a job may have it: nothing of the job around it, no tokens."""
+    """Return this process's environment as a job may have it, without what would override its script."""
     names = {option.removeprefix("--").partition("=")[0].upper().replace("-", "_") for option in options}
-    dropped = {*_OVERRIDING, *_SECRETS, *(f"SBATCH_{name}" for name in names)}
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in dropped and (name in _KEPT_OF_A_JOB or not name.startswith(_OF_A_JOB))
-    }
+    dropped = {*_OVERRIDING, *(f"SBATCH_{name}" for name in names)}
+    return {name: value for name, value in slurm_environment().items() if name not in dropped}
 
 
 @lru_cache(maxsize=64)
 def expand(node_list: str) -> tuple[str, ...]:
     """Return the hosts of a list such as ``node[1-3]``; the list as it is where Slurm can't read it."""
-    answer = ask("scontrol", "show", "hostnames", node_list)
+    answer = ask("scontrol", "show", "hostnames", node_list, limit_s=STATE_SECONDS)
     return tuple(answer.said.split()) if answer.code == 0 else (node_list,)

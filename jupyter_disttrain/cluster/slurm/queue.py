@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .commands import ask
+from ...errors import LaunchError
+from .commands import STATE_SECONDS, ask
 
 if TYPE_CHECKING:
     from .state import JobState
@@ -20,7 +21,11 @@ def ask_position(state: JobState) -> int | None:
     """Ask Slurm for a job's position, from 1 on; None where it does not queue, or Slurm does not say."""
     if not state.waits or state.reason in HELD or not state.partition:
         return None
-    waiting = ask("squeue", "--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%Q %i")
+    asked = ("--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%Q %i")
+    try:
+        waiting = ask("squeue", *asked, limit_s=STATE_SECONDS)
+    except LaunchError:  # the whole queue of a busy site is much to tell, and no reason to leave it
+        return None
     return position(waiting.said, state) if waiting.code == 0 else None
 
 

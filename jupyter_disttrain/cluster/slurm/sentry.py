@@ -14,6 +14,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from .commands import find
+from .environment import slurm_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,7 @@ class Sentry:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=slurm_environment(),  # its scancel is to ask the Slurm that the job was given to
             start_new_session=True,  # out of reach of the notebook's interrupts, and of who kills its process group
         )
 

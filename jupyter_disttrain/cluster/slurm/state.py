@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GONE = "GONE"  # our own word: Slurm does not know the job any more
 UNKNOWN = "UNKNOWN"  # our own word: Slurm did not answer
@@ -29,6 +33,7 @@ OVER = frozenset(
     }
 )
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
+_GPUS = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>[A-Za-z][^=,:]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?")
 _NOTHING = {"", "(null)", "N/A", "None", "NONE", "Unknown"}
 
 
@@ -84,10 +89,10 @@ def from_scontrol(text: str) -> JobState:
     for name, value in _FIELD.findall(text):
         fields.setdefault(name, "" if value in _NOTHING else value)  # what stands in a comment comes last
     code, _, number = fields.get("ExitCode", "").partition(":")
-    resources = dict(part.partition("=")[::2] for part in fields.get("TRES", "").split(","))
     state = fields.get("JobState", UNKNOWN)
     # Without a limit, and until it has taken the partition's, Slurm tells an end that is a year away.
     endless = fields.get("TimeLimit") in ENDLESS and state not in OVER
+    node_count = _whole(fields.get("NumNodes", "").partition("-")[0])
     return JobState(
         job_id=fields.get("JobId", ""),
         state=state,
@@ -99,11 +104,11 @@ def from_scontrol(text: str) -> JobState:
         preempt_s=_time(fields.get("PreemptTime", "")),
         time_limit="" if endless else fields.get("TimeLimit", ""),
         node_list=fields.get("NodeList", ""),
-        node_count=_whole(fields.get("NumNodes", "").partition("-")[0]),
+        node_count=node_count,
         requeued=_whole(fields.get("Restarts", "")),
         exit_code=_whole(code) if state in OVER else None,
         exit_signal=_whole(number) if state in OVER else None,
-        gpus=_whole(resources.get("gres/gpu", "")),
+        gpus=_gpus_of(fields, node_count),
         cpus=_whole(fields.get("NumCPUs", "").partition("-")[0]),
         tasks=_whole(fields.get("NumTasks", "").partition("-")[0]),
         tasks_per_node=_whole(fields.get("NtasksPerN:B:S:C", "").partition(":")[0]),
@@ -131,6 +136,28 @@ def from_sacct(text: str) -> JobState | None:
             exit_signal=_whole(signal),
         )
     return None
+
+
+def _gpus_of(fields: Mapping[str, str], node_count: int) -> int:
+    """Return how many GPUs a job has; 0 where Slurm does not say.
+
+    Slurm up to 22.05 names what it has ``TRES``. A site that counts no ``gres/gpu`` has none there in any version, and
+    then what was asked for is all that is known.
+    """
+    for name in ("AllocTRES", "TRES", "ReqTRES", "TresPerJob"):
+        if found := gpus_in(fields.get(name, "")):
+            return found
+    return gpus_in(fields.get("TresPerNode", "")) * node_count
+
+
+def gpus_in(resources: str) -> int:
+    """Return how many GPUs ``"cpu=16,gres/gpu=8"``, ``"gres:gpu:4"`` or ``"gres/gpu:a100:4"`` are.
+
+    Where all are counted and those of each type too, as in ``"gres/gpu=8,gres/gpu:a100=8"``, it is those of all.
+    """
+    found = [match for part in resources.split(",") if (match := _GPUS.fullmatch(part))]
+    plain = [match for match in found if match["type"] is None]
+    return sum(int(match["count"] or 1) for match in plain or found)
 
 
 def _whole(text: str) -> int:

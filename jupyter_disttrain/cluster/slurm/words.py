@@ -83,6 +83,14 @@ def running_text(state: JobState, now_s: float | None = None) -> str:
     return f"job {state.job_id} runs on {hosts_text(state)}{until}{left}"
 
 
+def no_gpus_text(state: JobState, option: str) -> str:
+    """Return one line on a job for which GPUs were asked for in a way that leaves no trace in its state."""
+    return (
+        f"job {state.job_id}: {option} asks for GPUs, but Slurm tells of none, so the ranks use CPUs; "
+        "--gpus-per-node says how many each node has"
+    )
+
+
 def over_text(state: JobState, was: JobState | None = None) -> str:
     """Return one line on a job that has ended: which, where, why, and what to do.
 

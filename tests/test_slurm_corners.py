@@ -1,0 +1,169 @@
+"""Slurm: what other versions and sites of it say, what is set around the notebook, answers that are late or odd.
+
+Covers: text that the lab's Slurm does not print, variables that it does not set, commands that fail in rare ways.
+Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``test_slurm_start``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.slurm import grant as grants
+from jupyter_disttrain.cluster.slurm import job, queue
+from jupyter_disttrain.cluster.slurm.allocation import Allocation
+from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
+from jupyter_disttrain.cluster.slurm.job import SlurmJob
+from jupyter_disttrain.cluster.slurm.state import from_scontrol
+from jupyter_disttrain.slurm_options import SlurmOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .lab.slurm import Slurm
+
+RUNNING = (
+    "JobId=7 JobName=disttrain-x Reason=None JobState=RUNNING ExitCode=0:0 TimeLimit=01:00:00 StartTime=1000 "
+    "EndTime=4600 Partition=gpu NodeList=node[1-2] NumNodes=2 NumCPUs=16 NumTasks=8 "
+)
+
+# GPUs
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"),
+    [
+        ("TRES=cpu=16,node=2,billing=16,gres/gpu=8", 8),
+        ("ReqTRES=cpu=8,node=2,gres/gpu=4 AllocTRES=cpu=16,node=2,gres/gpu=8", 8),
+        ("ReqTRES=cpu=16,gres/gpu=8 AllocTRES=(null)", 8),
+        ("AllocTRES=cpu=16,gres/gpu=8,gres/gpu:a100=8", 8),
+        ("AllocTRES=cpu=16,gres/gpu:a100=6,gres/gpu:v100=2", 8),
+        ("AllocTRES=cpu=16,node=2 TresPerNode=gres/gpu:a100:4", 8),
+        ("TRES=cpu=16,node=2 TresPerNode=gres:gpu:4", 8),
+        ("TRES=cpu=16,node=2 TresPerNode=gpu:4", 8),
+        ("TRES=cpu=16,node=2 TresPerJob=gres:gpu:8", 8),
+        ("AllocTRES=cpu=16,gres/gpumem=80", 0),
+    ],
+)
+def test_a_jobs_gpus_are_read_as_every_version_and_site_says_them(said: str, gpus: int) -> None:
+    assert from_scontrol(RUNNING + said).gpus == gpus
+
+
+def test_gpus_that_a_site_does_not_count_are_those_asked_for() -> None:
+    state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
+    told: list[str] = []
+    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), told.append) == 4
+    assert not told
+    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), told.append) == 0
+    assert "--gres=gpu:4 asks for GPUs, but Slurm tells of none, so the ranks use CPUs" in told[0]
+    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), told.append) == 0
+    assert len(told) == 1
+    assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
+
+
+# What is set around the notebook
+
+AROUND = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_GPUS": "8",
+    "SLURM_TRES_PER_TASK": "cpu:4",
+    "SLURM_HOSTFILE": "/nowhere",
+    "SLURM_MEM_PER_NODE": "4096",
+    "SLURM_CLUSTERS": "other",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "1",
+    "PMI_RANK": "0",
+    "JUPYTERHUB_API_TOKEN": "secret",
+    "JPY_API_TOKEN": "secret",
+}
+
+
+def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**AROUND, "SLURM_CONF": "/etc/slurm.conf", "SLURM_TMPDIR": "/local/7"}.items():
+        monkeypatch.setenv(name, value)
+    own = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
+    state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
+    around = dataclasses.replace(own, job_id="7", prefix=tuple(Allocation.of(state, {}).variables(1, 1)))
+    for grant in (own, around):
+        command = step_command(grant, "node1", ["env"])
+        at = command.index("srun")
+        said = subprocess.run([*command[:at], "env"], capture_output=True, text=True, check=True).stdout
+        found = dict(line.partition("=")[::2] for line in said.splitlines())
+        left = {name for name in found if name.startswith(("SLURM_", "PMI")) or found[name] == "secret"}
+        if grant.is_own:
+            assert left == {"SLURM_CONF"}
+        else:
+            assert found["SLURM_NODELIST"] == "node1"
+            assert not left & AROUND.keys() - {"SLURM_JOB_ID"}
+            assert found["SLURM_TMPDIR"] == "/local/7"
+
+
+def test_a_job_of_its_own_starts_from_within_an_allocation_whatever_that_was_made_with(
+    batch: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = batch.run("sh", "-c", "salloc -N1 --no-shell 2>&1")
+    job = said.split("Granted job allocation ")[1].split()[0]
+    # As salloc sets them for a job of one node with more than a node of ours has.
+    around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "SLURM_MEM_PER_NODE": "64000"}
+    for name, value in {**around, "SLURM_GPUS": "8", "SLURM_CLUSTERS": "other"}.items():
+        monkeypatch.setenv(name, value)
+    options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun", new_job=True)
+    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+        told = cluster.run("import os; os.environ['SLURM_JOB_ID']").results
+        assert job not in told.values()
+        with pytest.raises(Exception, match="RankDied"):
+            cluster.run("os.kill(os.getpid(), 9)", ranks=1)
+        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == told
+    monkeypatch.delenv("SLURM_CLUSTERS")  # with which the lab's own commands would not find it
+
+
+def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
+    batch: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=1 --no-shell 2>&1")
+    job = said.split("Granted job allocation ")[1].split()[0]
+    around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS": "8", "SLURM_HOSTFILE": "/nowhere"}
+    for name, value in around.items():
+        monkeypatch.setenv(name, value)
+    with Cluster(launcher="slurm", backend="none") as cluster:
+        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == {0: job, 1: job}
+
+
+# Answers that are late or odd
+
+
+@pytest.fixture
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return what puts a shell script in the place of one of Slurm's commands."""
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(command: str, script: str) -> None:
+        path = folder / command
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return put
+
+
+NEVER = "exec sleep 600"
+
+
+def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(job, "STATE_SECONDS", 5.0)
+    fake("squeue", NEVER)
+    waits = RUNNING.replace("RUNNING", "PENDING").replace("node[1-2]", "")
+    fake("scontrol", f"echo '{waits}'")
+    state = SlurmJob("7").state(with_position=True)
+    assert (state.state, state.position) == ("PENDING", None)
+    fake("scontrol", f"[ $2 = hostnames ] && {NEVER}; echo '{RUNNING.replace('node', 'other')}'")
+    monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
+    assert SlurmJob("7").state().state == "UNKNOWN"
