@@ -32,6 +32,7 @@ from ipyparallel.controller.app import IPController
 from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, Float, Integer, Unicode, observe
 
+from ..job_file import remove_own
 from ..messages import USED_TOPIC
 from .folders import remove_folder
 
@@ -45,7 +46,7 @@ class DisttrainController(IPController):
     idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
     remove_dirs = Unicode("", config=True, help="Folders to remove at the end, separated like PATH.")
-    remove_file = Unicode("", config=True, help="A file to remove before them.")
+    remove_file = Unicode("", config=True, help="The job's own file, to remove before them.")
     follow_ranks = Bool(False, config=True, help="End once all ranks that were there have left.")
 
     def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
@@ -99,7 +100,7 @@ class DisttrainController(IPController):
             super().start()
         finally:
             if self.remove_file:
-                Path(self.remove_file).unlink(missing_ok=True)
+                remove_own(Path(self.remove_file), self.cluster_id)
             for folder in filter(None, self.remove_dirs.split(os.pathsep)):
                 remove_folder(Path(folder))
 
