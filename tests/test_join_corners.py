@@ -7,11 +7,14 @@ Does not cover: joining, leaving and joining again (``test_join``), jobs that ca
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyter_disttrain.cluster import registry
 from jupyter_disttrain.engine import join
 from jupyter_disttrain.errors import UsageError
 
@@ -65,3 +68,17 @@ def test_a_job_leaves_a_file_that_is_another_s_by_now(file: Path, jobs: list[Job
     first.terminate()
     assert wait_until(lambda: not Path(told["profile"]).exists())
     assert file.read_text() == others
+
+
+@pytest.mark.parametrize(("host", "stays"), [("login2", True), (socket.gethostname(), False)])
+def test_only_the_host_of_a_sign_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, stays: bool
+) -> None:
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: host)
+        there.setattr(os, "getpid", lambda: 1 << 30)  # nobody's here
+        sign = registry.Sign(tmp_path, "exp-1-abcdef")
+    assert registry.running() == []
+    signs = [path.name for path in registry._folder().iterdir()]
+    sign.remove()
+    assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
