@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyter_disttrain.cluster import registry
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import attach, registry
+from jupyter_disttrain.cluster.joining import Joining
 from jupyter_disttrain.engine import join
 from jupyter_disttrain.errors import UsageError
 
@@ -82,3 +86,28 @@ def test_only_the_host_of_a_sign_removes_it(
     signs = [path.name for path in registry._folder().iterdir()]
     sign.remove()
     assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
+
+
+@pytest.mark.parametrize("where", [(attach, "_hear"), (Joining, "_read_metrics"), (attach, "let_begin")])
+def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
+    light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
+) -> None:
+    light.run("kept = rank * 2")
+    before = threading.enumerate()
+    name = where[1]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(*where, _interrupt)
+        if name == "let_begin":
+            with pytest.raises(KeyboardInterrupt):
+                light.detach()
+        else:
+            light.detach()
+            with pytest.raises(KeyboardInterrupt):
+                Cluster.attach("light")
+    assert not set(threading.enumerate()).difference(before)
+    with Cluster.attach("light") as again:
+        assert again.run("kept").results == {0: 0, 1: 2}
+
+
+def _interrupt(*_: object) -> None:
+    signal.raise_signal(signal.SIGINT)
