@@ -35,6 +35,7 @@ from traitlets import Bool, Float, Integer, Unicode, observe
 from ..job_file import remove_own
 from ..messages import USED_TOPIC
 from .folders import remove_folder
+from .rank_watch import RankWatch, has_connection
 
 LOOK_MS = 200  # between two looks whether there are ranks
 OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
@@ -91,7 +92,7 @@ class DisttrainController(IPController):
         if self.owner_pid:
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
         if self.follow_ranks:
-            self._had_ranks = False
+            self._ranks = RankWatch()
             self._look = PeriodicCallback(self._look_for_ranks, LOOK_MS)
             self.loop.add_callback(self._look.start)
         if self.idle_timeout:
@@ -111,11 +112,11 @@ class DisttrainController(IPController):
         self.loop.add_callback(self._end)
 
     def _look_for_ranks(self) -> None:
-        there = bool(self.hub.engines or self.hub.incoming_registrations)
-        if self._had_ranks and not there:
+        known = bool(self.hub.engines or self.hub.incoming_registrations)
+        connected = has_connection(self.engine_ports)
+        if self._ranks.are_gone(known=known, connected=connected, now_s=time.monotonic()):
             self._look.stop()
             self._end()
-        self._had_ranks = self._had_ranks or there
 
     def _follow_use(self) -> None:
         """End once the ranks have not told for long enough that they are used."""
