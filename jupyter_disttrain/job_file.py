@@ -1,6 +1,6 @@
 """The file by which a notebook joins the ranks of a job.
 
-Covers: what the job's first process writes into it, reading it, whether the job still runs.
+Covers: what the job's first process writes into it, reading it, whether the job still runs, removing it.
 Does not cover: writing it (``engine.join``), joining (``cluster.job``).
 
 Who can read it can run code as the job's user: so it is readable by that user alone.
@@ -8,12 +8,13 @@ Who can read it can run code as the job's user: so it is readable by that user a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +82,61 @@ class JobFile:
 
     def answer(self) -> str:
         """Return what comes of a connection to its controller: ``"there"``, ``"refused"``, or what the system says."""
-        host, _, port = channel_url(self.connection, "control").partition("://")[2].rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            return "refused"
-        except OSError as error:
-            return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
-        return "there"
+        return _answer(self.connection)
 
     def is_refused(self) -> bool:
         """Whether the job has ended; one whose host says nothing may be cut off."""
         return self.answer() == "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTrace:
+    """What a job's file tells of the job, whichever version of this package has written it."""
+
+    cluster_id: str
+    host: str
+    launcher: str
+    world_size: int
+    connection: dict[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what any version wrote.
+
+        Raises
+        ------
+        ValueError
+            If it is no job's file.
+        """
+        told = json.loads(text)
+        try:
+            trace = cls(**{each.name: told[each.name] for each in fields(cls)})
+            channel_url({**trace.connection, "control": int(trace.connection["control"])}, "control")
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError from error
+        return trace
+
+    def is_refused(self) -> bool:
+        """Whether the job has ended; one whose host says nothing may be cut off."""
+        return _answer(self.connection) == "refused"
+
+
+def _answer(connection: dict[str, Any]) -> str:
+    host, _, port = channel_url(connection, "control").partition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+    return "there"
+
+
+def remove_own(path: Path, cluster_id: str) -> None:
+    """Remove the file of a job that has ended, unless it is another's by now."""
+    with contextlib.suppress(OSError, ValueError):
+        if JobTrace.parse(read_own(path)).cluster_id == cluster_id:
+            path.unlink(missing_ok=True)
 
 
 def can_end_calls(mpi: str) -> bool:

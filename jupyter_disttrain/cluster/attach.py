@@ -92,9 +92,12 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
     launch = Launch(there.load_config(), gate, on_lost, there)
     try:
         launch.join()
-    except BlockingIOError as error:
-        raise UsageError(f"the cluster {there.name!r} was just taken by another process") from error
-    _hear(launch, gate)
+        _hear(launch, gate)
+    except BaseException as error:  # an interrupt too: the cluster must be there for the next who asks
+        launch.leave()
+        if isinstance(error, BlockingIOError):
+            raise UsageError(f"the cluster {there.name!r} was just taken by another process") from error
+        raise
     return launch
 
 
@@ -103,7 +106,6 @@ def _hear(launch: Launch, gate: Gate) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     while not gate.heard.wait(HEARD_SECONDS):
         if time.monotonic() > deadline:
-            launch.leave()
             cluster_id = launch.folders.cluster_id
             raise LaunchError(f"no rank of {cluster_id} answers; jupyter disttrain stop {cluster_id} ends the cluster")
         for entry in launch.table:

@@ -32,8 +32,10 @@ from ipyparallel.controller.app import IPController
 from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, Float, Integer, Unicode, observe
 
+from ..job_file import remove_own
 from ..messages import USED_TOPIC
 from .folders import remove_folder
+from .rank_watch import RankWatch, has_connection
 
 LOOK_MS = 200  # between two looks whether there are ranks
 OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
@@ -45,7 +47,7 @@ class DisttrainController(IPController):
     idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
     remove_dirs = Unicode("", config=True, help="Folders to remove at the end, separated like PATH.")
-    remove_file = Unicode("", config=True, help="A file to remove before them.")
+    remove_file = Unicode("", config=True, help="The job's own file, to remove before them.")
     follow_ranks = Bool(False, config=True, help="End once all ranks that were there have left.")
 
     def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
@@ -90,7 +92,7 @@ class DisttrainController(IPController):
         if self.owner_pid:
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
         if self.follow_ranks:
-            self._had_ranks = False
+            self._ranks = RankWatch()
             self._look = PeriodicCallback(self._look_for_ranks, LOOK_MS)
             self.loop.add_callback(self._look.start)
         if self.idle_timeout:
@@ -99,7 +101,7 @@ class DisttrainController(IPController):
             super().start()
         finally:
             if self.remove_file:
-                Path(self.remove_file).unlink(missing_ok=True)
+                remove_own(Path(self.remove_file), self.cluster_id)
             for folder in filter(None, self.remove_dirs.split(os.pathsep)):
                 remove_folder(Path(folder))
 
@@ -110,11 +112,11 @@ class DisttrainController(IPController):
         self.loop.add_callback(self._end)
 
     def _look_for_ranks(self) -> None:
-        there = bool(self.hub.engines or self.hub.incoming_registrations)
-        if self._had_ranks and not there:
+        known = bool(self.hub.engines or self.hub.incoming_registrations)
+        connected = has_connection(self.engine_ports)
+        if self._ranks.are_gone(known=known, connected=connected, now_s=time.monotonic()):
             self._look.stop()
             self._end()
-        self._had_ranks = self._had_ranks or there
 
     def _follow_use(self) -> None:
         """End once the ranks have not told for long enough that they are used."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import time
 import weakref
 from abc import abstractmethod
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError, UsageError
 from . import attach, job
 from .folders import BROUGHT_METRICS
 from .hearing import Hearing
+from .interrupts import deferred_interrupts
 from .registry import ClusterFile, find
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from typing_extensions import Self
 
@@ -102,23 +104,30 @@ class Joining(Hearing):
         self._launch = job.JobLaunch(told, self.config, self._on_message, self._on_lost)
         self._launch.decide(lambda _words: None)
         self._launch.start()
-        self.is_met = True
-        self.start_seconds = time.monotonic() - started
-        self._look_after()
+        with self._looked_after():
+            self.is_met = True
+            self.start_seconds = time.monotonic() - started
 
     def _join(self, there: ClusterFile) -> None:
         started = time.monotonic()
         gate = attach.Gate(self._on_message)
         self._launch = attach.join(there, gate, self._on_lost)
-        self._look_after()
-        self._read_metrics()
-        try:
+        with self._looked_after():
+            self._read_metrics()
             self.missed = attach.take_up(self._launch, self._guardian, self._open_cells, gate, self.interrupt)
+            self.start_seconds = time.monotonic() - started
+
+    @contextmanager
+    def _looked_after(self) -> Iterator[None]:
+        """Look after the ranks from now on, unless what is done meanwhile fails."""
+        try:
+            with deferred_interrupts():
+                self._look_after()
+            yield
         except BaseException:  # an interrupt too: the cluster must be there for the next who asks
             self._stop_looking()
             self._launch.leave()
             raise
-        self.start_seconds = time.monotonic() - started
 
     def _read_metrics(self) -> None:
         folders = self._launch.folders
@@ -142,12 +151,13 @@ class Joining(Hearing):
         if not self.config.keep:
             raise UsageError(f"the cluster {self.name!r} ends with its notebook; start it with %dist_init --keep")
         self._launch.check_open()
-        self._closed = True
-        open_clusters.discard(self)
-        self._stop_looking()
-        attach.let_begin(self._launch)
-        self._drop("was left to itself")
-        self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
+        try:
+            self._closed = True
+            self._stop_looking()
+            attach.let_begin(self._launch)
+        finally:  # an interrupt too: half left, nobody could take it up, and not even end it
+            self._drop("was left to itself")
+            self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 
     def _drop(self, because: str) -> None:
         """Close the cluster and leave its ranks to themselves."""

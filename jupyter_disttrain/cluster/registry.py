@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FILE = "cluster.json"
 VERSION = metadata.version("jupyter_disttrain")
 HOLDER = "holder"
-_HERE = "@"  # between a job's cluster and the process here that has joined it
+_HERE = "@"  # between a job's cluster, the host and the process there that has joined it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class Sign:
     def __init__(self, profile: Path, cluster_id: str) -> None:
         folder = _folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = folder / f"{cluster_id}{_HERE}{os.getpid()}"
+        self._path = folder / f"{cluster_id}{_HERE}{socket.gethostname()}{_HERE}{os.getpid()}"
         self._path.unlink(missing_ok=True)
         self._path.symlink_to(profile)
 
@@ -257,9 +257,13 @@ def _folder() -> Path:
 
 
 def _is_forgotten(sign: Path) -> bool:
-    """Whether the process that has joined a job is no more; its sign is removed then."""
-    pid = sign.name.rpartition(_HERE)[2]
-    if not pid.isdigit() or psutil.pid_exists(int(pid)):
+    """Whether the process of this host that has joined a job is no more; its sign is removed then.
+
+    Hosts that share a home see each other's signs, and know nothing of each other's processes.
+    """
+    cluster_and_host, _, pid = sign.name.rpartition(_HERE)
+    host = cluster_and_host.rpartition(_HERE)[2]
+    if host != socket.gethostname() or not pid.isdigit() or psutil.pid_exists(int(pid)):
         return False
     sign.unlink(missing_ok=True)
     return True

@@ -378,9 +378,10 @@ class Launch(Replacement):
         self._processes = None
         self._taken.pop_all()
         self.closed_because = because
-        if link is not None:
-            link.close()
-        self._let_go()
+        with deferred_interrupts():  # a person presses more than once
+            if link is not None:
+                link.close()
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._sign is not None:

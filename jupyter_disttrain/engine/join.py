@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
 from ..framework_variables import WITHOUT_GPUS
-from ..job_file import JobFile, package_version, read_own
+from ..job_file import JobFile, JobTrace, package_version, read_own
 from ..locks import check_locks
 from ..ranks import counted
 from ..shelf import PREFIX, ROOT
@@ -152,6 +152,7 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
             started_s=time.time(),
             connection=connection,
         )
+        _check_free(path)  # another job may have begun with it meanwhile
         try:
             told.write(path)
         except OSError as error:
@@ -202,9 +203,9 @@ def _frees_mpi() -> bool:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse to take the file of a job that still runs."""
+    """Refuse to take a file of something else, or that of a job that still runs."""
     deadline = time.monotonic() + OTHERS_SECONDS
-    while (there := _read(path)) is not None and not there.is_refused():
+    while (there := _trace(path)) is not None and not there.is_refused():
         if time.monotonic() > deadline:
             raise UsageError(
                 f"{path} is that of another job, which runs on {there.host} ({counted(there.world_size, 'rank')}, by "
@@ -212,6 +213,18 @@ def _check_free(path: Path) -> None:
                 "%dist_shutdown; if its host is gone for good, remove the file"
             )
         time.sleep(POLL_SECONDS)
+
+
+def _trace(path: Path) -> JobTrace | None:
+    """Return whose file this is; None if there is none, or an empty one."""
+    text = _text(path)
+    try:
+        return JobTrace.parse(text) if text.strip() else None
+    except ValueError as error:
+        raise UsageError(
+            f"{path} on {socket.gethostname()} was not written by a job, and would be overwritten; name another file "
+            "with --join, or remove that one"
+        ) from error
 
 
 def _start_controller(
@@ -305,9 +318,16 @@ def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: f
 def _read(path: Path) -> JobFile | None:
     """Return what is in the file; None if there is nothing that a job of this version has written."""
     try:
-        return JobFile.parse(read_own(path))
-    except (FileNotFoundError, ValueError):
+        return JobFile.parse(_text(path))
+    except ValueError:
         return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_own(path)
+    except FileNotFoundError:
+        return ""
     except OSError as error:
         raise LaunchError(f"{socket.gethostname()} can't read {path}: {error.strerror}; name another file") from error
 

@@ -1,0 +1,113 @@
+"""What rarely befalls a job that a notebook joins, and must not cost anybody anything.
+
+Covers: files that are not the job's own, ends at which nobody can tidy up, files that can't be read.
+Does not cover: joining, leaving and joining again (``test_join``), jobs that can't begin (``test_join_begin``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import attach, registry
+from jupyter_disttrain.cluster.joining import Joining
+from jupyter_disttrain.engine import join
+from jupyter_disttrain.errors import UsageError
+
+from .join_tools import by_hand, file, jobs
+from .process_tools import wait_until
+
+if TYPE_CHECKING:
+    from .join_tools import Job
+
+__all__ = ["file", "jobs"]  # the fixtures of this module
+
+
+@pytest.mark.parametrize("content", ['{"lr": 0.1}', "not JSON", "[1]", '{"connection": 1}', "\0\xff"])
+def test_rank_0_takes_no_file_of_the_user_s_own(file: Path, content: str) -> None:
+    file.write_text(content)
+    with pytest.raises(UsageError, match=r"was not written by a job, and would be overwritten; name another file"):
+        join._check_free(file)
+    assert file.read_text() == content
+
+
+def test_an_empty_file_may_be_taken_and_a_job_s_own_goes_with_it(file: Path, jobs: list[Job]) -> None:
+    file.touch()
+    own = file.with_name("train.json")
+    own.write_text('{"lr": 0.1}')
+    refused = by_hand(jobs, own, 0, 1, log="refused.log")
+    taken = by_hand(jobs, file, 0, 1)
+    assert refused.end() == 1
+    assert "name another file with --join" in refused.said
+    assert own.read_text() == '{"lr": 0.1}'
+    assert wait_until(lambda: bool(file.read_text()))
+    taken.terminate()
+    assert wait_until(lambda: not file.exists())
+
+
+def test_the_file_of_a_job_of_another_version_that_runs_is_not_taken(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    file.write_text(json.dumps(told | {"version": "0.0.1", "of_another_version": 1}))
+    second = by_hand(jobs, file, 0, 1, log="second.log")
+    assert second.end() == 1
+    assert f"{file} is that of another job, which runs on {told['host']} (1 rank, by torchrun)" in second.said
+    first.terminate()
+    assert wait_until(lambda: not file.exists())
+
+
+def test_a_job_leaves_a_file_that_is_another_s_by_now(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    others = json.dumps(told | {"cluster_id": "another-1-abcdef"})
+    file.write_text(others)
+    first.terminate()
+    assert wait_until(lambda: not Path(told["profile"]).exists())
+    assert file.read_text() == others
+
+
+@pytest.mark.parametrize(("host", "stays"), [("login2", True), (socket.gethostname(), False)])
+def test_only_the_host_of_a_sign_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, stays: bool
+) -> None:
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: host)
+        there.setattr(os, "getpid", lambda: 1 << 30)  # nobody's here
+        sign = registry.Sign(tmp_path, "exp-1-abcdef")
+    assert registry.running() == []
+    signs = [path.name for path in registry._folder().iterdir()]
+    sign.remove()
+    assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
+
+
+@pytest.mark.parametrize("where", [(attach, "_hear"), (Joining, "_read_metrics"), (attach, "let_begin")])
+def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
+    light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
+) -> None:
+    light.run("kept = rank * 2")
+    before = threading.enumerate()
+    name = where[1]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(*where, _interrupt)
+        if name == "let_begin":
+            with pytest.raises(KeyboardInterrupt):
+                light.detach()
+        else:
+            light.detach()
+            with pytest.raises(KeyboardInterrupt):
+                Cluster.attach("light")
+    assert not set(threading.enumerate()).difference(before)
+    with Cluster.attach("light") as again:
+        assert again.run("kept").results == {0: 0, 1: 2}
+
+
+def _interrupt(*_: object) -> None:
+    signal.raise_signal(signal.SIGINT)
