@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .stage_source import BLOCK_BYTES
@@ -114,9 +115,10 @@ class Part:
 
     def close(self) -> None:
         """Close the files."""
-        if self._told is not None:
-            self._told.close()
-            self._told = None
+        opened, self._told = self._told, None
+        with suppress(OSError):  # a full disk refuses the same line once more; it was told when it did first
+            if opened is not None:
+                opened.close()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

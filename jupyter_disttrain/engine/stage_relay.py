@@ -1,7 +1,7 @@
 """Copy a data set through a chain of nodes, as one node of it.
 
 Covers: who says what when, which blocks each node takes and passes on, ends of all kinds.
-Does not cover: sockets (``stage_chain``), files (``stage_source``, ``stage_store``), being asked for it (``staging``).
+Does not cover: sockets (``stage_chain``), files (``stage_reader``, ``stage_store``), being asked for it (``staging``).
 
 The first node reads the source, once. Each node writes what it lacks and passes on what those after it lack, block by
 block, so that many copies take about as long as one. It goes like this:
@@ -20,21 +20,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
 from .stage_chain import DOWN, UP
-from .stage_part import hash_of, whole_hash
+from .stage_part import whole_hash
+from .stage_reader import read_blocks
 from .stage_source import BLOCK_BYTES, Source, SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .stage_chain import Neighbours, Place
-    from .stage_sender import Nowhere
-    from .stage_store import Store
-
-    Target: TypeAlias = Store | Nowhere
+    from .stage_reader import Item, Target
 
 GREET_SECONDS = 20.0  # for a neighbour to be reached
 LOOK_SECONDS = 0.1  # between two looks whether to stop
@@ -42,8 +40,6 @@ LAST_WORDS_SECONDS = 1.0
 BLOCKS_AHEAD = 8  # that are read, or not written yet
 BATCH = 1000  # files in one message
 OTHER = {UP: DOWN, DOWN: UP}
-
-Item = tuple[int, int, Any, bytes]  # a file, a block's number, the block, its hash; number -1: the file's own hash
 
 
 class EndedError(Exception):
@@ -123,8 +119,10 @@ class Relay:
             self._over = True
             if self._writer is not None:
                 self._writer.join()  # the thread that reads may hang with its source, and holds nothing
-            self._store.close()
-            self._neighbours.close()
+            try:
+                self._store.close()
+            finally:
+                self._neighbours.close()
 
     def _go(self) -> None:
         before = self._chain[self._at - 1] if self._at else None
@@ -320,23 +318,10 @@ class Relay:
 
     def _read_all(self) -> None:
         assert self._source is not None
-        for at, first in self._needs().items():
-            file = self._files[at]
-            digests = self._digests_before(at, first)
-            for number, block in enumerate(self._source.read(file, first), first):
-                digest = hash_of(block)
-                digests.append(digest)
-                self.read_bytes += len(block)
-                self._put(self._read, (at, number, block, digest))
-            if file.blocks == 1:
-                continue  # its hash follows from the block's: one message for each of many small files
-            hashed = whole_hash(digests) if len(digests) == file.blocks else self._store.hash_of(at)
-            self._put(self._read, (at, -1, b"", hashed.encode()))
+        for item in read_blocks(self._source, self._needs(), self._own, self._store):
+            self.read_bytes += len(item[2])
+            self._put(self._read, item)
         self._put(self._read, None)
-
-    def _digests_before(self, at: int, first: int) -> list[bytes]:
-        """Return the hashes of the blocks that nobody lacks; empty where this node has the file whole."""
-        return self._store.digests_of(at)[:first] if at in self._own else []
 
     def _send_what_is_read(self) -> None:
         while True:

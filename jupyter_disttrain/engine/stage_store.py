@@ -304,18 +304,21 @@ class Store:
 
     def close(self) -> None:
         """Let go of everything; what is whole, and what has come of the next file, stays for the next time."""
-        if self._part is not None:
-            self._part.close()
-            self._part = None
-        if self._list is not None:
-            self._list.close()
-            self._list = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        if self._nonce is not None:
-            self._nonce.unlink(missing_ok=True)
-            self._nonce = None
+        part, self._part = self._part, None
+        opened, self._list = self._list, None
+        lock, self._lock = self._lock, None
+        nonce, self._nonce = self._nonce, None
+        with suppress(OSError):
+            if part is not None:
+                part.close()
+        with suppress(OSError):  # a full disk refuses the same line once more; it was told when it did first
+            if opened is not None:
+                opened.close()
+        with suppress(OSError):
+            if nonce is not None:
+                nonce.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
         self._tidy()
 
     def _tidy(self) -> None:

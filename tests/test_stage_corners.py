@@ -1,0 +1,77 @@
+"""``%dist_stage`` in its corners: folders that are odd, disks that fail late, sources that change their kind."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from jupyter_disttrain.engine.stage_chain import Neighbours
+from jupyter_disttrain.engine.stage_part import Part
+from jupyter_disttrain.engine.stage_store import Store
+
+from .stage_tools import Chain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data set of two files, one of several blocks."""
+    folder = tmp_path / "source" / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "large").write_bytes(os.urandom(2 * MIB + 5))
+    (folder / "small").write_text("small")
+    return folder
+
+
+def told(chain: Chain) -> list[tuple[BaseException | None, str]]:
+    return [(relay.fault, relay.ended) for relay in chain.run()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+# Disks that fail
+
+
+@pytest.mark.parametrize(("of", "method", "opened"), [(Store, "_write_list", "_list"), (Part, "open", "_told")])
+def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_afterwards(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type, method: str, opened: str
+) -> None:
+    original = getattr(of, method)
+
+    def on_a_full_disk(self: object, *args: object) -> None:
+        original(self, *args)
+        if getattr(self, opened) is not None:
+            getattr(self, opened).close()
+            setattr(self, opened, open("/dev/full", "a", buffering=1))  # noqa: PTH123, SIM115  (its owner closes it)
+
+    chain = Chain(data, [tmp_path / "a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(of, method, on_a_full_disk)
+        (relay,) = chain.run()
+    assert "the disk of node0 is full" in str(relay.fault)
+    assert chain.neighbours[0]._context.closed
+    assert not (tmp_path / "a" / ".data.disttrain-stage" / "mark-0").exists()
+    assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+
+
+def test_an_address_that_is_not_this_host_s_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Context(zmq.Context):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(zmq, "Context", Context)
+    with pytest.raises(zmq.ZMQError):
+        Neighbours("192.0.2.1")
+    assert [context.closed for context in made] == [True]
