@@ -10,7 +10,9 @@ import zmq
 
 from jupyter_disttrain.engine.stage_chain import Neighbours
 from jupyter_disttrain.engine.stage_part import Part
+from jupyter_disttrain.engine.stage_source import Source
 from jupyter_disttrain.engine.stage_store import Store
+from jupyter_disttrain.errors import StageError
 
 from .stage_tools import Chain
 
@@ -75,3 +77,43 @@ def test_an_address_that_is_not_this_host_s_leaves_no_context(monkeypatch: pytes
     with pytest.raises(zmq.ZMQError):
         Neighbours("192.0.2.1")
     assert [context.closed for context in made] == [True]
+
+
+# Where it goes
+
+
+def test_a_source_that_stands_where_copies_go_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(data.parent)  # node 0 has it at the path at which the others want it
+    for copied in (2, 0):
+        chain = Chain(data, [data.parent, tmp_path / "b", tmp_path / "a"])
+        assert told(chain) == [(None, "")] * 3
+        assert [relay.tell()["path"] for relay in chain.relays][:2] == [str(data), f"{tmp_path}/b/data"]
+        assert chain.relays[2].tell()["shares_with"] == "node0"
+        assert [relay.tell()["copied_files"] for relay in chain.relays] == [0, copied, 0]
+    assert list(data.parent.iterdir()) == [data]
+    assert names(tmp_path / "b" / "data") == names(data)
+    (data / "deep" / "large").write_bytes(os.urandom(3 * MIB))
+    (tmp_path / "b" / "data" / "small").unlink()
+    assert told(Chain(data, [data.parent, tmp_path / "b"])) == [(None, "")] * 2
+    assert (tmp_path / "b/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
+
+
+def test_on_a_node_that_does_not_read_what_stands_at_the_source_s_path_may_be_anything(
+    data: Path, tmp_path: Path
+) -> None:
+    chain = Chain(data, [tmp_path / "a", data.parent])  # the path of the source, on another node
+    assert "nothing tells that it is a copy" in str([fault for fault, _ in told(chain)][1])
+
+
+def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_not_copied(
+    data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StageError, match=rf"{data}/deep/data on node0 would be inside of {data}, which is to be"):
+        Store(str(data), str(data / "deep"), "node0")
+    (tmp_path / "link").symlink_to(data)
+    with pytest.raises(StageError, match="would be inside of"):
+        Store(str(data), str(tmp_path / "link"), "node0")
+    (data / ".other.disttrain-stage").mkdir()
+    (data / ".other.disttrain-stage" / "lock").touch()
+    assert [file.name for file in Source(str(data)).files] == ["small", "deep/large"]
+    assert [file.name for file in Source(f"local://{data}").files] == ["deep/large", "small"]

@@ -248,7 +248,7 @@ class Relay:
     def _share_needs(self) -> None:
         sharer = self._sharer()
         self._shares_with = "" if sharer is None else sharer.host
-        if sharer is None:
+        if sharer is None and not (self._at == 0 and self._store.is_source):
             self._own = self._store.begin(
                 self._files, is_folder=self._is_folder, verify=self._verify, check=self._check_stop
             )

@@ -32,6 +32,7 @@ class Nowhere:
 
     def __init__(self, source: str) -> None:
         self.path = Path(source)
+        self.is_source = True
 
     def begin(
         self, _files: Sequence[SourceFile], *, is_folder: bool, verify: bool, check: Callable[[], None]

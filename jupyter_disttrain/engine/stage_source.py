@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK_BYTES = 1 << 20
+CONTROL = ".disttrain-stage"  # behind the name of a data set: a hidden folder beside its copy
 PIECE_BYTES = 8 << 20  # that are asked for at once of an address: each request costs a way there and back
 # Of what fsspec tells of a file, what changes when its content does; the first that is there.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -117,7 +118,7 @@ class Source:
             if any(real.get(above) == real[inside] for above in inside.parents):  # a link to a folder that it is in
                 folders.clear()
                 continue
-            folders.sort()
+            folders[:] = sorted(name for name in folders if not _is_control(name))
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]
         return True, found
 
@@ -128,7 +129,12 @@ class Source:
                 return False, [_of_info(source_name(self._where), told, self._where)]
         found = self._fs.find(self._root, detail=True)
         root = self._root.rstrip("/") + "/"
-        files = [_of_info(path.removeprefix(root), told, path) for path, told in sorted(found.items())]
+        named = [(path.removeprefix(root), path, told) for path, told in sorted(found.items())]
+        files = [
+            _of_info(name, told, path)
+            for name, path, told in named
+            if not any(map(_is_control, PurePosixPath(name).parent.parts))
+        ]
         if not files:
             raise StageError(f"{self._where} holds no file")
         return True, files
@@ -187,6 +193,11 @@ def _file_system(source: str) -> tuple[Any, str]:
         # What file systems need, credentials say, they ask for in ways of their own.
         raise StageError(f"{source} can't be opened: {type(error).__name__}: {error}") from error
     return file_system, str(root)
+
+
+def _is_control(name: str) -> bool:
+    """Whether a folder is that beside a copy: it belongs to the copy's node, and not to a data set around it."""
+    return name.startswith(".") and name.endswith(CONTROL)
 
 
 def _raise(error: OSError) -> NoReturn:

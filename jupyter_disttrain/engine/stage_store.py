@@ -1,7 +1,8 @@
 """A copied data set on this node's disk.
 
 Covers: what of it is there already, writing the rest, a disk that is full.
-Does not cover: what has come of one file (``stage_part``), how blocks come here (``stage_chain``, ``staging``).
+Does not cover: which folder it is (``stage_place``), what has come of one file (``stage_part``), how blocks come here
+(``stage_chain``, ``staging``).
 
 The files stand under the folder's name, as in the source. What is not whole yet, and the list of what is, lies in a
 hidden folder beside it, so that whoever lists the data set sees nothing else: ``.NAME.disttrain-stage`` with
@@ -20,31 +21,21 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
 from .stage_part import Part, hash_of, parse, whole_hash
-from .stage_source import BLOCK_BYTES, source_name
+from .stage_place import default_folder, is_same, make_own, path_for
+from .stage_source import BLOCK_BYTES, CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from .stage_source import SourceFile
 
-FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def default_folder() -> Path:
-    """Return where data sets go on this node: a folder on its own disk, of this user alone."""
-    given = os.environ.get(FOLDER)
-    if given:
-        return Path(given)
-    there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
-    return Path(there) / f"disttrain-stage-{os.getuid()}"
 
 
 class Store:
@@ -62,15 +53,14 @@ class Store:
     Raises
     ------
     StageError
-        If the folder can't be made, or is another user's.
+        If the folder can't be made, is another user's, or is inside the source.
     """
 
     def __init__(self, source: str, to: str | None, host: str) -> None:
-        folder = default_folder() if to is None else Path(os.path.expandvars(to)).expanduser()
-        self.path = folder.absolute() / source_name(source)
+        self.path = path_for(source, to, host)
         self._source = source
         self._host = host
-        self._control = self.path.parent / f".{self.path.name}.disttrain-stage"
+        self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._lock: int | None = None
         self._part: Part | None = None
         self._list: Any = None
@@ -81,20 +71,13 @@ class Store:
         self._nonce: Path | None = None
         try:
             if to is None:
-                self._make_own(folder)  # in /tmp, say, where others may have made one of that name
+                make_own(default_folder(), host)  # in /tmp, say
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._make_own(self._control)
+            make_own(self._control, host)
         except OSError as error:
             raise self.trouble(error) from error
 
-    # Whose it is
-
-    def _make_own(self, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        told = folder.lstat()
-        if told.st_uid != os.getuid() or (stat.S_ISLNK(told.st_mode) and FOLDER not in os.environ):
-            raise StageError(f"{folder} on {self._host} belongs to another user; name another folder with --to")
+    # Who else writes there
 
     def leave_mark(self, name: str) -> None:
         """Leave a mark that tells a node which sees the same folder; :meth:`close` removes it."""
@@ -109,6 +92,11 @@ class Store:
         return (self._control / name).exists()
 
     # What is there
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the source itself stands here: to this node it is no copy, and nothing is written."""
+        return is_same(self._source, self.path)
 
     def begin(
         self, files: Sequence[SourceFile], *, is_folder: bool, verify: bool, check: Callable[[], None]
@@ -290,8 +278,8 @@ class Store:
         return self._part_of(self._files[at]).read_digests()
 
     def hash_of(self, at: int) -> str:
-        """Return the hash of a file that is whole here."""
-        return str(self._kept[self._files[at].name][3])
+        """Return the hash of a file that is whole here; empty if the source itself stands here: see :meth:`finish`."""
+        return str(self._kept[self._files[at].name][3]) if self._kept else ""
 
     def _path_of(self, name: str) -> Path:
         return self.path / name if self._is_folder else self.path
