@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,3 +118,49 @@ def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_n
     (data / ".other.disttrain-stage" / "lock").touch()
     assert [file.name for file in Source(str(data)).files] == ["small", "deep/large"]
     assert [file.name for file in Source(f"local://{data}").files] == ["deep/large", "small"]
+
+
+# What the source is
+
+
+def test_folders_come_and_go_as_in_the_source(data: Path, tmp_path: Path) -> None:
+    def stage() -> list[list[str]]:
+        nodes = [tmp_path / "a", tmp_path / "b"]
+        assert told(Chain(data, nodes)) == [(None, "")] * 2
+        return [names(node / "data") for node in nodes]
+
+    (data / "dog" / "old").mkdir(parents=True)
+    (data / "dog" / "old" / "1.jpg").touch()
+    (data / "none" / "yet").mkdir(parents=True)
+    assert stage() == [names(data)] * 2
+    (tmp_path / "b" / "data" / "none" / "mine").touch()
+    shutil.rmtree(data / "dog")
+    shutil.rmtree(data / "none")
+    assert stage() == [["deep", "deep/large", "small"], ["deep", "deep/large", "none", "none/mine", "small"]]
+    shutil.rmtree(tmp_path / "b" / "data" / "none")
+
+    shutil.rmtree(data / "deep")
+    (data / "deep").write_text("a file by now")
+    (data / "small").unlink()
+    (data / "small").mkdir()
+    (data / "small" / "one").touch()
+    assert stage() == [["deep", "small", "small/one"]] * 2
+    for name in ("deep", "small/one"):
+        (data / name).unlink()
+    (data / "small").rmdir()
+    assert stage() == [[]] * 2
+
+    data.rmdir()
+    data.write_text("all of it is a file by now")
+    assert stage() == [[]] * 2
+    assert (tmp_path / "b" / "data").read_text() == data.read_text()
+    data.unlink()
+    (data / "deep").mkdir(parents=True)
+    assert stage() == [["deep"]] * 2
+
+
+def test_a_source_without_files_is_a_folder_without_files(tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert told(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
+    assert names(tmp_path / "b" / "nothing") == []
+    assert (tmp_path / "b" / "nothing").is_dir()

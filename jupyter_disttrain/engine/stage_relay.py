@@ -26,7 +26,7 @@ from ..errors import StageError
 from .stage_chain import DOWN, UP
 from .stage_part import whole_hash
 from .stage_reader import read_blocks
-from .stage_source import BLOCK_BYTES, Source, SourceFile
+from .stage_source import BLOCK_BYTES, Source, SourceFile, inside_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +64,7 @@ class Relay:
         self._neighbours, self._store, self._verify = neighbours, store, verify
         self._source: Source | None = None
         self._files: list[SourceFile] = []
+        self._empty_folders: list[str] = []
         self._is_folder = True
         self._own: dict[int, int] = {}  # the first block that is missing here, by file
         self._after: dict[int, int] = {}  # and on the nodes after this one
@@ -232,16 +233,19 @@ class Relay:
         if self._at == 0:
             self._source = Source(self._source_name)
             self._files, self._is_folder = self._source.files, self._source.is_folder
+            self._empty_folders = self._source.empty_folders
         else:
             while (found := self._next(UP)) is not None and found[0]["say"] == "files":
                 self._files += [SourceFile.from_list(told) for told in found[0]["files"]]
-                self._is_folder = found[0]["is_folder"]
+            assert found is not None
+            self._is_folder = found[0]["is_folder"]
+            self._empty_folders = [inside_name(name) for name in found[0]["empty_folders"]]
         if DOWN not in self._neighbours:
             return
         for begin in range(0, len(self._files), BATCH):
             told = [file.as_list() for file in self._files[begin : begin + BATCH]]
-            self._send(DOWN, {"say": "files", "files": told, "is_folder": self._is_folder})
-        self._send(DOWN, {"say": "listed"})
+            self._send(DOWN, {"say": "files", "files": told})
+        self._send(DOWN, {"say": "listed", "is_folder": self._is_folder, "empty_folders": self._empty_folders})
 
     # 3: what is missing
 
@@ -249,9 +253,8 @@ class Relay:
         sharer = self._sharer()
         self._shares_with = "" if sharer is None else sharer.host
         if sharer is None and not (self._at == 0 and self._store.is_source):
-            self._own = self._store.begin(
-                self._files, is_folder=self._is_folder, verify=self._verify, check=self._check_stop
-            )
+            folders = self._empty_folders if self._is_folder else None
+            self._own = self._store.begin(self._files, folders, verify=self._verify, check=self._check_stop)
         self.total_bytes = sum(self._bytes_from(at, first) for at, first in self._own.items())
         if DOWN in self._neighbours:
             while (found := self._next(DOWN)) is not None and found[0]["say"] == "needs":

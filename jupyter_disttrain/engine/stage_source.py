@@ -48,10 +48,15 @@ class SourceFile:
     def from_list(cls, told: list[Any]) -> SourceFile:
         """Read that form; a name that leads out of the folder is refused."""
         name, size, version, mode = told
-        parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or name.startswith("/"):
-            raise StageError(f"{name!r} can't be the name of a file in a data set: it leads out of its folder")
-        return cls(name=name, size_bytes=int(size), version=str(version), mode=int(mode))
+        return cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
+
+
+def inside_name(name: str) -> str:
+    """Return the name of a file or folder of a data set, from its folder; refuse one that leads out of it."""
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or name.startswith("/"):
+        raise StageError(f"{name!r} can't be the name of a file in a data set: it leads out of its folder")
+    return name
 
 
 def is_address(source: str) -> bool:
@@ -93,6 +98,7 @@ class Source:
         if is_address(source):
             self._fs, self._root = _file_system(source)
         self._piece_bytes = BLOCK_BYTES if self._fs is None else PIECE_BYTES
+        self.empty_folders: list[str] = []  # names as those of files; object stores have none
         self.is_folder, self.files = self._list()
 
     def _list(self) -> tuple[bool, list[SourceFile]]:
@@ -119,6 +125,8 @@ class Source:
                 folders.clear()
                 continue
             folders[:] = sorted(name for name in folders if not _is_control(name))
+            if not folders and not names and inside != root:
+                self.empty_folders.append(inside.relative_to(root).as_posix())
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]
         return True, found
 

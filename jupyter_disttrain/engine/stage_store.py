@@ -7,7 +7,8 @@ Does not cover: which folder it is (``stage_place``), what has come of one file 
 The files stand under the folder's name, as in the source. What is not whole yet, and the list of what is, lies in a
 hidden folder beside it, so that whoever lists the data set sees nothing else: ``.NAME.disttrain-stage`` with
 
-- ``files.jsonl``: a line per file that is whole: its name, size and version in the source, its hash;
+- ``files.jsonl``: a line per file that is whole: its name, size and version in the source, its hash; and one per folder
+  that is empty in the source: its name with "/" behind it;
 - ``HASH-OF-NAME.part`` and ``.blocks``: what has come of a file so far, and the hashes of its blocks.
 
 A file's hash is the SHA-256 of the SHA-256 of its blocks, so that each byte is hashed once.
@@ -99,7 +100,7 @@ class Store:
         return is_same(self._source, self.path)
 
     def begin(
-        self, files: Sequence[SourceFile], *, is_folder: bool, verify: bool, check: Callable[[], None]
+        self, files: Sequence[SourceFile], folders: Sequence[str] | None, *, verify: bool, check: Callable[[], None]
     ) -> dict[int, int]:
         """Look what is there, and get ready to write the rest.
 
@@ -107,8 +108,8 @@ class Store:
         ----------
         files
             Those of the source.
-        is_folder
-            It is a folder, and not one file.
+        folders
+            Those of its folders that are empty; None if it is one file.
         verify
             Read what is there and compare its hash, in place of its size and its version in the source.
         check
@@ -124,12 +125,13 @@ class Store:
         StageError
             If something else is there, or another process copies it too, or the disk is too small.
         """
-        self._files, self._is_folder = files, is_folder
+        self._files, self._is_folder = files, folders is not None
         try:
             self._take_lock()
             whole = self._read_list()
+            self._remove_others(whole, folders, check)
             kept = self._kept = self._keep(whole, check, verify=verify)
-            self._write_list(kept)
+            self._write_list({**kept, **self._make_folders(folders)})
             needs = self._missing(kept, check)
             self._forget_other_parts(needs)
         except OSError as error:
@@ -167,19 +169,50 @@ class Store:
             )
         return {found[0]: found for found in told[1:]}
 
-    def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:
-        """Return what is whole and as in the source; what the source has no longer is removed."""
-        there = {file.name: file for file in self._files}
-        kept = {}
-        for name, entry in whole.items():
+    def _remove_others(
+        self, whole: dict[str, list[Any]], folders: Sequence[str] | None, check: Callable[[], None]
+    ) -> None:
+        """Remove what was copied and the source has no longer, and the folders that this leaves empty."""
+        was_folder = self.path.is_dir()
+        there = {file.name for file in self._files} | {f"{name}/" for name in folders or ()}
+        left = {self.path}  # folders in which something was
+        for name in [name for name in whole if name not in there or was_folder != self._is_folder]:
             check()
-            path, file = self._path_of(name), there.get(name)
-            if file is None:
-                path.unlink(missing_ok=True)
+            del whole[name]
+            path = self.path / name if was_folder else self.path
+            if name.endswith("/"):
+                left.add(path)
+            else:
+                with suppress(FileNotFoundError, NotADirectoryError):  # the person was faster
+                    path.unlink()
+                left.add(path.parent)
+        top = self.path if self._is_folder else self.path.parent
+        left |= {above for path in left for above in path.parents}
+        for path in sorted(left, key=lambda path: len(path.parts), reverse=True):
+            if path.is_relative_to(top) and path != top:
+                with suppress(OSError):  # something else is in it, and it stays
+                    path.rmdir()
+
+    def _make_folders(self, folders: Sequence[str] | None) -> dict[str, list[Any]]:
+        """Make those that no file brings; returns what is noted of them."""
+        if folders is None:
+            return {}
+        for path in (self.path, *(self.path / name for name in folders)):
+            path.mkdir(parents=True, exist_ok=True)
+        return {f"{name}/": [f"{name}/"] for name in folders}
+
+    def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:
+        """Return what is whole and as in the source."""
+        kept = {}
+        for file in self._files:
+            entry = whole.get(file.name)
+            if entry is None:
                 continue
+            check()
+            path = self._path_of(file.name)
             is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
             if is_there and _has_size(path, file.size_bytes) and (not verify or _hash_file(path) == entry[3]):
-                kept[name] = entry
+                kept[file.name] = entry
         return kept
 
     def _write_list(self, kept: dict[str, list[Any]]) -> None:
