@@ -120,6 +120,44 @@ def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_n
     assert [file.name for file in Source(f"local://{data}").files] == ["deep/large", "small"]
 
 
+def test_a_folder_that_is_named_may_be_anybody_s_and_what_is_written_to_may_not(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid():
+        pytest.skip("root alone makes files of another user")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    os.chown(scratch, 65534, 65534)
+    scratch.chmod(0o1777)
+    monkeypatch.setenv("DISTTRAIN_STAGE_DIR", str(scratch))
+    store = Store(str(data), None, "node0")
+    assert store.path == scratch / "data"
+    store.close()
+    (tmp_path / "link").symlink_to(scratch)
+    monkeypatch.setenv("DISTTRAIN_STAGE_DIR", str(tmp_path / "link"))
+    Store(str(data), None, "node0").close()
+
+    (scratch / "data").mkdir()
+    (scratch / "data").chmod(0o777)
+    os.chown(scratch / "data", 65534, 65534)
+    assert "scratch/data on node0 belongs to another user" in str(told(Chain(data, [scratch]))[0][0])
+    assert names(scratch / "data") == []
+
+    monkeypatch.delenv("DISTTRAIN_STAGE_DIR")
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    default = scratch / f"disttrain-stage-{os.getuid()}"
+    for target in (tmp_path, tmp_path / "nowhere"):
+        default.symlink_to(target)
+        with pytest.raises(StageError, match=rf"{default} on node0 is a link to {target}, and has to be a folder"):
+            Store(str(data), None, "node0")
+        default.unlink()
+    default.mkdir()
+    os.chown(default, 65534, 65534)
+    with pytest.raises(StageError, match=f"{default} on node0 belongs to another user"):
+        Store(str(data), None, "node0")
+
+
 # What the source is
 
 

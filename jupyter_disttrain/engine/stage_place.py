@@ -7,7 +7,7 @@ Does not cover: what comes there (``stage_store``).
 from __future__ import annotations
 
 import os
-import stat
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import StageError
@@ -16,11 +16,8 @@ from .stage_source import is_address, source_name
 FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
 
 
-def default_folder() -> Path:
-    """Return where data sets go on this node: a folder on its own disk, of this user alone."""
-    given = os.environ.get(FOLDER)
-    if given:
-        return Path(given)
+def own_folder() -> Path:
+    """Return where data sets go unless the person says: a folder on this node's own disk, of this user alone."""
     there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
     return Path(there) / f"disttrain-stage-{os.getuid()}"
 
@@ -38,7 +35,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     StageError
         If that is inside the source.
     """
-    folder = default_folder() if to is None else Path(os.path.expandvars(to)).expanduser()
+    folder = Path(os.environ.get(FOLDER) or own_folder()) if to is None else Path(os.path.expandvars(to)).expanduser()
     path = folder.absolute() / source_name(source)
     # By name too, where this node does not see the source: it would see it from then on.
     if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
@@ -56,16 +53,47 @@ def is_same(source: str, path: Path) -> bool:
         return False
 
 
+def make_folder(path: Path, to: str | None, host: str) -> None:
+    """Make the folder in which a data set's own is made.
+
+    Raises
+    ------
+    StageError
+        If it is the default one, which may be in a folder where all users write, and is not this user's.
+    """
+    if to is None and not os.environ.get(FOLDER):
+        make_own(path.parent, host)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def make_own(folder: Path, host: str) -> None:
     """Make a folder where others may have made one of that name.
 
     Raises
     ------
     StageError
-        If it is another user's.
+        If it is another user's, or a link.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(exist_ok=True, mode=0o700)
-    told = folder.lstat()
-    if told.st_uid != os.getuid() or (stat.S_ISLNK(told.st_mode) and FOLDER not in os.environ):
-        raise StageError(f"{folder} on {host} belongs to another user; name another folder with --to")
+    with suppress(FileExistsError):  # a link to nowhere too, of which more is said
+        folder.mkdir(mode=0o700)
+    check_own(folder, host)
+    if folder.is_symlink():
+        raise StageError(
+            f"{folder} on {host} is a link to {folder.readlink()}, and has to be a folder; remove it, or name the "
+            f"folder with --to or ${FOLDER}"
+        )
+
+
+def check_own(path: Path, host: str) -> None:
+    """Refuse what another user has made at a path, and could change at any time; nothing needs to be there.
+
+    Raises
+    ------
+    StageError
+        If it is another user's.
+    """
+    with suppress(FileNotFoundError):
+        if path.lstat().st_uid != os.getuid():
+            raise StageError(f"{path} on {host} belongs to another user; name another folder with --to")

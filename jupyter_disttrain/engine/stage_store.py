@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
 from .stage_part import Part, hash_of, parse, whole_hash
-from .stage_place import default_folder, is_same, make_own, path_for
+from .stage_place import check_own, is_same, make_folder, make_own, own_folder, path_for
 from .stage_source import BLOCK_BYTES, CONTROL
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ class Store:
         self._kept: dict[str, list[Any]] = {}  # what was whole at the beginning
         self._nonce: Path | None = None
         try:
-            if to is None:
-                make_own(default_folder(), host)  # in /tmp, say
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path, to, host)
             make_own(self._control, host)
         except OSError as error:
             raise self.trouble(error) from error
@@ -127,6 +125,7 @@ class Store:
         """
         self._files, self._is_folder = files, folders is not None
         try:
+            check_own(self.path, self._host)
             self._take_lock()
             whole = self._read_list()
             self._remove_others(whole, folders, check)
@@ -349,7 +348,7 @@ class Store:
         with suppress(OSError):  # something else is in them, and they stay
             (self._control / "lock").unlink(missing_ok=True)
             self._control.rmdir()
-            if self.path.parent == default_folder():
+            if self.path.parent == own_folder():  # one that the person has made may be empty
                 self.path.parent.rmdir()
 
     def trouble(self, error: OSError) -> StageError:
