@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +18,7 @@ from jupyter_disttrain.engine.stage_source import Source
 from jupyter_disttrain.engine.stage_store import Store
 from jupyter_disttrain.errors import StageError
 
-from .stage_tools import Chain
+from .stage_tools import Chain, FileServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,3 +205,22 @@ def test_a_source_without_files_is_a_folder_without_files(tmp_path: Path) -> Non
     assert told(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
     assert names(tmp_path / "b" / "nothing") == []
     assert (tmp_path / "b" / "nothing").is_dir()
+
+
+def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
+    began = time.time()
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        entry = tarfile.TarInfo("one.txt")
+        entry.size, entry.mtime = 3, 1_700_000_000  # in seconds
+        archive.addfile(entry, io.BytesIO(b"one"))
+    source = f"tar://one.txt::{tmp_path}/set.tar"
+    for copied in (1, 0):
+        (relay,) = Chain(source, [tmp_path / "a"]).run()
+        assert (relay.fault, relay.tell()["copied_files"]) == (None, copied)
+    assert relay._store.path.stat().st_mtime > began - 1
+    with FileServer(b"content", etag="12345678901234567890123456789012") as server:
+        assert told(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
+    (tmp_path / "one.txt").write_text("one")
+    os.utime(tmp_path / "one.txt", ns=(0, 1_234_567_890))
+    (relay,) = Chain(tmp_path / "one.txt", [tmp_path / "c"]).run()
+    assert relay._store.path.stat().st_mtime_ns == 1_234_567_890

@@ -107,8 +107,8 @@ class Part:
         """Stand as a whole file where it belongs."""
         os.fchmod(self._fd, self.file.mode | 0o600)
         self.close()
-        if self.file.version.isdecimal():  # the source's own time, in nanoseconds
-            os.utime(self.path, ns=(int(self.file.version), int(self.file.version)))
+        if self.file.modified_ns is not None:
+            os.utime(self.path, ns=(self.file.modified_ns, self.file.modified_ns))
         self.path.replace(target)
         if self.file.blocks > 1:
             self._blocks.unlink(missing_ok=True)

@@ -32,8 +32,13 @@ class SourceFile:
 
     name: str  # from the data set's folder, with "/"
     size_bytes: int
-    version: str  # another one means other content; empty if the source tells none
+    version: str  # another one means other content; empty if the source tells none; of a path: its time in nanoseconds
     mode: int = 0o644
+
+    @property
+    def modified_ns(self) -> int | None:
+        """When it was changed last; None if the source does not tell. Versions of addresses begin with a name."""
+        return int(self.version) if self.version.isdecimal() else None
 
     @property
     def blocks(self) -> int:
@@ -229,7 +234,7 @@ def _of_path(path: Path, name: str) -> SourceFile:
 def _of_info(name: str, told: dict[str, Any], path: str) -> SourceFile:
     if told.get("size") is None:
         raise StageError(f"the server of {path} does not tell its size, so that nobody could tell when it is whole")
-    version = next((str(told[key]) for key in _VERSIONS if told.get(key)), "")
+    version = next((f"{key} {told[key]}" for key in _VERSIONS if told.get(key)), "")
     return SourceFile.from_list([name, told["size"], version, 0o644])
 
 
