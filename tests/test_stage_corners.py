@@ -69,6 +69,33 @@ def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_aft
     assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
 
 
+def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become = Part.become
+
+    def fail_if_large(part: Part, target: Path) -> None:
+        if part.file.blocks > 1:
+            raise StageError("no more")
+        become(part, target)
+
+    control = tmp_path / "a" / ".data.disttrain-stage"
+    for spoilt in (bytes(64), b"\xff" * 64, b"g" * 64):
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        chain = Chain(data, [tmp_path / "a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Part, "become", fail_if_large)
+            assert "no more" in str(chain.run()[0].fault)
+        (blocks,) = control.glob("*.blocks")
+        head, *digests = blocks.read_bytes().splitlines()
+        assert len(digests) == 3
+        blocks.write_bytes(b"\n".join([head, digests[0], spoilt]) + b"\n")
+        with (control / "files.jsonl").open("ab") as opened:
+            opened.write(spoilt + b"\n0\n")
+        assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+        assert (tmp_path / "a/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
+
+
 def test_an_address_that_is_not_this_host_s_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 

@@ -57,11 +57,12 @@ class Part:
         """Return the hashes of the blocks that were written; none if the file is another by now."""
         try:
             head, *lines = self._blocks.read_text().splitlines()
-        except (FileNotFoundError, ValueError):
+            digests = [bytes.fromhex(line) for line in lines if len(line) == 2 * hashlib.sha256().digest_size]
+        except (FileNotFoundError, ValueError):  # zeros, say, that a machine which crashed has left in it
             return []
         if not self.file.version or parse(head) != self._head() or not self.path.exists():
             return []
-        return [bytes.fromhex(line) for line in lines if len(line) == 2 * hashlib.sha256().digest_size]
+        return digests
 
     def trusted(self) -> list[bytes]:
         """Return the hashes of the blocks that are on the disk as they were written; the others are cut off."""

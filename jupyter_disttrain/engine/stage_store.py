@@ -150,10 +150,10 @@ class Store:
 
     def _read_list(self) -> dict[str, list[Any]]:
         try:
-            lines = (self._control / "files.jsonl").read_text().splitlines()
+            lines = (self._control / "files.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             lines = []
-        told = [found for line in lines if (found := parse(line)) is not None]
+        told = [found for line in lines if isinstance(found := parse(line), list)]
         if not told:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise StageError(
@@ -283,7 +283,7 @@ class Store:
             if self._part is None or self._part.file is not file:
                 self._open(file)
             assert self._part is not None
-            part, self._part = self._part, None
+            part = self._part
             own = whole_hash(part.digests)
             if hashed not in ("", own):
                 part.remove()
@@ -295,6 +295,7 @@ class Store:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._made.add(target.parent)
             part.become(target)
+            self._part = None
             self._list.write(json.dumps([file.name, file.size_bytes, file.version, own]) + "\n")
         except OSError as error:
             raise self.trouble(error) from error
