@@ -7,7 +7,7 @@ import os
 import shutil
 import tarfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import zmq
@@ -19,9 +19,6 @@ from jupyter_disttrain.engine.stage_store import Store
 from jupyter_disttrain.errors import StageError
 
 from .stage_tools import Chain, FileServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -186,6 +183,21 @@ def test_a_folder_that_is_named_may_be_anybody_s_and_what_is_written_to_may_not(
     os.chown(default, 65534, 65534)
     with pytest.raises(StageError, match=f"{default} on node0 belongs to another user"):
         Store(str(data), None, "node0")
+
+
+def test_a_variable_that_a_node_lacks_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setenv("EMPTY", "")
+    for to, name in (("$SCRATCH_/x", "SCRATCH_"), ("$HERE/${SCRATCH_}", "SCRATCH_"), ("$EMPTY/x", "EMPTY")):
+        with pytest.raises(StageError, match=rf"\${name} is not set on node0; set it on every node, or name a path"):
+            Store(str(data), to, "node0")
+    with pytest.raises(StageError, match=r"Could not determine home directory.*node0"):
+        Store(str(data), "~nobody-of-that-name/x", "node0")
+    assert list(tmp_path.iterdir()) == [tmp_path / "source"]
+    store = Store(str(data), "$HERE/${HERE}", "node0")
+    store.close()
+    assert store.path == Path(f"{tmp_path}/{tmp_path}/data")
 
 
 # What the source is

@@ -7,6 +7,7 @@ Does not cover: what comes there (``stage_store``).
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ..errors import StageError
 from .stage_source import is_address, source_name
 
 FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
 def own_folder() -> Path:
@@ -33,9 +36,9 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     Raises
     ------
     StageError
-        If that is inside the source.
+        If that is inside the source, or names a variable that is not set on this node.
     """
-    folder = Path(os.environ.get(FOLDER) or own_folder()) if to is None else Path(os.path.expandvars(to)).expanduser()
+    folder = Path(os.environ.get(FOLDER) or own_folder()) if to is None else _expand(to, host)
     path = folder.absolute() / source_name(source)
     # By name too, where this node does not see the source: it would see it from then on.
     if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
@@ -43,6 +46,17 @@ def path_for(source: str, to: str | None, host: str) -> Path:
             f"{path} on {host} would be inside of {source}, which is to be copied; name another folder with --to"
         )
     return path
+
+
+def _expand(to: str, host: str) -> Path:
+    """Fill in this node's variables and home."""
+    for name in (plain or braced for plain, braced in _VARIABLE.findall(to)):
+        if not os.environ.get(name):
+            raise StageError(f"--to {to}: ${name} is not set on {host}; set it on every node, or name a path")
+    try:
+        return Path(os.path.expandvars(to)).expanduser()
+    except RuntimeError as error:
+        raise StageError(f"--to {to}: {error} ({host}); name a path") from None
 
 
 def is_same(source: str, path: Path) -> bool:
