@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import zmq
@@ -19,6 +20,9 @@ from jupyter_disttrain.engine.stage_store import Store
 from jupyter_disttrain.errors import StageError
 
 from .stage_tools import Chain, FileServer
+
+if TYPE_CHECKING:
+    from jupyter_disttrain import Cluster
 
 MIB = 1 << 20
 
@@ -263,3 +267,22 @@ def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
     os.utime(tmp_path / "one.txt", ns=(0, 1_234_567_890))
     (relay,) = Chain(tmp_path / "one.txt", [tmp_path / "c"]).run()
     assert relay._store.path.stat().st_mtime_ns == 1_234_567_890
+
+
+# Ranks
+
+
+@pytest.mark.parametrize("change", ["del os.environ['MASTER_ADDR']", "os.environ['MASTER_ADDR'] = 'nowhere.invalid'"])
+def test_where_rank_0_is_stays_known_whatever_cells_do_to_the_variable(
+    torchless: Cluster, data: Path, tmp_path: Path, change: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.environ['MASTER_ADDR'])")
+    before = torchless.run("import os; os.environ['MASTER_ADDR']").results[0]
+    torchless.run(change)
+    try:
+        assert torchless.stage(data, tmp_path / "a").copied_bytes == 2 * MIB + 10
+        run = torchless.run_script(script, how="fresh")
+        assert [line for text in run.stdout.values() for line in text.split()] == [before] * 2
+    finally:
+        torchless.run(f"os.environ['MASTER_ADDR'] = {before!r}")
