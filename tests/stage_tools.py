@@ -34,9 +34,11 @@ class FileServer:
         Of the file.
     address
         Where it listens.
+    etag
+        The version that it tells.
     """
 
-    def __init__(self, content: bytes, address: str = "127.0.0.1") -> None:
+    def __init__(self, content: bytes, address: str = "127.0.0.1", etag: str = '"one"') -> None:
         self.sent = 0
         self.holds_after = len(content)  # bytes of the file, behind which nothing is sent
         self.holding = threading.Event()  # it has come to that place
@@ -65,7 +67,7 @@ class FileServer:
 
             def _head(self, size: int, status: int, covered: str = "") -> None:
                 self.send_response(status)
-                for name, value in (("Content-Length", str(size)), ("Accept-Ranges", "bytes"), ("ETag", '"one"')):
+                for name, value in (("Content-Length", str(size)), ("Accept-Ranges", "bytes"), ("ETag", etag)):
                     self.send_header(name, value)
                 if covered:
                     self.send_header("Content-Range", covered)

@@ -156,7 +156,7 @@ class Bootstrap:
         """Reply where the node before this one can send it a data set."""
         mark = f"{request['mark']}-{self._info.rank}"
         try:
-            told = self.staging.get_ready(request["source"], request["to"], mark, self._info)
+            told = self.staging.get_ready(request["source"], request["to"], mark, self._info, self.scripts.master)
         except StageError as error:
             return {"status": "ok", "trouble": str(error)}, []
         return {"status": "ok", **told}, []

@@ -53,23 +53,28 @@ class Scripts:
         os.environ.update(variables)
         self._identity |= variables
 
+    @property
+    def master(self) -> str:
+        """The address of rank 0's host, as this rank was told it; cells may change the variable, or delete it."""
+        return self._identity["MASTER_ADDR"]
+
     def open_place(self) -> str:
         """Return where the servers of other frameworks can be reached in the next program of this rank."""
-        self._place = MeetingPlace(os.environ["MASTER_ADDR"])
+        self._place = MeetingPlace(self.master)
         return self._place.name
 
     def open_horovod(self) -> int:
         """Return the port at which programs that use Horovod meet; 0 where there is none that could."""
         if self._horovod_meeting is not None:
             self._horovod_meeting.end()
-        self._horovod_meeting = HorovodMeeting(os.environ["MASTER_ADDR"]) if has_gloo() else None
+        self._horovod_meeting = HorovodMeeting(self.master) if has_gloo() else None
         return 0 if self._horovod_meeting is None else self._horovod_meeting.port
 
     def open_port(self, *, served: bool) -> int:
         """Return a port at which programs meet; ``served``: at a store that this rank serves, as torchrun's agent."""
         if self._group is None or not served:
-            return free_port(os.environ["MASTER_ADDR"])
-        self._stores[:] = [self._group.make_store(os.environ["MASTER_ADDR"])]
+            return free_port(self.master)
+        self._stores[:] = [self._group.make_store(self.master)]
         return int(self._stores[0].port)
 
     def run(
@@ -110,7 +115,7 @@ class Scripts:
         if meeting.get("places"):
             identity |= framework_environment(self._info.rank, meeting["places"], self._roles)
             if meeting["horovod"] and self._place is not None:
-                master, address = os.environ["MASTER_ADDR"], self._place.address
+                master, address = self.master, self._place.address
                 identity |= horovod_environment(self._info, master, meeting["horovod"], address)
         environment = of_rank(identity, port) if how == "fresh" else of_node(nodes, port)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}

@@ -63,10 +63,14 @@ class Neighbours:
         self._allowed = b""
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._monitors: dict[str, zmq.Socket[bytes]] = {}
-        self.url = "" if address is None else self._listen(address)
         self._connections: set[int] = set()  # from whomever, until libzmq has found out that they may not
         self._met: set[str] = set()
         self._gone: set[str] = set()
+        try:
+            self.url = "" if address is None else self._listen(address)
+        except BaseException:  # a context that is left open waits for its sockets when Python clears it away
+            self.close()
+            raise
 
     def _listen(self, address: str) -> str:
         """Listen for the node before; return where."""

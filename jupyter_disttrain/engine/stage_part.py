@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .stage_source import BLOCK_BYTES
@@ -56,11 +57,12 @@ class Part:
         """Return the hashes of the blocks that were written; none if the file is another by now."""
         try:
             head, *lines = self._blocks.read_text().splitlines()
-        except (FileNotFoundError, ValueError):
+            digests = [bytes.fromhex(line) for line in lines if len(line) == 2 * hashlib.sha256().digest_size]
+        except (FileNotFoundError, ValueError):  # zeros, say, that a machine which crashed has left in it
             return []
         if not self.file.version or parse(head) != self._head() or not self.path.exists():
             return []
-        return [bytes.fromhex(line) for line in lines if len(line) == 2 * hashlib.sha256().digest_size]
+        return digests
 
     def trusted(self) -> list[bytes]:
         """Return the hashes of the blocks that are on the disk as they were written; the others are cut off."""
@@ -106,17 +108,18 @@ class Part:
         """Stand as a whole file where it belongs."""
         os.fchmod(self._fd, self.file.mode | 0o600)
         self.close()
-        if self.file.version.isdecimal():  # the source's own time, in nanoseconds
-            os.utime(self.path, ns=(int(self.file.version), int(self.file.version)))
+        if self.file.modified_ns is not None:
+            os.utime(self.path, ns=(self.file.modified_ns, self.file.modified_ns))
         self.path.replace(target)
         if self.file.blocks > 1:
             self._blocks.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files."""
-        if self._told is not None:
-            self._told.close()
-            self._told = None
+        opened, self._told = self._told, None
+        with suppress(OSError):  # a full disk refuses the same line once more; it was told when it did first
+            if opened is not None:
+                opened.close()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

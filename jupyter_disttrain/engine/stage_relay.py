@@ -1,7 +1,7 @@
 """Copy a data set through a chain of nodes, as one node of it.
 
 Covers: who says what when, which blocks each node takes and passes on, ends of all kinds.
-Does not cover: sockets (``stage_chain``), files (``stage_source``, ``stage_store``), being asked for it (``staging``).
+Does not cover: sockets (``stage_chain``), files (``stage_reader``, ``stage_store``), being asked for it (``staging``).
 
 The first node reads the source, once. Each node writes what it lacks and passes on what those after it lack, block by
 block, so that many copies take about as long as one. It goes like this:
@@ -20,21 +20,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
 from .stage_chain import DOWN, UP
-from .stage_part import hash_of, whole_hash
-from .stage_source import BLOCK_BYTES, Source, SourceFile
+from .stage_part import whole_hash
+from .stage_reader import read_blocks
+from .stage_source import BLOCK_BYTES, Source, SourceFile, inside_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .stage_chain import Neighbours, Place
-    from .stage_sender import Nowhere
-    from .stage_store import Store
-
-    Target: TypeAlias = Store | Nowhere
+    from .stage_reader import Item, Target
 
 GREET_SECONDS = 20.0  # for a neighbour to be reached
 LOOK_SECONDS = 0.1  # between two looks whether to stop
@@ -42,8 +40,6 @@ LAST_WORDS_SECONDS = 1.0
 BLOCKS_AHEAD = 8  # that are read, or not written yet
 BATCH = 1000  # files in one message
 OTHER = {UP: DOWN, DOWN: UP}
-
-Item = tuple[int, int, Any, bytes]  # a file, a block's number, the block, its hash; number -1: the file's own hash
 
 
 class EndedError(Exception):
@@ -68,6 +64,7 @@ class Relay:
         self._neighbours, self._store, self._verify = neighbours, store, verify
         self._source: Source | None = None
         self._files: list[SourceFile] = []
+        self._empty_folders: list[str] = []
         self._is_folder = True
         self._own: dict[int, int] = {}  # the first block that is missing here, by file
         self._after: dict[int, int] = {}  # and on the nodes after this one
@@ -123,8 +120,10 @@ class Relay:
             self._over = True
             if self._writer is not None:
                 self._writer.join()  # the thread that reads may hang with its source, and holds nothing
-            self._store.close()
-            self._neighbours.close()
+            try:
+                self._store.close()
+            finally:
+                self._neighbours.close()
 
     def _go(self) -> None:
         before = self._chain[self._at - 1] if self._at else None
@@ -234,26 +233,28 @@ class Relay:
         if self._at == 0:
             self._source = Source(self._source_name)
             self._files, self._is_folder = self._source.files, self._source.is_folder
+            self._empty_folders = self._source.empty_folders
         else:
             while (found := self._next(UP)) is not None and found[0]["say"] == "files":
                 self._files += [SourceFile.from_list(told) for told in found[0]["files"]]
-                self._is_folder = found[0]["is_folder"]
+            assert found is not None
+            self._is_folder = found[0]["is_folder"]
+            self._empty_folders = [inside_name(name) for name in found[0]["empty_folders"]]
         if DOWN not in self._neighbours:
             return
         for begin in range(0, len(self._files), BATCH):
             told = [file.as_list() for file in self._files[begin : begin + BATCH]]
-            self._send(DOWN, {"say": "files", "files": told, "is_folder": self._is_folder})
-        self._send(DOWN, {"say": "listed"})
+            self._send(DOWN, {"say": "files", "files": told})
+        self._send(DOWN, {"say": "listed", "is_folder": self._is_folder, "empty_folders": self._empty_folders})
 
     # 3: what is missing
 
     def _share_needs(self) -> None:
         sharer = self._sharer()
         self._shares_with = "" if sharer is None else sharer.host
-        if sharer is None:
-            self._own = self._store.begin(
-                self._files, is_folder=self._is_folder, verify=self._verify, check=self._check_stop
-            )
+        if sharer is None and not (self._at == 0 and self._store.is_source):
+            folders = self._empty_folders if self._is_folder else None
+            self._own = self._store.begin(self._files, folders, verify=self._verify, check=self._check_stop)
         self.total_bytes = sum(self._bytes_from(at, first) for at, first in self._own.items())
         if DOWN in self._neighbours:
             while (found := self._next(DOWN)) is not None and found[0]["say"] == "needs":
@@ -320,23 +321,10 @@ class Relay:
 
     def _read_all(self) -> None:
         assert self._source is not None
-        for at, first in self._needs().items():
-            file = self._files[at]
-            digests = self._digests_before(at, first)
-            for number, block in enumerate(self._source.read(file, first), first):
-                digest = hash_of(block)
-                digests.append(digest)
-                self.read_bytes += len(block)
-                self._put(self._read, (at, number, block, digest))
-            if file.blocks == 1:
-                continue  # its hash follows from the block's: one message for each of many small files
-            hashed = whole_hash(digests) if len(digests) == file.blocks else self._store.hash_of(at)
-            self._put(self._read, (at, -1, b"", hashed.encode()))
+        for item in read_blocks(self._source, self._needs(), self._own, self._store):
+            self.read_bytes += len(item[2])
+            self._put(self._read, item)
         self._put(self._read, None)
-
-    def _digests_before(self, at: int, first: int) -> list[bytes]:
-        """Return the hashes of the blocks that nobody lacks; empty where this node has the file whole."""
-        return self._store.digests_of(at)[:first] if at in self._own else []
 
     def _send_what_is_read(self) -> None:
         while True:

@@ -32,12 +32,13 @@ class Nowhere:
 
     def __init__(self, source: str) -> None:
         self.path = Path(source)
+        self.is_source = True
 
     def begin(
-        self, _files: Sequence[SourceFile], *, is_folder: bool, verify: bool, check: Callable[[], None]
+        self, _files: Sequence[SourceFile], _folders: Sequence[str] | None, *, verify: bool, check: Callable[[], None]
     ) -> dict[int, int]:
         """Lack nothing."""
-        del is_folder, verify, check
+        del verify, check
         return {}
 
     def sees_mark(self, _name: str) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK_BYTES = 1 << 20
+CONTROL = ".disttrain-stage"  # behind the name of a data set: a hidden folder beside its copy
 PIECE_BYTES = 8 << 20  # that are asked for at once of an address: each request costs a way there and back
 # Of what fsspec tells of a file, what changes when its content does; the first that is there.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -31,8 +32,13 @@ class SourceFile:
 
     name: str  # from the data set's folder, with "/"
     size_bytes: int
-    version: str  # another one means other content; empty if the source tells none
+    version: str  # another one means other content; empty if the source tells none; of a path: its time in nanoseconds
     mode: int = 0o644
+
+    @property
+    def modified_ns(self) -> int | None:
+        """When it was changed last; None if the source does not tell. Versions of addresses begin with a name."""
+        return int(self.version) if self.version.isdecimal() else None
 
     @property
     def blocks(self) -> int:
@@ -47,10 +53,15 @@ class SourceFile:
     def from_list(cls, told: list[Any]) -> SourceFile:
         """Read that form; a name that leads out of the folder is refused."""
         name, size, version, mode = told
-        parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or name.startswith("/"):
-            raise StageError(f"{name!r} can't be the name of a file in a data set: it leads out of its folder")
-        return cls(name=name, size_bytes=int(size), version=str(version), mode=int(mode))
+        return cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
+
+
+def inside_name(name: str) -> str:
+    """Return the name of a file or folder of a data set, from its folder; refuse one that leads out of it."""
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or name.startswith("/"):
+        raise StageError(f"{name!r} can't be the name of a file in a data set: it leads out of its folder")
+    return name
 
 
 def is_address(source: str) -> bool:
@@ -92,6 +103,7 @@ class Source:
         if is_address(source):
             self._fs, self._root = _file_system(source)
         self._piece_bytes = BLOCK_BYTES if self._fs is None else PIECE_BYTES
+        self.empty_folders: list[str] = []  # names as those of files; object stores have none
         self.is_folder, self.files = self._list()
 
     def _list(self) -> tuple[bool, list[SourceFile]]:
@@ -117,7 +129,9 @@ class Source:
             if any(real.get(above) == real[inside] for above in inside.parents):  # a link to a folder that it is in
                 folders.clear()
                 continue
-            folders.sort()
+            folders[:] = sorted(name for name in folders if not _is_control(name))
+            if not folders and not names and inside != root:
+                self.empty_folders.append(inside.relative_to(root).as_posix())
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]
         return True, found
 
@@ -128,7 +142,12 @@ class Source:
                 return False, [_of_info(source_name(self._where), told, self._where)]
         found = self._fs.find(self._root, detail=True)
         root = self._root.rstrip("/") + "/"
-        files = [_of_info(path.removeprefix(root), told, path) for path, told in sorted(found.items())]
+        named = [(path.removeprefix(root), path, told) for path, told in sorted(found.items())]
+        files = [
+            _of_info(name, told, path)
+            for name, path, told in named
+            if not any(map(_is_control, PurePosixPath(name).parent.parts))
+        ]
         if not files:
             raise StageError(f"{self._where} holds no file")
         return True, files
@@ -189,6 +208,11 @@ def _file_system(source: str) -> tuple[Any, str]:
     return file_system, str(root)
 
 
+def _is_control(name: str) -> bool:
+    """Whether a folder is that beside a copy: it belongs to the copy's node, and not to a data set around it."""
+    return name.startswith(".") and name.endswith(CONTROL)
+
+
 def _raise(error: OSError) -> NoReturn:
     """Have ``os.walk`` leave out nothing that it can't list."""
     raise error
@@ -210,7 +234,7 @@ def _of_path(path: Path, name: str) -> SourceFile:
 def _of_info(name: str, told: dict[str, Any], path: str) -> SourceFile:
     if told.get("size") is None:
         raise StageError(f"the server of {path} does not tell its size, so that nobody could tell when it is whole")
-    version = next((str(told[key]) for key in _VERSIONS if told.get(key)), "")
+    version = next((f"{key} {told[key]}" for key in _VERSIONS if told.get(key)), "")
     return SourceFile.from_list([name, told["size"], version, 0o644])
 
 

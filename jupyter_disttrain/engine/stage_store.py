@@ -1,12 +1,14 @@
 """A copied data set on this node's disk.
 
 Covers: what of it is there already, writing the rest, a disk that is full.
-Does not cover: what has come of one file (``stage_part``), how blocks come here (``stage_chain``, ``staging``).
+Does not cover: which folder it is (``stage_place``), what has come of one file (``stage_part``), how blocks come here
+(``stage_chain``, ``staging``).
 
 The files stand under the folder's name, as in the source. What is not whole yet, and the list of what is, lies in a
 hidden folder beside it, so that whoever lists the data set sees nothing else: ``.NAME.disttrain-stage`` with
 
-- ``files.jsonl``: a line per file that is whole: its name, size and version in the source, its hash;
+- ``files.jsonl``: a line per file that is whole: its name, size and version in the source, its hash; and one per folder
+  that is empty in the source: its name with "/" behind it;
 - ``HASH-OF-NAME.part`` and ``.blocks``: what has come of a file so far, and the hashes of its blocks.
 
 A file's hash is the SHA-256 of the SHA-256 of its blocks, so that each byte is hashed once.
@@ -20,31 +22,21 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
 from .stage_part import Part, hash_of, parse, whole_hash
-from .stage_source import BLOCK_BYTES, source_name
+from .stage_place import check_own, is_same, make_folder, make_own, own_folder, path_for
+from .stage_source import BLOCK_BYTES, CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from .stage_source import SourceFile
 
-FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def default_folder() -> Path:
-    """Return where data sets go on this node: a folder on its own disk, of this user alone."""
-    given = os.environ.get(FOLDER)
-    if given:
-        return Path(given)
-    there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
-    return Path(there) / f"disttrain-stage-{os.getuid()}"
 
 
 class Store:
@@ -62,15 +54,14 @@ class Store:
     Raises
     ------
     StageError
-        If the folder can't be made, or is another user's.
+        If the folder can't be made, is another user's, or is inside the source.
     """
 
     def __init__(self, source: str, to: str | None, host: str) -> None:
-        folder = default_folder() if to is None else Path(os.path.expandvars(to)).expanduser()
-        self.path = folder.absolute() / source_name(source)
+        self.path = path_for(source, to, host)
         self._source = source
         self._host = host
-        self._control = self.path.parent / f".{self.path.name}.disttrain-stage"
+        self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._lock: int | None = None
         self._part: Part | None = None
         self._list: Any = None
@@ -80,21 +71,12 @@ class Store:
         self._kept: dict[str, list[Any]] = {}  # what was whole at the beginning
         self._nonce: Path | None = None
         try:
-            if to is None:
-                self._make_own(folder)  # in /tmp, say, where others may have made one of that name
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._make_own(self._control)
+            make_folder(self.path, to, host)
+            make_own(self._control, host)
         except OSError as error:
             raise self.trouble(error) from error
 
-    # Whose it is
-
-    def _make_own(self, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        told = folder.lstat()
-        if told.st_uid != os.getuid() or (stat.S_ISLNK(told.st_mode) and FOLDER not in os.environ):
-            raise StageError(f"{folder} on {self._host} belongs to another user; name another folder with --to")
+    # Who else writes there
 
     def leave_mark(self, name: str) -> None:
         """Leave a mark that tells a node which sees the same folder; :meth:`close` removes it."""
@@ -110,8 +92,13 @@ class Store:
 
     # What is there
 
+    @property
+    def is_source(self) -> bool:
+        """Whether the source itself stands here: to this node it is no copy, and nothing is written."""
+        return is_same(self._source, self.path)
+
     def begin(
-        self, files: Sequence[SourceFile], *, is_folder: bool, verify: bool, check: Callable[[], None]
+        self, files: Sequence[SourceFile], folders: Sequence[str] | None, *, verify: bool, check: Callable[[], None]
     ) -> dict[int, int]:
         """Look what is there, and get ready to write the rest.
 
@@ -119,8 +106,8 @@ class Store:
         ----------
         files
             Those of the source.
-        is_folder
-            It is a folder, and not one file.
+        folders
+            Those of its folders that are empty; None if it is one file.
         verify
             Read what is there and compare its hash, in place of its size and its version in the source.
         check
@@ -136,12 +123,14 @@ class Store:
         StageError
             If something else is there, or another process copies it too, or the disk is too small.
         """
-        self._files, self._is_folder = files, is_folder
+        self._files, self._is_folder = files, folders is not None
         try:
+            check_own(self.path, self._host)
             self._take_lock()
             whole = self._read_list()
+            self._remove_others(whole, folders, check)
             kept = self._kept = self._keep(whole, check, verify=verify)
-            self._write_list(kept)
+            self._write_list({**kept, **self._make_folders(folders)})
             needs = self._missing(kept, check)
             self._forget_other_parts(needs)
         except OSError as error:
@@ -161,10 +150,10 @@ class Store:
 
     def _read_list(self) -> dict[str, list[Any]]:
         try:
-            lines = (self._control / "files.jsonl").read_text().splitlines()
+            lines = (self._control / "files.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             lines = []
-        told = [found for line in lines if (found := parse(line)) is not None]
+        told = [found for line in lines if isinstance(found := parse(line), list)]
         if not told:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise StageError(
@@ -179,19 +168,50 @@ class Store:
             )
         return {found[0]: found for found in told[1:]}
 
-    def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:
-        """Return what is whole and as in the source; what the source has no longer is removed."""
-        there = {file.name: file for file in self._files}
-        kept = {}
-        for name, entry in whole.items():
+    def _remove_others(
+        self, whole: dict[str, list[Any]], folders: Sequence[str] | None, check: Callable[[], None]
+    ) -> None:
+        """Remove what was copied and the source has no longer, and the folders that this leaves empty."""
+        was_folder = self.path.is_dir()
+        there = {file.name for file in self._files} | {f"{name}/" for name in folders or ()}
+        left = {self.path}  # folders in which something was
+        for name in [name for name in whole if name not in there or was_folder != self._is_folder]:
             check()
-            path, file = self._path_of(name), there.get(name)
-            if file is None:
-                path.unlink(missing_ok=True)
+            del whole[name]
+            path = self.path / name if was_folder else self.path
+            if name.endswith("/"):
+                left.add(path)
+            else:
+                with suppress(FileNotFoundError, NotADirectoryError):  # the person was faster
+                    path.unlink()
+                left.add(path.parent)
+        top = self.path if self._is_folder else self.path.parent
+        left |= {above for path in left for above in path.parents}
+        for path in sorted(left, key=lambda path: len(path.parts), reverse=True):
+            if path.is_relative_to(top) and path != top:
+                with suppress(OSError):  # something else is in it, and it stays
+                    path.rmdir()
+
+    def _make_folders(self, folders: Sequence[str] | None) -> dict[str, list[Any]]:
+        """Make those that no file brings; returns what is noted of them."""
+        if folders is None:
+            return {}
+        for path in (self.path, *(self.path / name for name in folders)):
+            path.mkdir(parents=True, exist_ok=True)
+        return {f"{name}/": [f"{name}/"] for name in folders}
+
+    def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:
+        """Return what is whole and as in the source."""
+        kept = {}
+        for file in self._files:
+            entry = whole.get(file.name)
+            if entry is None:
                 continue
+            check()
+            path = self._path_of(file.name)
             is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
             if is_there and _has_size(path, file.size_bytes) and (not verify or _hash_file(path) == entry[3]):
-                kept[name] = entry
+                kept[file.name] = entry
         return kept
 
     def _write_list(self, kept: dict[str, list[Any]]) -> None:
@@ -263,7 +283,7 @@ class Store:
             if self._part is None or self._part.file is not file:
                 self._open(file)
             assert self._part is not None
-            part, self._part = self._part, None
+            part = self._part
             own = whole_hash(part.digests)
             if hashed not in ("", own):
                 part.remove()
@@ -275,6 +295,7 @@ class Store:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._made.add(target.parent)
             part.become(target)
+            self._part = None
             self._list.write(json.dumps([file.name, file.size_bytes, file.version, own]) + "\n")
         except OSError as error:
             raise self.trouble(error) from error
@@ -290,8 +311,8 @@ class Store:
         return self._part_of(self._files[at]).read_digests()
 
     def hash_of(self, at: int) -> str:
-        """Return the hash of a file that is whole here."""
-        return str(self._kept[self._files[at].name][3])
+        """Return the hash of a file that is whole here; empty if the source itself stands here: see :meth:`finish`."""
+        return str(self._kept[self._files[at].name][3]) if self._kept else ""
 
     def _path_of(self, name: str) -> Path:
         return self.path / name if self._is_folder else self.path
@@ -304,18 +325,21 @@ class Store:
 
     def close(self) -> None:
         """Let go of everything; what is whole, and what has come of the next file, stays for the next time."""
-        if self._part is not None:
-            self._part.close()
-            self._part = None
-        if self._list is not None:
-            self._list.close()
-            self._list = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        if self._nonce is not None:
-            self._nonce.unlink(missing_ok=True)
-            self._nonce = None
+        part, self._part = self._part, None
+        opened, self._list = self._list, None
+        lock, self._lock = self._lock, None
+        nonce, self._nonce = self._nonce, None
+        with suppress(OSError):
+            if part is not None:
+                part.close()
+        with suppress(OSError):  # a full disk refuses the same line once more; it was told when it did first
+            if opened is not None:
+                opened.close()
+        with suppress(OSError):
+            if nonce is not None:
+                nonce.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
         self._tidy()
 
     def _tidy(self) -> None:
@@ -325,7 +349,7 @@ class Store:
         with suppress(OSError):  # something else is in them, and they stay
             (self._control / "lock").unlink(missing_ok=True)
             self._control.rmdir()
-            if self.path.parent == default_folder():
+            if self.path.parent == own_folder():  # one that the person has made may be empty
                 self.path.parent.rmdir()
 
     def trouble(self, error: OSError) -> StageError:

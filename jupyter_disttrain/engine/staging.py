@@ -6,7 +6,6 @@ Does not cover: the copying (``stage_relay``), asking for it (``cluster.staging`
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ class Staging:
         self._relay: Relay | None = None
         self._mark = ""
 
-    def get_ready(self, source: str, to: str | None, mark: str, info: RankInfo) -> dict[str, Any]:
+    def get_ready(self, source: str, to: str | None, mark: str, info: RankInfo, master: str) -> dict[str, Any]:
         """Listen for the node before this one, and say where.
 
         Parameters
@@ -46,6 +45,8 @@ class Staging:
             Tells this staging, on this node, from every other.
         info
             Who this rank is.
+        master
+            The address of rank 0's host.
 
         Returns
         -------
@@ -61,7 +62,7 @@ class Staging:
         self._mark = mark
         self._store = Store(source, to, info.host)
         self._store.leave_mark(mark)
-        self._neighbours = Neighbours(own_address(os.environ["MASTER_ADDR"]))
+        self._neighbours = Neighbours(own_address(master))
         place = {"url": self._neighbours.url, "key": self._neighbours.key, "mark": mark}
         return {"place": place | {"rank": info.rank, "host": info.host}, "sees": is_seen(source)}
 

@@ -1,0 +1,113 @@
+"""Where a data set goes on this node.
+
+Covers: the folder that the person names, or the default one; whose it is; the source's own folder.
+Does not cover: what comes there (``stage_store``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import StageError
+from .stage_source import is_address, source_name
+
+FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+def own_folder() -> Path:
+    """Return where data sets go unless the person says: a folder on this node's own disk, of this user alone."""
+    there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
+    return Path(there) / f"disttrain-stage-{os.getuid()}"
+
+
+def path_for(source: str, to: str | None, host: str) -> Path:
+    """Return where a data set goes on this node.
+
+    Parameters
+    ----------
+    source, to, host
+        See :class:`stage_store.Store`.
+
+    Raises
+    ------
+    StageError
+        If that is inside the source, or names a variable that is not set on this node.
+    """
+    folder = Path(os.environ.get(FOLDER) or own_folder()) if to is None else _expand(to, host)
+    path = folder.absolute() / source_name(source)
+    # By name too, where this node does not see the source: it would see it from then on.
+    if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
+        raise StageError(
+            f"{path} on {host} would be inside of {source}, which is to be copied; name another folder with --to"
+        )
+    return path
+
+
+def _expand(to: str, host: str) -> Path:
+    """Fill in this node's variables and home."""
+    for name in (plain or braced for plain, braced in _VARIABLE.findall(to)):
+        if not os.environ.get(name):
+            raise StageError(f"--to {to}: ${name} is not set on {host}; set it on every node, or name a path")
+    try:
+        return Path(os.path.expandvars(to)).expanduser()
+    except RuntimeError as error:
+        raise StageError(f"--to {to}: {error} ({host}); name a path") from None
+
+
+def is_same(source: str, path: Path) -> bool:
+    """Whether a path is the source's own, and not that of a copy."""
+    try:
+        return not is_address(source) and path.samefile(source)
+    except OSError:
+        return False
+
+
+def make_folder(path: Path, to: str | None, host: str) -> None:
+    """Make the folder in which a data set's own is made.
+
+    Raises
+    ------
+    StageError
+        If it is the default one, which may be in a folder where all users write, and is not this user's.
+    """
+    if to is None and not os.environ.get(FOLDER):
+        make_own(path.parent, host)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def make_own(folder: Path, host: str) -> None:
+    """Make a folder where others may have made one of that name.
+
+    Raises
+    ------
+    StageError
+        If it is another user's, or a link.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # a link to nowhere too, of which more is said
+        folder.mkdir(mode=0o700)
+    check_own(folder, host)
+    if folder.is_symlink():
+        raise StageError(
+            f"{folder} on {host} is a link to {folder.readlink()}, and has to be a folder; remove it, or name the "
+            f"folder with --to or ${FOLDER}"
+        )
+
+
+def check_own(path: Path, host: str) -> None:
+    """Refuse what another user has made at a path, and could change at any time; nothing needs to be there.
+
+    Raises
+    ------
+    StageError
+        If it is another user's.
+    """
+    with suppress(FileNotFoundError):
+        if path.lstat().st_uid != os.getuid():
+            raise StageError(f"{path} on {host} belongs to another user; name another folder with --to")
