@@ -171,7 +171,7 @@ def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return which files of the notebook's folder ranks have imported, there or where they began."""
     found = []
     for each in told:
-        for file in map(Path, each["files"].values()):
+        for file in (Path(os.path.normpath(name)) for name in each["files"].values()):  # of sys.path: "..", say
             base = next((base for base in (folder, Path(each["folder"])) if file.is_relative_to(base)), None)
             if base is not None and (folder / file.relative_to(base)).is_file():
                 found.append(file.relative_to(base).as_posix())
