@@ -31,7 +31,7 @@ class Synced:
 
     reloaded: Mapping[str, tuple[int, ...]]  # modules, with their ranks
     brought: Mapping[str, tuple[str, ...]]  # files from the notebook's folder, with the hosts that lacked them
-    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose objects keep old code, with ranks
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose old code is kept, with ranks
     removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files that are no more, with the hosts
 
     def __str__(self) -> str:

@@ -116,8 +116,8 @@ class LocalModules:
         Returns
         -------
         dict
-            ``"reloaded"``: names; ``"failed"``: where and why, by name; ``"kept"``: classes whose objects keep the old
-            code, with the reason. What imports a module that failed is reloaded none the less.
+            ``"reloaded"``: names; ``"failed"``: where and why, by name; ``"kept"``: classes of which something keeps
+            the old code, with the reason. What imports a module that failed is reloaded none the less.
         """
         edited = [name for name in _own() if _is_edited(name)]
         reloaded, failed, kept = [], {}, []
