@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import types
 import weakref
 from collections import deque, namedtuple
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,11 @@ def in_arguments_of_partial(thing: Any) -> tuple[Any, Callable[[], Any]]:
     return holder, lambda: holder.args[0]
 
 
+def in_method(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = [types.MethodType(lambda self: self, thing)]
+    return holder, lambda: holder[0].__self__
+
+
 def in_set(thing: Any) -> tuple[Any, Callable[[], Any]]:
     holder = {thing}
     return holder, lambda: next(iter(holder))
@@ -100,6 +106,7 @@ HOLDERS: dict[str, Callable[[Any], tuple[Any, Callable[[], Any]]]] = {
     "deque": lambda thing: ((holder := deque([thing])), lambda: holder[0]),
     "tuple": lambda thing: ((holder := [(1, (thing, "plain"))]), lambda: holder[0][1][0]),
     "named tuple": lambda thing: ((holder := {"a": Pair(1, thing)}), lambda: holder["a"].right),
+    "bound method": in_method,
     "plain dict in a tuple": lambda thing: ((holder := [({"a": thing},)]), lambda: holder[0][0]["a"]),
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyter_disttrain.engine.local_modules import LocalModules
 from jupyter_disttrain.errors import CodeError, UsageError
 
 from .test_stage import on_hosts
@@ -31,6 +33,11 @@ USER = """
 import base
 from base import VALUE
 def both(): return VALUE, base.value(), {other}
+"""
+FULL_DISK = """
+from jupyter_disttrain.errors import UsageError
+def sync_code(*_, **__): raise UsageError("rank 1 on node2: OSError: no space left")
+cluster.sync_code = sync_code
 """
 
 
@@ -119,6 +126,65 @@ def test_what_is_named_must_be_in_the_notebook_s_folder(ranks: Cluster, folder: 
     assert not ranks.sync_code(["user"]).brought  # both see the same folder
 
 
+def test_linked_modules_are_reloaded_like_others(
+    ranks: Cluster, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lib = tmp_path_factory.mktemp("lib")
+    (lib / "pack").mkdir()
+    for name in ("pack/inner.py", "single.py"):
+        (lib / name).write_text("def value(): return 1")
+    (folder / "pack").symlink_to(lib / "pack")
+    (folder / "single.py").symlink_to(lib / "single.py")
+    ranks.run("from pack.inner import value as inner; from single import value as single")
+    try:
+        assert str(ranks.sync_code(["pack", "single"])) == "no module was edited since the ranks imported it"
+        for name in ("pack/inner.py", "single.py"):
+            (lib / name).write_text("def value(): return 22")
+        assert str(ranks.sync_code()) == "reloaded pack.inner, single on ranks 0-1"
+        assert ranks.run("inner(), single()").results == {0: (22, 22), 1: (22, 22)}
+    finally:
+        ranks.run("del sys.modules['pack.inner'], sys.modules['pack']")
+
+
+def test_modules_found_beside_the_notebook_s_folder_are_reloaded(
+    ranks: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    (folder / "notebooks").mkdir()
+    monkeypatch.chdir(folder / "notebooks")
+    above = str(folder / "notebooks" / "..")  # as sys.path.append("..") makes it
+    ranks.run(f"sys.path.insert(0, {above!r}); import base; assert '..' in base.__file__")
+    try:
+        write(folder, 2)
+        assert str(ranks.sync_code()) == "reloaded base on ranks 0-1"
+        assert ranks.run("base.value()").results == {0: 2, 1: 2}
+    finally:
+        ranks.run(f"sys.path.remove({above!r})")
+
+
+def test_a_node_s_links_are_not_written_through(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    lib = tmp_path_factory.mktemp("lib")
+    (lib / "pack").mkdir()
+    for name in ("pack/inner.py", "single.py"):
+        (lib / name).write_text("theirs")
+    (folder / "pack").symlink_to(lib / "pack")
+    (folder / "single.py").symlink_to(lib / "single.py")
+    (folder / "real").mkdir()
+    (folder / "within").symlink_to("real")
+    modules = LocalModules()
+    hashes = {name: hashlib.sha256(b"theirs").hexdigest() for name in ("pack/inner.py", "single.py")}
+    assert modules.compare(str(folder), hashes) == []
+    with pytest.raises(ValueError, match=r"pack/inner\.py .* leads through a link to .*/lib"):
+        modules.write(str(folder), ["pack/inner.py"], [b"ours"])
+    modules.write(str(folder), ["single.py", "within/new.py"], [b"ours", b"ours"])
+    assert (folder / "single.py").read_text() == (folder / "real" / "new.py").read_text() == "ours"
+    assert modules.remove(str(folder), {"pack/inner.py": hashes["pack/inner.py"]}) == []
+    assert (lib / "pack" / "inner.py").read_text() == (lib / "single.py").read_text() == "theirs"
+    for name in ("../single.py", str(lib / "single.py")):
+        with pytest.raises(ValueError, match="leads out of"):
+            modules.write(str(folder), [name], [b"ours"])
+
+
 def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     project = lab.local_disk / "project"  # each host has its own there
     project.mkdir()
@@ -180,6 +246,10 @@ def test_the_magic_and_its_automatic(notebook: Notebook, tmp_path: Path) -> None
         told = notebook.run("%%distributed\nprint(both())").check().lines
         assert f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed on ranks 0-1" in told[0]
         assert told[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
+        notebook.run(FULL_DISK).check()
+        told = notebook.run("%%rank 0\nprint(rank)").check().lines
+        assert told == ["rank 1 on node2: OSError: no space left", "0"]
+        notebook.run("del cluster.sync_code").check()
     finally:
         notebook.run("%dist_sync_code --auto off").check()
         notebook.run(

@@ -31,7 +31,7 @@ class Synced:
 
     reloaded: Mapping[str, tuple[int, ...]]  # modules, with their ranks
     brought: Mapping[str, tuple[str, ...]]  # files from the notebook's folder, with the hosts that lacked them
-    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose objects keep old code, with ranks
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose old code is kept, with ranks
     removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files that are no more, with the hosts
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return which files of the notebook's folder ranks have imported, there or where they began."""
     found = []
     for each in told:
-        for file in map(Path, each["files"].values()):
+        for file in (Path(os.path.normpath(name)) for name in each["files"].values()):  # of sys.path: "..", say
             base = next((base for base in (folder, Path(each["folder"])) if file.is_relative_to(base)), None)
             if base is not None and (folder / file.relative_to(base)).is_file():
                 found.append(file.relative_to(base).as_posix())

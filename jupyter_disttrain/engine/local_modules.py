@@ -60,9 +60,18 @@ class LocalModules:
         return [name for name, hashed in hashes.items() if _hash(self._place(folder, name)) != hashed]
 
     def write(self, folder: str, names: Sequence[str], contents: Sequence[Any]) -> None:
-        """Write files of the notebook's folder where this rank finds them."""
+        """Write files of the notebook's folder where this rank finds them.
+
+        A file that is a link here gives its place to the file. A folder that is a link is not written into if it lies
+        elsewhere: others may use what is there; nor is it replaced: it may hold more than what comes.
+        """
         for name, content in zip(names, contents, strict=True):
             path = self._place(folder, name)
+            if self._is_elsewhere(folder, path.parent):
+                raise ValueError(
+                    f"{name} is another here than in the notebook's folder, and {path.parent} leads through a link to "
+                    f"{path.parent.resolve()}, where nothing is written; bring it there, or make the link a folder"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_name(f".{path.name}.new")
             new.write_bytes(content)
@@ -76,7 +85,7 @@ class LocalModules:
         removed = []
         for name, hashed in hashes.items():
             path = self._place(folder, name)
-            if _hash(path) != hashed:
+            if _hash(path) != hashed or self._is_elsewhere(folder, path.parent):
                 continue
             Path(cache_from_source(str(path))).unlink(missing_ok=True)
             path.unlink()
@@ -85,12 +94,21 @@ class LocalModules:
         return removed
 
     def _place(self, folder: str, name: str) -> Path:
-        """Return a file's path here: in the same folder if there is one of that name, else where the rank began."""
-        base = Path(folder) if Path(folder).is_dir() else self._folder
-        path = (base / name).resolve()
-        if not path.is_relative_to(base.resolve()):
+        """Return a file's path here.
+
+        Its name alone is judged: a module that is a link, or lies in a folder that is one, is imported and read there.
+        """
+        base = self._base(folder)
+        if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name} leads out of {base}")
-        return path
+        return base / name
+
+    def _base(self, folder: str) -> Path:
+        """Return the same folder if there is one of that name here, else where the rank began."""
+        return Path(folder) if Path(folder).is_dir() else self._folder
+
+    def _is_elsewhere(self, folder: str, path: Path) -> bool:
+        return not path.resolve().is_relative_to(self._base(folder).resolve())
 
     def reload(self) -> dict[str, Any]:
         """Reload what was edited.
@@ -98,8 +116,8 @@ class LocalModules:
         Returns
         -------
         dict
-            ``"reloaded"``: names; ``"failed"``: where and why, by name; ``"kept"``: classes whose objects keep the old
-            code, with the reason. What imports a module that failed is reloaded none the less.
+            ``"reloaded"``: names; ``"failed"``: where and why, by name; ``"kept"``: classes of which something keeps
+            the old code, with the reason. What imports a module that failed is reloaded none the less.
         """
         edited = [name for name in _own() if _is_edited(name)]
         reloaded, failed, kept = [], {}, []

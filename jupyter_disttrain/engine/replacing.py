@@ -1,7 +1,8 @@
 """Put a new object where an old one is held.
 
-Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials.
-Does not cover: what C++ holds, frames that still run, bound methods; what has to be done besides (``models``).
+Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials, bound
+methods.
+Does not cover: what C++ holds, frames that still run; what has to be done besides (``models``, ``reloaded_classes``).
 
 A group that one place holds is kept for ever, with its store, its threads and its sockets, and used there.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import sys
 import types
 from collections import Counter, deque
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DEEPEST = 5  # tuples in tuples
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 class Aside:
@@ -30,23 +33,26 @@ class Aside:
         self.held = held
 
 
-def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str]:
+def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0, *, of_python: bool = False) -> list[str]:
     """Put each new object where the old one is held: pairs of old and new, compared by identity.
 
     Empties ``pairs``, for whoever goes on holding an old one is taken for a place still to be found: Python's collector
     shows most of them, and those which it does not know are searched for only while there are any. Returns in words
     which objects would not be changed.
+
+    Classes and members of enums are ``of_python``: the collector shows all that hold them, and they are replaced as
+    keys of dicts too.
     """
     if not pairs:
         return []
-    replacing = _Replacing(pairs)
+    replacing = _Replacing(pairs, keys=of_python)
     for search in (replacing.referrers, replacing.functions, replacing.untracked):
         for holder in search():
             replacing.put(holder)
         rebuilt, replacing.rebuilt = replacing.rebuilt, []
         if rebuilt and depth < _DEEPEST:
-            replacing.failed += replace_everywhere(rebuilt, depth + 1)
-        if not replacing.hidden:
+            replacing.failed += replace_everywhere(rebuilt, depth + 1, of_python=of_python)
+        if of_python or not replacing.hidden:
             break
     return replacing.failed
 
@@ -54,10 +60,13 @@ def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str
 class _Replacing:
     """What takes the place of what, and how that is done in each kind of holder."""
 
-    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+    def __init__(self, pairs: list[tuple[Any, Any]], *, keys: bool) -> None:
         self._olds = [old for old, _ in pairs]
+        self._with_keys = keys
         self._new_of = {id(old): new for old, new in pairs}
         pairs.clear()
+        classes = [old for old in self._olds if issubclass(type(old), type)]
+        self._of_olds = {id(each) for old in classes for each in (old.__mro__, old.__bases__)}
         self.rebuilt: list[tuple[Any, Any]] = []  # what can't be changed, and its copy with the new ones
         self.failed: list[str] = []
 
@@ -91,7 +100,10 @@ class _Replacing:
         return any(count > 0 for count in counts)
 
     def _is_own(self, holder: Any) -> bool:
-        return holder is self._olds or holder is self._new_of or type(holder) is Aside
+        if holder is self._olds or holder is self._new_of or id(holder) in self._of_olds:
+            return True
+        # What classes hold is in their dicts, but for their bases; a descriptor holds the class that it is for.
+        return type(holder) is Aside or issubclass(type(holder), (type, *_DESCRIPTORS))
 
     def _in_defaults(self, function: types.FunctionType) -> bool:
         values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -117,6 +129,7 @@ class _Replacing:
             ((list, deque), self._put_in_list),
             ((set,), self._put_in_set),
             ((tuple, frozenset), self._rebuild),
+            ((types.MethodType, types.GenericAlias, types.UnionType), self._rebuild_call),
             ((types.CellType,), self._put_in_cell),
             ((types.FunctionType,), self._put_in_function),
             ((functools.partial,), self._put_in_partial),
@@ -140,6 +153,19 @@ class _Replacing:
         base: Any = tuple if isinstance(holder, tuple) else frozenset
         self.rebuilt.append((holder, base.__new__(type(holder), map(self._new, holder))))
 
+    def _rebuild_call(self, holder: Any) -> None:
+        """Make methods, ``list[old]`` and ``old | None`` anew, of their parts."""
+        new: Any
+        if isinstance(holder, types.MethodType):
+            new = types.MethodType(self._new(holder.__func__), self._new(holder.__self__))
+        elif isinstance(holder, types.GenericAlias):
+            new = types.GenericAlias.__new__(
+                type(holder), self._new(holder.__origin__), self._new_tuple(holder.__args__)
+            )
+        else:
+            new = functools.reduce(operator.or_, self._new_tuple(holder.__args__))
+        self.rebuilt.append((holder, new))
+
     def _put_in_cell(self, holder: types.CellType) -> None:
         holder.cell_contents = self._new(holder.cell_contents)
 
@@ -155,8 +181,15 @@ class _Replacing:
         holder.__setstate__(state)  # type: ignore[attr-defined]
 
     def _put_in_dict(self, holder: dict[Any, Any]) -> None:
+        if self._with_keys and any(id(key) in self._new_of for key in holder):
+            entries = {self._new(key): value for key, value in holder.items()}
+            entries |= {key: value for key, value in holder.items() if id(key) not in self._new_of}  # there by itself
+            holder.clear()
+            holder.update(entries)
         held = [key for key, value in holder.items() if id(value) in self._new_of]
         owner = _class_of(holder) if held and "__module__" in holder and "__doc__" in holder else None
+        if id(owner) in self._new_of:
+            return  # of an old class, which goes, or stays as it is
         for key in held:
             if owner is None:
                 holder[key] = self._new(holder[key])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.magic import line_magic
 
-from ..errors import CodeError
+from ..errors import CodeError, UsageError
 from .arguments import documented, parse
 from .script_magics import ScriptMagics, origin_of
 from .sinks import TerminalSink, sink_for
@@ -64,13 +64,13 @@ class FileMagics(ScriptMagics):
     def _sync_before_cell(self, cluster: Cluster, ranks: Sequence[int]) -> None:
         """Reload what was edited, if that is wanted; what can't be is told, and the cell runs with what is there.
 
-        On the cell's ranks alone: others may be dead, or run another cell.
+        On the cell's ranks alone: others may be dead, or run another cell. An interrupt and a death end the cell too.
         """
         if not self.auto_sync:
             return
         try:
             synced = self._sync(cluster, ranks=ranks)
-        except CodeError as error:
+        except (CodeError, UsageError) as error:  # the latter of a node that can't take a file, say
             sys.stderr.write(f"{error}\n")
             return
         if synced.reloaded:
