@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from jupyter_disttrain.engine import stage_part
 from jupyter_disttrain.engine.stage_chain import Neighbours
-from jupyter_disttrain.engine.stage_part import Part
+from jupyter_disttrain.engine.stage_part import Part, hash_of
 from jupyter_disttrain.engine.stage_source import Source
 from jupyter_disttrain.engine.stage_store import Store
 from jupyter_disttrain.errors import StageError
@@ -22,7 +23,10 @@ from jupyter_disttrain.errors import StageError
 from .stage_tools import Chain, FileServer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_disttrain import Cluster
+    from jupyter_disttrain.engine.stage_relay import Relay
 
 MIB = 1 << 20
 
@@ -43,6 +47,13 @@ def told(chain: Chain) -> list[tuple[BaseException | None, str]]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def fail_if_large(part: Part, target: Path, become: Callable[[Part, Path], None] = Part.become) -> None:
+    """Stand in for ``Part.become``: a file of several blocks is cut off at its end."""
+    if part.file.blocks > 1:
+        raise StageError("no more")
+    become(part, target)
 
 
 # Disks that fail
@@ -73,13 +84,6 @@ def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_aft
 def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    become = Part.become
-
-    def fail_if_large(part: Part, target: Path) -> None:
-        if part.file.blocks > 1:
-            raise StageError("no more")
-        become(part, target)
-
     control = tmp_path / "a" / ".data.disttrain-stage"
     for spoilt in (bytes(64), b"\xff" * 64, b"g" * 64):
         shutil.rmtree(tmp_path / "a", ignore_errors=True)
@@ -202,6 +206,30 @@ def test_a_variable_that_a_node_lacks_is_named(data: Path, tmp_path: Path, monke
     store = Store(str(data), "$HERE/${HERE}", "node0")
     store.close()
     assert store.path == Path(f"{tmp_path}/{tmp_path}/data")
+
+
+def test_stop_is_heeded_between_the_blocks_that_are_compared(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "become", fail_if_large)
+        assert "no more" in str(told(Chain(data, [tmp_path / "a"]))[0][0])
+    assert told(Chain(data, [tmp_path / "b"])) == [(None, "")]
+
+    for node, verify in (("a", False), ("b", True)):  # a file that was begun, and one that is whole
+        chain = Chain(data, [tmp_path / node], verify=verify)
+        compared = []
+
+        def hash_and_stop(block: bytes, relay: Relay = chain.relays[0], compared: list[int] = compared) -> bytes:
+            compared.append(len(block))
+            if len(block) == MIB:
+                relay.stop("stopped")
+            return hash_of(block)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stage_part, "hash_of", hash_and_stop)
+            assert told(chain) == [(None, "stopped")]
+        assert compared.count(MIB) == 1
 
 
 # What the source is

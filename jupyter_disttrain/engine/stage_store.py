@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
-from .stage_part import Part, hash_of, parse, whole_hash
+from .stage_part import Part, hash_file, hash_of, parse, whole_hash
 from .stage_place import check_own, is_same, make_folder, make_own, own_folder, path_for
 from .stage_source import BLOCK_BYTES, CONTROL
 
@@ -111,7 +111,7 @@ class Store:
         verify
             Read what is there and compare its hash, in place of its size and its version in the source.
         check
-            Called between files; it raises what is to end this.
+            Called between files and blocks; it raises what is to end this.
 
         Returns
         -------
@@ -210,7 +210,7 @@ class Store:
             check()
             path = self._path_of(file.name)
             is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
-            if is_there and _has_size(path, file.size_bytes) and (not verify or _hash_file(path) == entry[3]):
+            if is_there and _has_size(path, file.size_bytes) and (not verify or hash_file(path, check) == entry[3]):
                 kept[file.name] = entry
         return kept
 
@@ -229,7 +229,7 @@ class Store:
             if file.name not in kept:
                 check()
                 part = self._part_of(file)
-                needs[at] = len(part.trusted()) if part.path.stem in parts else 0
+                needs[at] = len(part.trusted(check)) if part.path.stem in parts else 0
         return needs
 
     def _forget_other_parts(self, needs: dict[int, int]) -> None:
@@ -368,11 +368,3 @@ def _has_size(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
     except OSError:
         return False
-
-
-def _hash_file(path: Path) -> str:
-    digests = []
-    with path.open("rb") as opened:
-        while block := opened.read(BLOCK_BYTES):
-            digests.append(hash_of(block))
-    return whole_hash(digests)
