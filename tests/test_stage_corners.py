@@ -278,6 +278,26 @@ def test_a_source_without_files_is_a_folder_without_files(tmp_path: Path) -> Non
     assert (tmp_path / "b" / "nothing").is_dir()
 
 
+@pytest.mark.parametrize("reader", ["node", "the notebook's machine"])
+def test_content_that_size_and_time_do_not_tell_is_found_by_its_hash(data: Path, tmp_path: Path, reader: str) -> None:
+    nodes = [tmp_path / "a" if reader == "node" else None, tmp_path / "b"]
+    assert told(Chain(data, nodes)) == [(None, "")] * 2
+    for name in ("small", "deep/large"):
+        times = (data / name).stat()
+        (data / name).write_bytes((data / name).read_bytes()[::-1])
+        os.utime(data / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert [relay.tell()["copied_files"] for relay in Chain(data, nodes).run()][1] == 0
+    relays = Chain(data, nodes, verify=True).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 2
+    assert relays[1].tell()["copied_files"] == 2
+    for name in ("small", "deep/large"):
+        assert (tmp_path / "b" / "data" / name).read_bytes() == (data / name).read_bytes()
+    os.utime(data / "small", ns=(0, 1_234_567_890))  # the other way round: the time alone is another
+    for verify in (True, False):
+        relays = Chain(data, nodes, verify=verify).run()
+        assert [relay.tell()["copied_files"] for relay in relays] == [0, 0]
+
+
 def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
     began = time.time()
     with tarfile.open(tmp_path / "set.tar", "w") as archive:

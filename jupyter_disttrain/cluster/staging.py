@@ -66,7 +66,7 @@ class Staged:
     files: int
     size_bytes: int
     copied_bytes: int  # on the node that lacked most
-    read_bytes: int  # of the source
+    read_bytes: int  # of the source, to be copied
     seconds: float
     nodes: int
     shared: Mapping[str, str]  # a host that sees another's folder, and that other
@@ -129,7 +129,7 @@ class DataStager(Part):
         name
             A variable that is set to the path on each rank.
         verify
-            Read what is there and compare its hash, in place of sizes and times.
+            Read the source and what is there, and compare their hashes in place of sizes and times.
         on_progress
             Called some times a second.
         origin
@@ -158,7 +158,7 @@ class DataStager(Part):
             with ExitStack() as stack:
                 sender = None if is_seen else stack.enter_context(Sender(where, launch, chain[0]))
                 if sender is not None:
-                    sender.start(chain)
+                    sender.start(chain, verify=verify)
                     chain.insert(0, sender.place)
                 run = self.run(
                     f"get_ipython().staging.run({where!r}, {chain!r}, verify={verify})",

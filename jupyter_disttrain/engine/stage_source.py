@@ -10,7 +10,7 @@ import io
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,6 +34,7 @@ class SourceFile:
     size_bytes: int
     version: str  # another one means other content; empty if the source tells none; of a path: its time in nanoseconds
     mode: int = 0o644
+    hashed: str = field(default="", compare=False)  # where all is compared by hash
 
     @property
     def modified_ns(self) -> int | None:
@@ -47,13 +48,15 @@ class SourceFile:
 
     def as_list(self) -> list[Any]:
         """Return the fields as JSON takes them, in short: there may be a million files."""
-        return [self.name, self.size_bytes, self.version, self.mode]
+        told = [self.name, self.size_bytes, self.version, self.mode]
+        return [*told, self.hashed] if self.hashed else told
 
     @classmethod
     def from_list(cls, told: list[Any]) -> SourceFile:
         """Read that form; a name that leads out of the folder is refused."""
-        name, size, version, mode = told
-        return cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
+        name, size, version, mode, *hashed = told
+        read = cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
+        return replace(read, hashed=str(hashed[0])) if hashed else read
 
 
 def inside_name(name: str) -> str:

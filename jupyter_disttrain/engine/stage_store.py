@@ -109,7 +109,7 @@ class Store:
         folders
             Those of its folders that are empty; None if it is one file.
         verify
-            Read what is there and compare its hash, in place of its size and its version in the source.
+            Read what is there and compare its hash with the source's, in place of its size and version.
         check
             Called between files and blocks; it raises what is to end this.
 
@@ -209,8 +209,12 @@ class Store:
                 continue
             check()
             path = self._path_of(file.name)
-            is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
-            if is_there and _has_size(path, file.size_bytes) and (not verify or hash_file(path, check) == entry[3]):
+            if not _has_size(path, file.size_bytes):
+                continue
+            if verify:
+                if hash_file(path, check) == file.hashed:
+                    kept[file.name] = [file.name, file.size_bytes, file.version, file.hashed]
+            elif file.version and entry[1:3] == [file.size_bytes, file.version]:
                 kept[file.name] = entry
         return kept
 
