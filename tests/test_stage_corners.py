@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from jupyter_disttrain.addresses import without_secrets
 from jupyter_disttrain.engine import stage_part
 from jupyter_disttrain.engine.stage_chain import Neighbours
 from jupyter_disttrain.engine.stage_part import Part, hash_of
-from jupyter_disttrain.engine.stage_source import Source
+from jupyter_disttrain.engine.stage_source import Source, source_name
 from jupyter_disttrain.engine.stage_store import Store
-from jupyter_disttrain.errors import StageError
+from jupyter_disttrain.errors import RankFailure, StageError
 
 from .stage_tools import Chain, FileServer
 
@@ -317,7 +318,46 @@ def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
     assert relay._store.path.stat().st_mtime_ns == 1_234_567_890
 
 
+def test_an_address_that_is_signed_anew_is_the_same(tmp_path: Path) -> None:
+    with FileServer(b"content") as server:
+        for copied, signed in ((7, "v=1&sig=A%2Fb&se=2030"), (0, "v=1&sig=other&se=2031")):
+            (relay,) = Chain(f"{server.url}?{signed}", [tmp_path / "a"]).run()
+            assert (relay.fault, relay.tell()["copied_bytes"]) == (None, copied)
+        (relay,) = Chain(f"{server.url}?v=2&sig=other", [tmp_path / "a"]).run()
+        assert f"is a copy of {server.url}?v=1, not of {server.url}?v=2; remove" in str(relay.fault)
+    assert "sig" not in (tmp_path / "a" / ".file.bin.disttrain-stage" / "files.jsonl").read_text()
+    assert source_name("https://me:secret@host") == "host"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("https://me:se:c@ret@host/x?X-Amz-Signature=a&X-Amz-Date=b#c", "https://host/x#c"),
+        ("simplecache::https://key@host/x?sig=a&sp=r::", "simplecache::https://host/x::"),
+        ("zip://a::sftp://me:secret@host/x.zip", "zip://a::sftp://me@host/x.zip"),
+        ("abfs://box@account.dfs.core.windows.net/x", "abfs://box@account.dfs.core.windows.net/x"),
+        ("https://host/x?se=1&access_token=a", "https://host/x"),
+        ("https://host/x?se=1&id=a", "https://host/x?se=1&id=a"),
+        ("403, url='https://host/x?sig=a' (https://me:secret@host/)", "403, url='https://host/x' (https://host/)"),
+        ("/a/path:with@signs?sig", "/a/path:with@signs?sig"),
+    ],
+)
+def test_what_lets_others_in_is_not_shown(written: str, shown: str) -> None:
+    assert without_secrets(written) == shown
+
+
 # Ranks
+
+
+def test_an_address_that_can_t_be_read_is_shown_without_what_signs_it(torchless: Cluster, tmp_path: Path) -> None:
+    with FileServer(b"content") as server:
+        address = server.url.replace("://", "://me:secret@")
+    for refused in (f"{address}?sig=hidden", "s3://me:secret@bucket/x?sig=hidden", "http://me:secret@[x/?sig=hidden"):
+        with pytest.raises(RankFailure) as caught:
+            torchless.stage(refused, tmp_path)
+        shown = str(caught.value) + "".join(str(failure) for failure in caught.value.failures)
+        assert "hidden" not in shown
+        assert "secret" not in shown
 
 
 @pytest.mark.parametrize("change", ["del os.environ['MASTER_ADDR']", "os.environ['MASTER_ADDR'] = 'nowhere.invalid'"])

@@ -25,6 +25,7 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..addresses import without_secrets
 from ..errors import StageError
 from .stage_part import Part, hash_file, hash_of, parse, whole_hash
 from .stage_place import check_own, is_same, make_folder, make_own, own_folder, path_for
@@ -60,6 +61,7 @@ class Store:
     def __init__(self, source: str, to: str | None, host: str) -> None:
         self.path = path_for(source, to, host)
         self._source = source
+        self._name = without_secrets(source)  # the same when it is signed anew
         self._host = host
         self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._lock: int | None = None
@@ -157,13 +159,13 @@ class Store:
         if not told:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise StageError(
-                    f"{self.path} on {self._host} is there, and nothing tells that it is a copy of {self._source}; "
+                    f"{self.path} on {self._host} is there, and nothing tells that it is a copy of {self._name}; "
                     "remove it, or name another folder with --to"
                 )
             return {}
-        if told[0] != [self._source]:
+        if without_secrets(str(told[0][0])) != self._name:
             raise StageError(
-                f"{self.path} on {self._host} is a copy of {told[0][0]}, not of {self._source}; "
+                f"{self.path} on {self._host} is a copy of {without_secrets(str(told[0][0]))}, not of {self._name}; "
                 "remove it, or name another folder with --to"
             )
         return {found[0]: found for found in told[1:]}
@@ -221,7 +223,7 @@ class Store:
     def _write_list(self, kept: dict[str, list[Any]]) -> None:
         path = self._control / "files.jsonl"
         new = path.with_suffix(".new")
-        new.write_text("".join(f"{json.dumps(line)}\n" for line in ([self._source], *kept.values())))
+        new.write_text("".join(f"{json.dumps(line)}\n" for line in ([self._name], *kept.values())))
         new.replace(path)
         self._list = path.open("a", buffering=1)
 
