@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(jupyter_disttrain.__file__).parent
 NAME = PACKAGE.name
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "labextension" not in path.parts)
-PLAIN = {"locks", "ranks", "messages", "config", "errors", "hosts", "slurm_options", "framework_variables"}
+PLAIN = {"addresses", "locks", "ranks", "messages", "config", "errors", "hosts", "slurm_options", "framework_variables"}
 
 
 def module_name(path: Path) -> str:

@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from jupyter_disttrain.addresses import without_secrets
+from jupyter_disttrain.engine import stage_part
 from jupyter_disttrain.engine.stage_chain import Neighbours
-from jupyter_disttrain.engine.stage_part import Part
-from jupyter_disttrain.engine.stage_source import Source
+from jupyter_disttrain.engine.stage_part import Part, hash_of
+from jupyter_disttrain.engine.stage_source import Source, source_name
 from jupyter_disttrain.engine.stage_store import Store
-from jupyter_disttrain.errors import StageError
+from jupyter_disttrain.errors import RankFailure, StageError
 
 from .stage_tools import Chain, FileServer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_disttrain import Cluster
+    from jupyter_disttrain.engine.stage_relay import Relay
 
 MIB = 1 << 20
 
@@ -43,6 +48,13 @@ def told(chain: Chain) -> list[tuple[BaseException | None, str]]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def fail_if_large(part: Part, target: Path, become: Callable[[Part, Path], None] = Part.become) -> None:
+    """Stand in for ``Part.become``: a file of several blocks is cut off at its end."""
+    if part.file.blocks > 1:
+        raise StageError("no more")
+    become(part, target)
 
 
 # Disks that fail
@@ -73,13 +85,6 @@ def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_aft
 def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    become = Part.become
-
-    def fail_if_large(part: Part, target: Path) -> None:
-        if part.file.blocks > 1:
-            raise StageError("no more")
-        become(part, target)
-
     control = tmp_path / "a" / ".data.disttrain-stage"
     for spoilt in (bytes(64), b"\xff" * 64, b"g" * 64):
         shutil.rmtree(tmp_path / "a", ignore_errors=True)
@@ -204,6 +209,30 @@ def test_a_variable_that_a_node_lacks_is_named(data: Path, tmp_path: Path, monke
     assert store.path == Path(f"{tmp_path}/{tmp_path}/data")
 
 
+def test_stop_is_heeded_between_the_blocks_that_are_compared(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "become", fail_if_large)
+        assert "no more" in str(told(Chain(data, [tmp_path / "a"]))[0][0])
+    assert told(Chain(data, [tmp_path / "b"])) == [(None, "")]
+
+    for node, verify in (("a", False), ("b", True)):  # a file that was begun, and one that is whole
+        chain = Chain(data, [tmp_path / node], verify=verify)
+        compared = []
+
+        def hash_and_stop(block: bytes, relay: Relay = chain.relays[0], compared: list[int] = compared) -> bytes:
+            compared.append(len(block))
+            if len(block) == MIB:
+                relay.stop("stopped")
+            return hash_of(block)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stage_part, "hash_of", hash_and_stop)
+            assert told(chain) == [(None, "stopped")]
+        assert compared.count(MIB) == 1
+
+
 # What the source is
 
 
@@ -250,6 +279,26 @@ def test_a_source_without_files_is_a_folder_without_files(tmp_path: Path) -> Non
     assert (tmp_path / "b" / "nothing").is_dir()
 
 
+@pytest.mark.parametrize("reader", ["node", "the notebook's machine"])
+def test_content_that_size_and_time_do_not_tell_is_found_by_its_hash(data: Path, tmp_path: Path, reader: str) -> None:
+    nodes = [tmp_path / "a" if reader == "node" else None, tmp_path / "b"]
+    assert told(Chain(data, nodes)) == [(None, "")] * 2
+    for name in ("small", "deep/large"):
+        times = (data / name).stat()
+        (data / name).write_bytes((data / name).read_bytes()[::-1])
+        os.utime(data / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert [relay.tell()["copied_files"] for relay in Chain(data, nodes).run()][1] == 0
+    relays = Chain(data, nodes, verify=True).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 2
+    assert relays[1].tell()["copied_files"] == 2
+    for name in ("small", "deep/large"):
+        assert (tmp_path / "b" / "data" / name).read_bytes() == (data / name).read_bytes()
+    os.utime(data / "small", ns=(0, 1_234_567_890))  # the other way round: the time alone is another
+    for verify in (True, False):
+        relays = Chain(data, nodes, verify=verify).run()
+        assert [relay.tell()["copied_files"] for relay in relays] == [0, 0]
+
+
 def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
     began = time.time()
     with tarfile.open(tmp_path / "set.tar", "w") as archive:
@@ -269,7 +318,46 @@ def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
     assert relay._store.path.stat().st_mtime_ns == 1_234_567_890
 
 
+def test_an_address_that_is_signed_anew_is_the_same(tmp_path: Path) -> None:
+    with FileServer(b"content") as server:
+        for copied, signed in ((7, "v=1&sig=A%2Fb&se=2030"), (0, "v=1&sig=other&se=2031")):
+            (relay,) = Chain(f"{server.url}?{signed}", [tmp_path / "a"]).run()
+            assert (relay.fault, relay.tell()["copied_bytes"]) == (None, copied)
+        (relay,) = Chain(f"{server.url}?v=2&sig=other", [tmp_path / "a"]).run()
+        assert f"is a copy of {server.url}?v=1, not of {server.url}?v=2; remove" in str(relay.fault)
+    assert "sig" not in (tmp_path / "a" / ".file.bin.disttrain-stage" / "files.jsonl").read_text()
+    assert source_name("https://me:secret@host") == "host"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("https://me:se:c@ret@host/x?X-Amz-Signature=a&X-Amz-Date=b#c", "https://host/x#c"),
+        ("simplecache::https://key@host/x?sig=a&sp=r::", "simplecache::https://host/x::"),
+        ("zip://a::sftp://me:secret@host/x.zip", "zip://a::sftp://me@host/x.zip"),
+        ("abfs://box@account.dfs.core.windows.net/x", "abfs://box@account.dfs.core.windows.net/x"),
+        ("https://host/x?se=1&access_token=a", "https://host/x"),
+        ("https://host/x?se=1&id=a", "https://host/x?se=1&id=a"),
+        ("403, url='https://host/x?sig=a' (https://me:secret@host/)", "403, url='https://host/x' (https://host/)"),
+        ("/a/path:with@signs?sig", "/a/path:with@signs?sig"),
+    ],
+)
+def test_what_lets_others_in_is_not_shown(written: str, shown: str) -> None:
+    assert without_secrets(written) == shown
+
+
 # Ranks
+
+
+def test_an_address_that_can_t_be_read_is_shown_without_what_signs_it(torchless: Cluster, tmp_path: Path) -> None:
+    with FileServer(b"content") as server:
+        address = server.url.replace("://", "://me:secret@")
+    for refused in (f"{address}?sig=hidden", "s3://me:secret@bucket/x?sig=hidden", "http://me:secret@[x/?sig=hidden"):
+        with pytest.raises(RankFailure) as caught:
+            torchless.stage(refused, tmp_path)
+        shown = str(caught.value) + "".join(str(failure) for failure in caught.value.failures)
+        assert "hidden" not in shown
+        assert "secret" not in shown
 
 
 @pytest.mark.parametrize("change", ["del os.environ['MASTER_ADDR']", "os.environ['MASTER_ADDR'] = 'nowhere.invalid'"])

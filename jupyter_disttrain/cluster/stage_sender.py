@@ -138,10 +138,11 @@ class Sender:
             raise StageError(f"{self._source} can't be sent from {self.host}: {self._said() or 'its process ended'}")
         return str(told["key"])
 
-    def start(self, chain: Sequence[dict[str, Any]]) -> None:
-        """Have it send to the nodes of a chain."""
+    def start(self, chain: Sequence[dict[str, Any]], *, verify: bool) -> None:
+        """Have it send to the nodes of a chain; ``verify``: see ``staging.DataStager.stage``."""
         first, *others = chain
-        asked = {"source": self._source, "chain": [self.place, first | {"url": self._url}, *others]}
+        asked = {"source": self._source, "verify": verify}
+        asked["chain"] = [self.place, first | {"url": self._url}, *others]
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         self._process.stdin.flush()

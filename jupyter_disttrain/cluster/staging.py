@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..addresses import is_address, without_secrets
 from ..errors import ClusterClosedError, StageError
 from ..messages import RANK_REQUEST
 from ..ranks import label_ranks
@@ -66,7 +67,7 @@ class Staged:
     files: int
     size_bytes: int
     copied_bytes: int  # on the node that lacked most
-    read_bytes: int  # of the source
+    read_bytes: int  # of the source, to be copied
     seconds: float
     nodes: int
     shared: Mapping[str, str]  # a host that sees another's folder, and that other
@@ -129,7 +130,7 @@ class DataStager(Part):
         name
             A variable that is set to the path on each rank.
         verify
-            Read what is there and compare its hash, in place of sizes and times.
+            Read the source and what is there, and compare their hashes in place of sizes and times.
         on_progress
             Called some times a second.
         origin
@@ -150,7 +151,7 @@ class DataStager(Part):
         """
         if name is not None:
             check_names([name])
-        where = source if isinstance(source, str) and _is_address(source) else _absolute(source)
+        where = source if isinstance(source, str) and is_address(source) else _absolute(source)
         launch, everybody = self._ready("all")
         first = _first_of_each_node(launch, everybody)
         try:
@@ -158,10 +159,10 @@ class DataStager(Part):
             with ExitStack() as stack:
                 sender = None if is_seen else stack.enter_context(Sender(where, launch, chain[0]))
                 if sender is not None:
-                    sender.start(chain)
+                    sender.start(chain, verify=verify)
                     chain.insert(0, sender.place)
                 run = self.run(
-                    f"get_ipython().staging.run({where!r}, {chain!r}, verify={verify})",
+                    f"get_ipython().staging.run({chain!r}, verify={verify})",
                     order,
                     listener=_Watch(launch, order, on_progress),
                     origin=replace(origin or Origin(), is_cell=False),
@@ -291,7 +292,8 @@ def _result(
         fault = "" if sender is None else sender.fault
         ended = f"{sender.host}: {fault}" if sender is not None and fault else ended
         raise StageError(
-            f"{where} is not on every node: {ended}; what is whole stays, and the next call goes on from there"
+            f"{without_secrets(where)} is not on every node: {ended}; what is whole stays, and the next call goes on "
+            "from there"
         )
     by_node = {launch.table[report["rank"]].info.node_rank: report for report in reports}
     paths = {rank: by_node[launch.table[rank].info.node_rank]["path"] for rank in everybody}
@@ -313,10 +315,6 @@ def _words_of(sender: Sender) -> str:
     """Say which machine has read the source, if it is none of the nodes."""
     way = f", and sent through ssh to {sender.via}" if sender.via else ""
     return f"{sender.host}, the notebook's machine{way}"
-
-
-def _is_address(source: str) -> bool:
-    return "://" in source or "::" in source
 
 
 def _absolute(source: str | os.PathLike[str]) -> str:

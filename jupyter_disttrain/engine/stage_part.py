@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .stage_source import BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .stage_source import SourceFile
@@ -29,6 +29,16 @@ def hash_of(block: bytes | memoryview) -> bytes:
 def whole_hash(digests: Sequence[bytes]) -> str:
     """Return a file's hash from those of its blocks."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def hash_file(path: Path, check: Callable[[], None]) -> str:
+    """Return a file's hash; ``check`` is called between blocks, and raises what is to end this."""
+    digests = []
+    with path.open("rb") as opened:
+        while block := opened.read(BLOCK_BYTES):
+            check()
+            digests.append(hash_of(block))
+    return whole_hash(digests)
 
 
 def parse(line: str) -> Any:
@@ -64,13 +74,17 @@ class Part:
             return []
         return digests
 
-    def trusted(self) -> list[bytes]:
-        """Return the hashes of the blocks that are on the disk as they were written; the others are cut off."""
+    def trusted(self, check: Callable[[], None]) -> list[bytes]:
+        """Return the hashes of the blocks that are on the disk as they were written; the others are cut off.
+
+        ``check`` is called between blocks, and raises what is to end this.
+        """
         digests = self.read_digests()
         good: list[bytes] = []
         if digests:
             with self.path.open("r+b") as opened:
                 for digest in digests:
+                    check()
                     if hash_of(opened.read(BLOCK_BYTES)) != digest:
                         break
                     good.append(digest)

@@ -11,8 +11,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from ..addresses import is_address
 from ..errors import StageError
-from .stage_source import is_address, source_name
+from .stage_source import source_name
 
 FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
 

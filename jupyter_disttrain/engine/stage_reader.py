@@ -1,25 +1,42 @@
 """Read a data set for the nodes of a chain.
 
-Covers: which blocks are read, in which order; the hashes that travel with them.
+Covers: which blocks are read, in which order; the hashes that travel with them; those of all that the source holds.
 Does not cover: where they are read from (``stage_source``), passing them on (``stage_relay``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .stage_part import hash_of, whole_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .stage_sender import Nowhere
-    from .stage_source import Source
+    from .stage_source import Source, SourceFile
     from .stage_store import Store
 
     Target: TypeAlias = Store | Nowhere
 
 Item = tuple[int, int, Any, bytes]  # a file, a block's number, the block, its hash; number -1: the file's own hash
+
+
+def hash_files(source: Source, check: Callable[[], None]) -> list[SourceFile]:
+    """Return the files of a source with the hashes of what they hold: all of it is read.
+
+    ``check`` is called between blocks, and raises what is to end this.
+    """
+    hashed = []
+    for file in source.files:
+        digests = []
+        check()
+        for block in source.read(file, 0):
+            check()
+            digests.append(hash_of(block))
+        hashed.append(replace(file, hashed=whole_hash(digests)))
+    return hashed
 
 
 def read_blocks(source: Source, needs: Mapping[int, int], own: Mapping[int, int], store: Target) -> Iterator[Item]:
@@ -51,5 +68,5 @@ def read_blocks(source: Source, needs: Mapping[int, int], own: Mapping[int, int]
             digests.append(digest)
             yield at, number, block, digest
         if file.blocks != 1:
-            hashed = whole_hash(digests) if len(digests) == file.blocks else store.hash_of(at)
+            hashed = file.hashed or (whole_hash(digests) if len(digests) == file.blocks else store.hash_of(at))
             yield at, -1, b"", hashed.encode()

@@ -7,7 +7,7 @@ The first node reads the source, once. Each node writes what it lacks and passes
 block, so that many copies take about as long as one. It goes like this:
 
 1. Neighbours greet each other.
-2. The list of files goes down the chain.
+2. The list of files goes down the chain; with the hash of each, if all is compared by hash.
 3. What is missing comes up: for each file the first block that this node, or one after it, has not.
 4. Blocks go down, then the hash of each file.
 5. From the last node on each says that it is done, with what it did.
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import StageError
 from .stage_chain import DOWN, UP
 from .stage_part import whole_hash
-from .stage_reader import read_blocks
+from .stage_reader import hash_files, read_blocks
 from .stage_source import BLOCK_BYTES, Source, SourceFile, inside_name
 
 if TYPE_CHECKING:
@@ -232,6 +232,9 @@ class Relay:
     def _share_list(self) -> None:
         if self._at == 0:
             self._source = Source(self._source_name)
+            if self._verify:
+                self.phase = "comparing"
+                self._source.files = hash_files(self._source, self._check_stop)
             self._files, self._is_folder = self._source.files, self._source.is_folder
             self._empty_folders = self._source.empty_folders
         else:

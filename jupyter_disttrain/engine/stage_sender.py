@@ -77,7 +77,7 @@ def main() -> None:
     asked = json.loads(told)
     source = asked["source"]
     chain = [Place(**place) for place in asked["chain"]]
-    relay = Relay(source, chain, 0, neighbours, Nowhere(source), verify=False)
+    relay = Relay(source, chain, 0, neighbours, Nowhere(source), verify=asked["verify"])
     threading.Thread(target=_stop_with_notebook, args=(relay,), daemon=True).start()
     relay.run()
     _say(relay.tell() | {"fault": "" if relay.fault is None else str(relay.fault)})

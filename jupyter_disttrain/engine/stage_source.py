@@ -10,10 +10,11 @@ import io
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..addresses import is_address, without_secrets
 from ..errors import StageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class SourceFile:
     size_bytes: int
     version: str  # another one means other content; empty if the source tells none; of a path: its time in nanoseconds
     mode: int = 0o644
+    hashed: str = field(default="", compare=False)  # where all is compared by hash
 
     @property
     def modified_ns(self) -> int | None:
@@ -47,13 +49,15 @@ class SourceFile:
 
     def as_list(self) -> list[Any]:
         """Return the fields as JSON takes them, in short: there may be a million files."""
-        return [self.name, self.size_bytes, self.version, self.mode]
+        told = [self.name, self.size_bytes, self.version, self.mode]
+        return [*told, self.hashed] if self.hashed else told
 
     @classmethod
     def from_list(cls, told: list[Any]) -> SourceFile:
         """Read that form; a name that leads out of the folder is refused."""
-        name, size, version, mode = told
-        return cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
+        name, size, version, mode, *hashed = told
+        read = cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
+        return replace(read, hashed=str(hashed[0])) if hashed else read
 
 
 def inside_name(name: str) -> str:
@@ -64,14 +68,9 @@ def inside_name(name: str) -> str:
     return name
 
 
-def is_address(source: str) -> bool:
-    """Whether fsspec reads it, and not the file system."""
-    return "://" in source or "::" in source
-
-
 def source_name(source: str) -> str:
     """Return the name of a data set: the last part of its path or address."""
-    first, *others = source.split("::")
+    first, *others = without_secrets(source).split("::")
     address = others[-1] if others and "://" not in first else first  # simplecache::s3://bucket/folder
     name = PurePosixPath(address.partition("?")[0].rstrip("/").rpartition("://")[2]).name
     return "data" if name in ("", ".", "..") else name
@@ -111,12 +110,12 @@ class Source:
             return self._list_address() if self._fs is not None else self._list_path(Path(self._root))
         except FileNotFoundError as error:
             why = "" if error.__cause__ is None else f": {error.__cause__}"
-            raise StageError(f"{error.filename or self._where} is not there{why}") from None
+            raise _trouble(f"{error.filename or self._where} is not there{why}") from None
         except StageError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # Each file system of fsspec has errors of its own.
-            raise StageError(f"{self._where} can't be listed: {type(error).__name__}: {error}") from error
+            raise _trouble(f"{self._where} can't be listed: {type(error).__name__}: {error}") from None
 
     def _list_path(self, root: Path) -> tuple[bool, list[SourceFile]]:
         if not root.is_dir():
@@ -149,7 +148,7 @@ class Source:
             if not any(map(_is_control, PurePosixPath(name).parent.parts))
         ]
         if not files:
-            raise StageError(f"{self._where} holds no file")
+            raise _trouble(f"{self._where} holds no file")
         return True, files
 
     def read(self, file: SourceFile, first: int) -> Iterator[memoryview]:
@@ -170,12 +169,12 @@ class Source:
                     if len(piece) < min(left, self._piece_bytes):
                         break
                     left -= len(piece)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # Each file system of fsspec has errors of its own.
             what = f"{type(error).__name__}: {error}"
-            raise StageError(f"{self._path_of(file)} can't be read: {what}") from error
+            raise _trouble(f"{self._path_of(file)} can't be read: {what}") from None
         if left > 0:
-            raise StageError(f"{self._path_of(file)} became shorter while it was copied; stage it again")
+            raise _trouble(f"{self._path_of(file)} became shorter while it was copied; stage it again")
         if self._fs is None and _of_path(Path(self._path_of(file)), file.name) != file:
             raise StageError(f"{self._path_of(file)} was changed while it was copied; stage it again")
 
@@ -190,6 +189,11 @@ class Source:
         return self._fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none")
 
 
+def _trouble(what: str) -> StageError:
+    """Say what an address refuses, and nothing that lets others in; so its own error is never chained to this one."""
+    return StageError(without_secrets(what))
+
+
 def _file_system(source: str) -> tuple[Any, str]:
     import fsspec  # noqa: PLC0415  (a path needs none)
     from fsspec.registry import known_implementations  # noqa: PLC0415
@@ -201,10 +205,10 @@ def _file_system(source: str) -> tuple[Any, str]:
         advice = known_implementations.get(protocol, {}).get("err", "")
         package = re.search(r"[Ii]nstall [\"']?(\w+)", advice)
         remedy = f"run: pip install {package[1]}" if package else f"{advice} {error}".strip()
-        raise StageError(f"{source} can't be read by the ranks' Python; {remedy}") from None
-    except Exception as error:
+        raise _trouble(f"{source} can't be read by the ranks' Python; {remedy}") from None
+    except Exception as error:  # noqa: BLE001
         # What file systems need, credentials say, they ask for in ways of their own.
-        raise StageError(f"{source} can't be opened: {type(error).__name__}: {error}") from error
+        raise _trouble(f"{source} can't be opened: {type(error).__name__}: {error}") from None
     return file_system, str(root)
 
 
@@ -233,7 +237,7 @@ def _of_path(path: Path, name: str) -> SourceFile:
 
 def _of_info(name: str, told: dict[str, Any], path: str) -> SourceFile:
     if told.get("size") is None:
-        raise StageError(f"the server of {path} does not tell its size, so that nobody could tell when it is whole")
+        raise _trouble(f"the server of {path} does not tell its size, so that nobody could tell when it is whole")
     version = next((f"{key} {told[key]}" for key in _VERSIONS if told.get(key)), "")
     return SourceFile.from_list([name, told["size"], version, 0o644])
 

@@ -25,8 +25,9 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..addresses import without_secrets
 from ..errors import StageError
-from .stage_part import Part, hash_of, parse, whole_hash
+from .stage_part import Part, hash_file, hash_of, parse, whole_hash
 from .stage_place import check_own, is_same, make_folder, make_own, own_folder, path_for
 from .stage_source import BLOCK_BYTES, CONTROL
 
@@ -60,6 +61,7 @@ class Store:
     def __init__(self, source: str, to: str | None, host: str) -> None:
         self.path = path_for(source, to, host)
         self._source = source
+        self._name = without_secrets(source)  # the same when it is signed anew
         self._host = host
         self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._lock: int | None = None
@@ -109,9 +111,9 @@ class Store:
         folders
             Those of its folders that are empty; None if it is one file.
         verify
-            Read what is there and compare its hash, in place of its size and its version in the source.
+            Read what is there and compare its hash with the source's, in place of its size and version.
         check
-            Called between files; it raises what is to end this.
+            Called between files and blocks; it raises what is to end this.
 
         Returns
         -------
@@ -157,13 +159,13 @@ class Store:
         if not told:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise StageError(
-                    f"{self.path} on {self._host} is there, and nothing tells that it is a copy of {self._source}; "
+                    f"{self.path} on {self._host} is there, and nothing tells that it is a copy of {self._name}; "
                     "remove it, or name another folder with --to"
                 )
             return {}
-        if told[0] != [self._source]:
+        if without_secrets(str(told[0][0])) != self._name:
             raise StageError(
-                f"{self.path} on {self._host} is a copy of {told[0][0]}, not of {self._source}; "
+                f"{self.path} on {self._host} is a copy of {without_secrets(str(told[0][0]))}, not of {self._name}; "
                 "remove it, or name another folder with --to"
             )
         return {found[0]: found for found in told[1:]}
@@ -209,15 +211,19 @@ class Store:
                 continue
             check()
             path = self._path_of(file.name)
-            is_there = file.version and entry[1:3] == [file.size_bytes, file.version]
-            if is_there and _has_size(path, file.size_bytes) and (not verify or _hash_file(path) == entry[3]):
+            if not _has_size(path, file.size_bytes):
+                continue
+            if verify:
+                if hash_file(path, check) == file.hashed:
+                    kept[file.name] = [file.name, file.size_bytes, file.version, file.hashed]
+            elif file.version and entry[1:3] == [file.size_bytes, file.version]:
                 kept[file.name] = entry
         return kept
 
     def _write_list(self, kept: dict[str, list[Any]]) -> None:
         path = self._control / "files.jsonl"
         new = path.with_suffix(".new")
-        new.write_text("".join(f"{json.dumps(line)}\n" for line in ([self._source], *kept.values())))
+        new.write_text("".join(f"{json.dumps(line)}\n" for line in ([self._name], *kept.values())))
         new.replace(path)
         self._list = path.open("a", buffering=1)
 
@@ -229,7 +235,7 @@ class Store:
             if file.name not in kept:
                 check()
                 part = self._part_of(file)
-                needs[at] = len(part.trusted()) if part.path.stem in parts else 0
+                needs[at] = len(part.trusted(check)) if part.path.stem in parts else 0
         return needs
 
     def _forget_other_parts(self, needs: dict[int, int]) -> None:
@@ -368,11 +374,3 @@ def _has_size(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
     except OSError:
         return False
-
-
-def _hash_file(path: Path) -> str:
-    digests = []
-    with path.open("rb") as opened:
-        while block := opened.read(BLOCK_BYTES):
-            digests.append(hash_of(block))
-    return whole_hash(digests)

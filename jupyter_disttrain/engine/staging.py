@@ -30,7 +30,7 @@ class Staging:
         self._neighbours: Neighbours | None = None
         self._store: Store | None = None
         self._relay: Relay | None = None
-        self._mark = ""
+        self._mark = self._source = ""
 
     def get_ready(self, source: str, to: str | None, mark: str, info: RankInfo, master: str) -> dict[str, Any]:
         """Listen for the node before this one, and say where.
@@ -59,20 +59,18 @@ class Staging:
             If the folder can't be made.
         """
         self.let_go()
-        self._mark = mark
+        self._mark, self._source = mark, source
         self._store = Store(source, to, info.host)
         self._store.leave_mark(mark)
         self._neighbours = Neighbours(own_address(master))
         place = {"url": self._neighbours.url, "key": self._neighbours.key, "mark": mark}
         return {"place": place | {"rank": info.rank, "host": info.host}, "sees": is_seen(source)}
 
-    def run(self, source: str, chain: Sequence[dict[str, Any]], *, verify: bool) -> dict[str, Any]:
+    def run(self, chain: Sequence[dict[str, Any]], *, verify: bool) -> dict[str, Any]:
         """Copy; returns what was done: see :meth:`Relay.tell`.
 
         Parameters
         ----------
-        source
-            A path, or an address.
         chain
             All nodes that copy, in their order: the first one reads the source.
         verify
@@ -87,7 +85,7 @@ class Staging:
         assert self._store is not None
         places = [Place(**place) for place in chain]
         at = next(number for number, place in enumerate(places) if place.mark == self._mark)
-        relay = self._relay = Relay(source, places, at, self._neighbours, self._store, verify=verify)
+        relay = self._relay = Relay(self._source, places, at, self._neighbours, self._store, verify=verify)
         self._neighbours, self._store = None, None
         done = threading.Event()
         thread = threading.Thread(target=_run, args=(relay, done), name="stage", daemon=True)

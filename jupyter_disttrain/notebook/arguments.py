@@ -240,7 +240,11 @@ def _stage() -> _Parser:
     add("source", metavar="PATH", help="a file or folder, or an address such as s3://bucket/folder")
     add("--to", metavar="DIR", help="in which its folder is made on each node (default: on the node's local disk)")
     add("--as", dest="into", metavar="NAME", help="a variable that is set to the path on each rank")
-    add("--verify", action="store_true", help="compare the hashes of what is there, in place of sizes and times")
+    add(
+        "--verify",
+        action="store_true",
+        help="compare hashes of all with the source's, in place of sizes and times",
+    )
     _add_name(parser)
     return parser
 
