@@ -7,6 +7,7 @@ Does not cover: whether they can be used (``cluster.preflight``).
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import shlex
 from collections import Counter
@@ -126,7 +127,7 @@ def take_hosts(
 
 
 def split_command(text: str) -> list[str]:
-    """Return the words of an ssh command as a person gives it, with its options.
+    """Return the words of an ssh command as a person gives it, with its options and variables.
 
     Raises
     ------
@@ -134,7 +135,7 @@ def split_command(text: str) -> list[str]:
         If a quote does not end, or there is no word.
     """
     try:
-        words = shlex.split(text)
+        words = [os.path.expandvars(word) for word in shlex.split(text)]
     except ValueError as error:
         raise UsageError(f"cannot read --ssh {text!r}: {error}") from error
     if not words:

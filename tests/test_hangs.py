@@ -281,6 +281,13 @@ def test_an_interrupt_of_a_stopped_rank_is_not_lost_when_it_goes_on(three: Clust
             run.wait()
 
 
+def test_c_code_is_not_cut_short_by_a_look_before_it_counts_as_a_hang(torchless: Cluster) -> None:
+    code = (
+        "import ctypes\n0 if rank else ctypes.PyDLL(None).sleep(6)"  # returns what was left of it
+    )
+    assert torchless.run(code).results == {0: 0, 1: 0}
+
+
 def test_a_rank_that_lets_no_thread_run_is_seen_from_outside(
     three: Cluster, pids: dict[int, int], tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
     second = start(bare_notebook, f"-n 1 {FAST} --launcher local --name other")
     assert bare_notebook.run("%%distributed --name other\nprint(world_size)").check().text == "1"
     assert bare_notebook.run("%%distributed --name default\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
-    assert bare_notebook.run("%dist_shutdown --name other").check().text == "rank 0 ended"
+    assert bare_notebook.run("%dist_shutdown --name other").check().text == "other: rank 0 ended"
     assert is_all_gone(second)
     assert bare_notebook.run("%%distributed\nprint('here')").check().lines == ["ranks 0-1 │ here"]
     assert bare_notebook.run("%dist_shutdown").check().text == "ranks 0-1 ended"

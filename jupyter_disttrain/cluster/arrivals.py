@@ -130,8 +130,8 @@ def _check_hello(hello: RankHello) -> None:
     if hello.failure is None:
         return
     remedies = {
-        "torch": "install torch for the Python that runs the notebook, or start without it: --backend none",
-        "mpi4py": "install it for the Python that runs the notebook, or start without MPI: --launcher local",
+        "torch": "install torch for the Python that runs there, or start without it: --backend none",
+        "mpi4py": "install it for the Python that runs there, or start without MPI: --launcher local",
     }
     module = hello.failure.split(" ", 1)[0]
     remedy = remedies.get(module, "jupyter disttrain doctor checks the installation")

@@ -96,9 +96,10 @@ class CheckpointKeeper(Part):
         others = [entry.info.rank for entry in self._launch.table if entry.state != "idle"]
         if others:
             are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
+            what = "a checkpoint that is" if self._writes_beside else "a checkpoint, if one is"
             return (
-                f"{are} not idle, so that a checkpoint that is being written beside the cells is cut off; the version "
-                "before stays the latest"
+                f"{are} not idle, so that {what} being written beside the cells is cut off; the version before stays "
+                "the latest"
             )
         try:
             self._run_checkpoints("wait()", options)

@@ -229,7 +229,7 @@ def _result(
         removed=removed,
     )
     if failed:
-        said = [f"{words} on {label_ranks(ranks)}, as it was before there" for words, ranks in failed.items()]
+        said = [f"{words}; the module stays as it was on {label_ranks(ranks)}" for words, ranks in failed.items()]
         also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""
         raise CodeError("; ".join(said) + also)
     return synced

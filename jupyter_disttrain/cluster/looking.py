@@ -121,7 +121,9 @@ class Looking:
         """Ask a rank, unless it still owes an answer."""
         look = self.looks.get(rank)
         if look is not None and look.asked_at > look.answered_at:
-            if look.silent_s > PATIENCE_SECONDS:
+            # By a signal, at which C code returns early that does not go on after one: not before somebody has to know.
+            patience_s = self._rules.hang_after_s if self._state.is_calm else 0.0
+            if look.silent_s > max(patience_s, PATIENCE_SECONDS):
                 self._look_from_outside(rank)
             return
         asked_at = time.monotonic()

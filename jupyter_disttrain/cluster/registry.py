@@ -347,5 +347,14 @@ def find(which: str | None, *, free: bool = False) -> ClusterFile:
         )
     names = [cluster.name for cluster in there]
     listed = ", ".join(each.name if names.count(each.name) == 1 else each.cluster_id for each in there) or "none"
-    what = "no cluster runs" if which is None else f"no cluster {which!r} runs (there: {listed})"
-    raise UsageError(f"{what}; one that outlives its kernel is started with %dist_init --keep")
+    what = f"no cluster {which!r} runs (there: {listed})"
+    if which is None:
+        what = (
+            f"no cluster waits for a notebook (those that run end with theirs: {listed})"
+            if there
+            else "no cluster runs"
+        )
+    raise UsageError(
+        f"{what}; one that outlives its kernel is started with %dist_init --keep, and the ranks of a batch job are "
+        "joined by its file: %dist_attach FILE"
+    )

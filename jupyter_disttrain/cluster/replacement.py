@@ -94,7 +94,8 @@ class Replacement(Introduction):
         assert self._processes is not None
         if self.config.job:
             within = f"nothing can be started within a job of {self.config.job} from outside"
-            raise IrreplaceableError(f"{within}; {GO_ON}; {remedy(self.config)}")
+            alone = "" if self.config.backend == "none" else ", but without dist, whose process group needs all ranks"
+            raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(self.config)}")
         host = self._moves.host_for(self.table[rank].launch_host, self.table)
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:

@@ -1,6 +1,7 @@
 """What libraries write on a rank's stderr that says nothing to anybody.
 
-Covers: torch's warning that a rank's address has no name: it goes on with the address.
+Covers: torch's warning that a rank's address has no name: it goes on with the address; the C++ frames below what else
+it warns of; what libevent says of a connection of MPI's to a process that died.
 Does not cover: other warnings, which are shown; the rank's log, which has all.
 """
 
@@ -8,10 +9,29 @@ from __future__ import annotations
 
 import re
 
-_SIGN = b"hostname of the client socket cannot be retrieved"
-_LINE = re.compile(rb"\[W[^\n]*\[c10d\] The hostname of the client socket cannot be retrieved\.[^\n]*\n?")
+_FRAMES = rb"(?:Exception raised from[^\n]*\n)?(?:(?:frame #\d+:|<omitting python frames>)[^\n]*(?:\n|$))+\n*"
+_NOISE = (  # a sign that is looked for first, what it is part of, what stays of that
+    (
+        b"hostname of the client socket cannot be retrieved",
+        re.compile(rb"\[W[^\n]*\[c10d\] The hostname of the client socket cannot be retrieved\.[^\n]*\n?"),
+        b"",
+    ),
+    (
+        b"\nframe #0:",
+        re.compile(rb"(\[W[^\n]*\[c10d\][^\n]*\n)" + _FRAMES),
+        rb"\1",
+    ),
+    (
+        b"[warn] Epoll ",
+        re.compile(rb"\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\.[^\n]*Bad file descriptor\n?"),
+        b"",
+    ),
+)
 
 
 def without_noise(data: bytes) -> bytes:
-    """Return what was written without such lines; torch writes each of them at once."""
-    return _LINE.sub(b"", data) if _SIGN in data else data
+    """Return what was written without such lines; each of them is written at once."""
+    for sign, pattern, rest in _NOISE:
+        if sign in data:
+            data = pattern.sub(rest, data)
+    return data

@@ -229,7 +229,7 @@ def _load() -> _Parser:
     parser = _parser("dist_load")
     add = parser.add_argument
     add("path", metavar="FOLDER", help="of the checkpoint: its latest version; or that of a version")
-    add("names", nargs="*", metavar="NAME", help="variables (default: all that were saved)")
+    add("names", nargs="*", default=[], metavar="NAME", help="variables (default: all that were saved)")
     _add_name(parser)
     return parser
 

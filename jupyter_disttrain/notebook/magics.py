@@ -157,9 +157,10 @@ class DistributedMagics(FileMagics):
     def dist_shutdown(self, line: str) -> None:
         """End the cluster and everything it started."""
         args = parse("dist_shutdown", line)
+        several = len(self._clusters) > 1
         for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
             self._end(cluster)
-            print(f"{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
+            print(f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)

@@ -1,0 +1,52 @@
+"""What libraries write that says nothing: as they write it, and what is left of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from jupyter_disttrain.engine.noise import without_noise
+
+SERVER = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+CLIENT = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+print("connected", flush=True)
+sys.stdin.readline()
+try:
+    store.get("what nobody sets")
+except dist.DistNetworkError:
+    sys.stderr.write("what the person wrote\\n")
+"""
+LIBEVENT = (
+    b"[warn] Epoll ADD(4) on fd 50 failed. Old events were 0; read change was 0 (none); write change was 1 (add); "
+    b"close change was 0 (none): Bad file descriptor\n"
+)
+
+
+def test_a_store_that_is_gone_is_one_line_without_the_frames_of_its_c_code() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().decode().strip()
+        with subprocess.Popen([sys.executable, "-c", CLIENT, port], **pipes) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"connected\n"
+            server.kill()
+            server.wait()
+            _, said = client.communicate(b"\n", timeout=60)
+    assert b"\nframe #0:" in said
+    first, *rest = without_noise(said).splitlines()
+    assert b"Did the remote server shutdown or crash?" in first
+    assert rest == [b"what the person wrote"]
+
+
+def test_what_libevent_says_of_a_dead_connection_is_left_out_and_nothing_else() -> None:
+    assert without_noise(b"before\n" + LIBEVENT + b"after\n") == b"before\nafter\n"
+    other = b"[warn] Epoll is what my lecture is about\nframe #0: of my film\n"
+    assert without_noise(other) == other
