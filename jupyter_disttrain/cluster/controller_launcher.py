@@ -53,7 +53,7 @@ class ControllerProcess(LocalControllerLauncher):
 
     owner_pid = Integer(0)
     idle_timeout_s = Float(0.0)
-    remove_dirs = Unicode("")
+    remove_dirs = List(Unicode())
     sockets = Unicode("")
     ports = List(Int())  # that they connect to; empty: any that are free
     listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none

@@ -92,14 +92,13 @@ class Processes:
 
     def start(self) -> None:
         """Start them all at the same moment."""
-        removable = os.pathsep.join(map(str, self._folders.removable))
         ports = self._config.controller_ports
         start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
         _outside_loop(
             start_controller,
             owner_pid=self._owner,
             idle_timeout_s=self._idle_timeout_s,
-            remove_dirs=removable,
+            remove_dirs=[str(folder) for folder in self._folders.removable],
             sockets=self._folders.sockets,
             listen=self._placement.listen,
             ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
