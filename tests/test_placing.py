@@ -1,7 +1,7 @@
 """Which rank is on which host, and a shared file system that is out of order, without any host.
 
 Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
-MPIs that can't start ranks over hosts, the GPUs of hosts, their interfaces.
+MPIs that can't start ranks over hosts, the GPUs of hosts, their interfaces, logs of any bytes.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
@@ -21,9 +21,12 @@ import pytest
 
 from jupyter_disttrain import Cluster, controller_arguments
 from jupyter_disttrain.cluster import placement
-from jupyter_disttrain.cluster.controller_launcher import any_ports
+from jupyter_disttrain.cluster.controller_launcher import ControllerProcess, any_ports
 from jupyter_disttrain.cluster.folders import Folders
 from jupyter_disttrain.cluster.host_report import HostReport
+from jupyter_disttrain.cluster.launchers.local import LocalRanks
+from jupyter_disttrain.cluster.launchers.mpi import MPIRanks
+from jupyter_disttrain.cluster.launchers.ssh import RanksOfHost
 from jupyter_disttrain.cluster.placement import Placement
 from jupyter_disttrain.cluster.rank_environment import rank_environment
 from jupyter_disttrain.cluster.rank_table import decide
@@ -207,3 +210,10 @@ def test_a_host_takes_the_interface_of_the_address_that_was_chosen_for_it(
         setup.enter(setup.Setup(environment=str(tmp_path / "environment"), host="b", ranks=1))
         assert [os.environ[name] for name in setup.INTERFACE_VARIABLES] == ["ib0", "ib0", "=ib0"]
     assert setup.interface_in("10.1.0.0/22") == "eth0"
+
+
+@pytest.mark.parametrize("launcher", [RanksOfHost, LocalRanks.launcher_class, ControllerProcess, MPIRanks])
+def test_a_log_is_shown_whatever_is_in_it(launcher: type[Any], tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"refus\xe9 par node2\n")
+    one = launcher(output_file=str(tmp_path / "log"), profile_dir=str(tmp_path), cluster_id="x", identifier="1")
+    assert one.get_output() == "refus\ufffd par node2\n"

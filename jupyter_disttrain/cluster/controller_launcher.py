@@ -11,7 +11,7 @@ from ..config import CONTROLLER_PORTS
 from ..controller_arguments import choose_ports, controller_arguments, is_free
 from ..errors import LaunchError
 from ..messages import signal_words
-from .launchers.local import is_alive
+from .launchers.local import WithAnyLog, is_alive
 
 DYING_SECONDS = 0.5  # for a controller, whose sockets close before its end can be seen
 
@@ -48,7 +48,7 @@ def any_ports(address: str) -> list[int]:
         raise LaunchError(f"the controller has no ports: {error}; name some with --controller-ports") from error
 
 
-class ControllerProcess(LocalControllerLauncher):
+class ControllerProcess(WithAnyLog, LocalControllerLauncher):
     """Start ``jupyter_disttrain.cluster.controller``."""
 
     owner_pid = Integer(0)

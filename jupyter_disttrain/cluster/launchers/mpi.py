@@ -121,7 +121,12 @@ def _version_of(mpiexec: str) -> str:
 def _ask_version(mpiexec: str) -> tuple[int | None, str]:
     """Return the exit code, None if it had to be killed, and what it said."""
     process = subprocess.Popen(  # noqa: S603
-        [mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [mpiexec, "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
     try:
         said, _ = process.communicate(timeout=VERSION_SECONDS)
