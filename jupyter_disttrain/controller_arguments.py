@@ -9,6 +9,7 @@ ranks a notebook joins later (``engine.join``).
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import sys
@@ -35,7 +36,7 @@ def controller_arguments(
     engine_ports, client_ports
         The ports there, with commas; without ports for clients, these reach it by Unix sockets.
     **options
-        Of ``DisttrainController``.
+        Of ``DisttrainController``; lists are of folders.
     """
     return [
         sys.executable,
@@ -54,8 +55,12 @@ def controller_arguments(
         f"--HeartMonitor.max_heartmonitor_misses={MISSED_BEATS}",
         "--IPController.use_threads=True",
         "--TaskScheduler.scheme_name=none",
-        *(f"--DisttrainController.{name}={value}" for name, value in options.items()),
+        *(f"--DisttrainController.{name}={_as_text(value)}" for name, value in options.items()),
     ]
+
+
+def _as_text(value: object) -> object:
+    return json.dumps([str(each) for each in value]) if isinstance(value, list) else value
 
 
 def _over_tcp(who: str, listen: str, ports: str) -> list[str]:

@@ -260,6 +260,13 @@ def test_an_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
 
 
+def test_an_mpiexec_whose_words_are_no_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = "printf 'Verbindung verweigert f\\374r node2\\n'"
+    broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{words}\nexit 1")
+    said = refuse_start()
+    assert said == "mpiexec ended before the ranks were up:\nVerbindung verweigert f\ufffdr node2"
+
+
 def test_an_mpiexec_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && exec echo Open MPI\nexec sleep 1000")
     assert refuse_start(start_timeout_s=2.5) == (

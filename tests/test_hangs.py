@@ -282,9 +282,7 @@ def test_an_interrupt_of_a_stopped_rank_is_not_lost_when_it_goes_on(three: Clust
 
 
 def test_c_code_is_not_cut_short_by_a_look_before_it_counts_as_a_hang(torchless: Cluster) -> None:
-    code = (
-        "import ctypes\n0 if rank else ctypes.PyDLL(None).sleep(6)"  # returns what was left of it
-    )
+    code = "import ctypes\n0 if rank else ctypes.PyDLL(None).sleep(6)"  # returns what was left of it
     assert torchless.run(code).results == {0: 0, 1: 0}
 
 

@@ -65,6 +65,40 @@ def test_a_lost_host_s_ranks_start_again_on_a_spare_and_the_others_keep_all(brea
         assert not breakable.left_on("node1"), "what it still had of the cluster is ended when it is there again"
 
 
+def test_a_spare_that_is_down_is_told_and_the_next_one_taken(breakable: Lab) -> None:
+    with Cluster(
+        launcher="ssh", hosts=parse_hosts("node1:1"), spares=("node2", "node3"), ssh=str(breakable.ssh), backend="none"
+    ) as cluster:
+        run = cluster.run("import threading; threading.Event().wait()", block=False)
+        breakable.kill("node2")
+        breakable.kill("node1")
+        with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host") as caught:
+            run.wait()
+        said = "\n".join(caught.value.notes)
+        assert "node2 can't stand in for node1: no process could be started on node2: " in said
+        assert "rank 0 was replaced by a new process on node3" in said
+        assert cluster.run("import socket; socket.gethostname()").results == {0: "node3"}
+
+
+def test_spares_that_are_all_down_leave_the_host_lost(breakable: Lab) -> None:
+    with Cluster(
+        launcher="ssh", hosts=parse_hosts("node1:1"), spares=("node2",), ssh=str(breakable.ssh), backend="none"
+    ) as cluster:
+        breakable.kill("node2")
+        breakable.kill("node1")
+        with pytest.raises(RankFailure, match=r"node1") as caught:
+            cluster.run("import threading; threading.Event().wait()")
+        (told,) = [note for note in caught.value.notes if "can't be replaced" in note]
+        assert told.startswith(
+            "rank 0 can't be replaced: node1 is lost; once it is there again %dist_reset -r 0 starts"
+        )
+        assert told.endswith("and no spare is left")
+        breakable.revive("node2")
+        breakable.revive("node1")
+        cluster.replace([0])
+        assert cluster.run("import socket; socket.gethostname()").results == {0: "node1"}
+
+
 def test_hosts_that_die_under_mpi_are_named_with_what_to_do(breakable: Lab) -> None:
     with Cluster(launcher="mpi", hosts=parse_hosts("node1:1,node2:1,node3:2"), ssh=str(breakable.ssh)) as cluster:
         run = cluster.run(LOOP.format(steps=10_000), block=False)

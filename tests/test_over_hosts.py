@@ -187,6 +187,21 @@ def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster) ->
     assert set(hosted.run("comm.allreduce(1)").results.values()) == {4}
 
 
+@pytest.mark.parametrize("launcher", ["mpi", "ssh"])
+def test_a_search_path_of_the_ranks_own_is_there_when_python_starts(launcher: str, lab: Lab) -> None:
+    paths = {"PYTHONPATH": f"/modules:{os.environ.get('PYTHONPATH', '')}", "LD_LIBRARY_PATH": "/libraries"}
+    given = tuple(f"{name}={value}" for name, value in paths.items())
+    seen = (
+        "import sys; '/modules' in sys.path, b'LD_LIBRARY_PATH=/libraries' in open('/proc/self/environ', 'rb').read()"
+    )
+    hosts = parse_hosts("node1:1,node2:1")
+    with Cluster(launcher=launcher, hosts=hosts, ssh=str(lab.ssh), backend="none", forward=given) as cluster:
+        assert set(cluster.run(seen).results.values()) == {(True, True)}
+        with pytest.raises(RankFailure, match="rank 1"):
+            cluster.run("import os\nif rank == 1: os._exit(1)")
+        assert set(cluster.run(seen).results.values()) == {(True, True)}
+
+
 @pytest.mark.parametrize(
     "chosen", [{"OMPI_MCA_btl_tcp_if_exclude": "lo"}, {"OMPI_MCA_pml": "ob1", "PRTE_MCA_prte_if_exclude": "lo"}]
 )

@@ -1,30 +1,39 @@
 """Which rank is on which host, and a shared file system that is out of order, without any host.
 
 Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
-MPIs that can't start ranks over hosts.
+MPIs that can't start ranks over hosts, the GPUs of hosts, their interfaces, logs of any bytes.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from jupyter_disttrain import Cluster, controller_arguments
 from jupyter_disttrain.cluster import placement
-from jupyter_disttrain.cluster.controller_launcher import any_ports
+from jupyter_disttrain.cluster.controller_launcher import ControllerProcess, any_ports
+from jupyter_disttrain.cluster.folders import Folders
 from jupyter_disttrain.cluster.host_report import HostReport
+from jupyter_disttrain.cluster.launchers.local import LocalRanks
+from jupyter_disttrain.cluster.launchers.mpi import MPIRanks
+from jupyter_disttrain.cluster.launchers.ssh import RanksOfHost
 from jupyter_disttrain.cluster.placement import Placement
+from jupyter_disttrain.cluster.rank_environment import rank_environment
 from jupyter_disttrain.cluster.rank_table import decide
 from jupyter_disttrain.cluster.start import Launch
 from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
+from jupyter_disttrain.engine import setup
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.loopback import is_held_to
 from jupyter_disttrain.errors import LaunchError, UsageError
@@ -181,3 +190,30 @@ def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wa
     assert devices == ["cuda:0", "cuda:0", "cuda:0"]
     found = placed(monkeypatch, {"a": 2, "b": 0}, hosts=parse_hosts("a:4,b:4"), backend="gloo")
     assert set(found.gpus.values()) == {0}
+
+
+def test_a_host_takes_the_interface_of_the_address_that_was_chosen_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network around chosen addresses of several subnets may hold those of other interfaces as well."""
+    there = {"lo": "127.0.0.1", "eth0": "10.1.1.7", "ib0": "10.1.2.7"}
+    addresses = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in there.items()}
+    monkeypatch.setattr(setup.psutil, "net_if_addrs", lambda: addresses)
+    hosts = parse_hosts("a:1,b:1")
+    found = Placement(hosts=hosts, network="10.1.0.0/22", addresses={"a": "10.1.0.7", "b": "10.1.2.7"})
+    folders = Folders(profile=tmp_path, run=tmp_path, local=tmp_path, cluster_id="x")
+    environment = rank_environment(ClusterConfig(hosts=hosts), folders, 2, [], found)
+    (tmp_path / "environment").write_text(json.dumps(environment))
+    with mock.patch.dict(os.environ):
+        for name in setup.INTERFACE_VARIABLES:
+            os.environ.pop(name, None)
+        setup.enter(setup.Setup(environment=str(tmp_path / "environment"), host="b", ranks=1))
+        assert [os.environ[name] for name in setup.INTERFACE_VARIABLES] == ["ib0", "ib0", "=ib0"]
+    assert setup.interface_in("10.1.0.0/22") == "eth0"
+
+
+@pytest.mark.parametrize("launcher", [RanksOfHost, LocalRanks.launcher_class, ControllerProcess, MPIRanks])
+def test_a_log_is_shown_whatever_is_in_it(launcher: type[Any], tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"refus\xe9 par node2\n")
+    one = launcher(output_file=str(tmp_path / "log"), profile_dir=str(tmp_path), cluster_id="x", identifier="1")
+    assert one.get_output() == "refus\ufffd par node2\n"

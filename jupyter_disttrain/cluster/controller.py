@@ -46,7 +46,7 @@ class DisttrainController(IPController):
 
     idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
-    remove_dirs = Unicode("", config=True, help="Folders to remove at the end, separated like PATH.")
+    remove_dirs = Unicode("[]", config=True, help="Folders to remove at the end, as JSON: their names may have colons.")
     remove_file = Unicode("", config=True, help="The job's own file, to remove before them.")
     follow_ranks = Bool(False, config=True, help="End once all ranks that were there have left.")
 
@@ -102,7 +102,7 @@ class DisttrainController(IPController):
         finally:
             if self.remove_file:
                 remove_own(Path(self.remove_file), self.cluster_id)
-            for folder in filter(None, self.remove_dirs.split(os.pathsep)):
+            for folder in json.loads(self.remove_dirs):
                 remove_folder(Path(folder))
 
     def _follow_owner(self) -> None:

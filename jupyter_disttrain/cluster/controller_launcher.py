@@ -11,7 +11,7 @@ from ..config import CONTROLLER_PORTS
 from ..controller_arguments import choose_ports, controller_arguments, is_free
 from ..errors import LaunchError
 from ..messages import signal_words
-from .launchers.local import is_alive
+from .launchers.local import WithAnyLog, is_alive
 
 DYING_SECONDS = 0.5  # for a controller, whose sockets close before its end can be seen
 
@@ -48,12 +48,12 @@ def any_ports(address: str) -> list[int]:
         raise LaunchError(f"the controller has no ports: {error}; name some with --controller-ports") from error
 
 
-class ControllerProcess(LocalControllerLauncher):
+class ControllerProcess(WithAnyLog, LocalControllerLauncher):
     """Start ``jupyter_disttrain.cluster.controller``."""
 
     owner_pid = Integer(0)
     idle_timeout_s = Float(0.0)
-    remove_dirs = Unicode("")
+    remove_dirs = List(Unicode())
     sockets = Unicode("")
     ports = List(Int())  # that they connect to; empty: any that are free
     listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none

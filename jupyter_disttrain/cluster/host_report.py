@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import host_probe
+from .rank_environment import forwarded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 SILENT = "no answer"  # the failure of a host of which not even ssh says anything
@@ -93,6 +94,7 @@ class Wanted:
     python: str = sys.executable
     python_version: str = field(default_factory=host_probe.python_version)
     python_path: tuple[str, ...] = ()  # what PYTHONPATH adds
+    library_path: str = ""  # LD_LIBRARY_PATH, which Python itself may need to be loaded
     package_folder: str
     package_version: str
     package_digest: str
@@ -109,7 +111,9 @@ class Wanted:
     by: str = "ssh"  # what leads to the hosts; "srun": they are nodes of a Slurm job
 
     @classmethod
-    def here(cls, *, torch: bool = True, mpiexec: str | None = None, **others: Any) -> Wanted:
+    def here(
+        cls, *, torch: bool = True, mpiexec: str | None = None, forward: Sequence[str] = (), **others: Any
+    ) -> Wanted:
         """Want on every host what this machine has.
 
         Parameters
@@ -118,16 +122,25 @@ class Wanted:
             Whether the ranks use it.
         mpiexec
             Open MPI's, if the ranks are started by it.
+        forward
+            Variables that the ranks are given there, as in ``ClusterConfig.forward``.
         others
             Fields of this class.
+
+        Raises
+        ------
+        UsageError
+            If a variable is to be forwarded that is not set.
         """
+        environment = forwarded(os.environ, forward)
         said = host_probe.hear(host_probe.ask_version(mpiexec)) if mpiexec else ""
-        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        entries = environment.get("PYTHONPATH", "").split(os.pathsep)
         return cls(
             torch=host_probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
             mpi_version=host_probe.open_mpi_version(said),
             python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (links stay)
+            library_path=environment.get("LD_LIBRARY_PATH", ""),
             **{**host_probe.package(), **others},
         )
 

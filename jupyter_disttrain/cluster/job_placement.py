@@ -56,6 +56,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
     wanted = Wanted.here(  # before a job waits in the queue: this machine may lack something itself
         torch=config.backend != "none",
         mpiexec=mpiexec_over_hosts(WITHOUT_MPI["srun"]) if config.sbatch.start == "mpirun" else None,
+        forward=config.forward,
         shared_folder=folders.profile,
         interface=config.interface,
         limit_s=ANSWER_SECONDS,

@@ -28,6 +28,7 @@ class Moves:
         self._config = config
         self._reach = reach
         self._moved: dict[str, str] = {}
+        self._failed: set[str] = set()  # spares on which no process could be started
 
     def host_for(self, host: str, table: Sequence[RankEntry]) -> str:
         """Return where the ranks of a host are started anew; empty for the notebook's own.
@@ -41,12 +42,21 @@ class Moves:
             raise HostLostError(self.why_lost(table))
         if not self._reach.is_lost(host):
             return host
-        used = {entry.launch_host for entry in table} | set(self._moved.values())
+        used = {entry.launch_host for entry in table} | set(self._moved.values()) | self._failed
         spare = self._moved.get(host) or next((spare for spare in self._config.spares if spare not in used), None)
         if spare is None:
             raise HostLostError(self.why_lost(table))
         self._moved[host] = spare
         return spare
+
+    def give_up(self, host: str, spare: str) -> None:
+        """Take the spare out: no process could be started on it in the place of those of ``host``."""
+        self._failed.add(spare)
+        self._moved.pop(host, None)
+
+    def forget_failed(self) -> None:
+        """Take each spare for one that can be used: a person says that hosts may be there again."""
+        self._failed.clear()
 
     @property
     def _lost(self) -> list[str]:

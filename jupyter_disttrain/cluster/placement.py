@@ -118,6 +118,7 @@ def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
     wanted = Wanted.here(
         torch=config.backend != "none",
         mpiexec=mpiexec_over_hosts(WITHOUT_MPI["ssh"]) if config.launcher == "mpi" else None,
+        forward=config.forward,
         shared_folder=folders.profile,
         interface=config.interface,
     )

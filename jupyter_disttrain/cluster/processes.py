@@ -25,7 +25,7 @@ from ..hosts import split_command
 from .controller_launcher import ControllerProcess, free_ports
 from .launchers import LAUNCHERS
 from .launchers.local import RANK_COMMAND
-from .launchers.ssh import rank_command
+from .launchers.ssh import EARLY, rank_command
 from .rank_environment import forwarded, rank_environment, untold_s
 
 if TYPE_CHECKING:
@@ -92,25 +92,24 @@ class Processes:
 
     def start(self) -> None:
         """Start them all at the same moment."""
-        removable = os.pathsep.join(map(str, self._folders.removable))
         ports = self._config.controller_ports
         start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
         _outside_loop(
             start_controller,
             owner_pid=self._owner,
             idle_timeout_s=self._idle_timeout_s,
-            remove_dirs=removable,
+            remove_dirs=[str(folder) for folder in self._folders.removable],
             sockets=self._folders.sockets,
             listen=self._placement.listen,
             ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
         )
         places = [(host.name, host.slots) for host in self._placement.hosts]
-        _outside_loop(start_engines, self._n, environment=self._environment, **self._over_hosts(places))
+        _outside_loop(start_engines, self._n, **self._options(places))
 
-    def _over_hosts(self, places: list[tuple[str, int | None]], **changed: str) -> dict[str, Any]:
-        """Return what launchers want to know of other hosts, for which the environment is written into a file."""
+    def _options(self, places: list[tuple[str, int | None]], **changed: str) -> dict[str, Any]:
+        """Return what launchers want to know; for ranks on other hosts the environment is written into a file."""
         if not places:
-            return {}
+            return {"environment": self._environment | changed}
         file = self._folders.environment_file
         if changed:  # what comes later has what came first, also from a notebook that has joined since
             environment = json.loads(file.read_text()) | changed
@@ -119,7 +118,9 @@ class Processes:
             environment = forwarded(os.environ, self._config.forward) | self._environment
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump(environment, opened)
-        options: dict[str, Any] = {"environment_file": str(file)}
+        # What -x has changed of that which must be there before the file is read.
+        early = {name: environment[name] for name in EARLY if environment.get(name) not in (None, os.environ.get(name))}
+        options: dict[str, Any] = {"environment_file": str(file), "environment": early | self._environment | changed}
         if self._config.has_mpi and not changed:
             options["network"] = self._placement.network
         if self._grant is not None:
@@ -144,12 +145,11 @@ class Processes:
         before = self._cluster.engine_launcher_class
         self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._grant else "ssh" if host else "local"]
         changed = {"DISTTRAIN_LAUNCHER": "local"}
-        options = self._over_hosts([(host, 1)] if host else [], **changed)
+        options = self._options([(host, 1)] if host else [], **changed)
         options |= {"host": host} if self._grant else {}
         set_id = f"{name}-{time.monotonic_ns()}"
         try:
-            start, environment = self._cluster.start_engines_sync, self._environment | changed
-            _outside_loop(start, 1, engine_set_id=set_id, environment=environment, **options)
+            _outside_loop(self._cluster.start_engines_sync, 1, engine_set_id=set_id, **options)
         finally:
             self._cluster.engine_launcher_class = before
         engines = self._cluster.engines[set_id]

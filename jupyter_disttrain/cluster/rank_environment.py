@@ -112,6 +112,7 @@ def _of_libraries(config: ClusterConfig, n: int, gpus: list[str], placement: Pla
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (placement.most or n)))
     if placement.hosts:
         environment |= {"DISTTRAIN_NETWORK": placement.network, **placement.variables}
+        environment["DISTTRAIN_ADDRESSES"] = ",".join(placement.addresses.values())
     elif "GLOO_SOCKET_IFNAME" not in os.environ and config.address is None:
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # one host: nothing has to leave it
     return environment

@@ -62,8 +62,21 @@ class Replacement(Introduction):
             self._awaits_rank = True
             try:
                 self._note_lost_job()
-                hello, nanny = self._start_one(rank)
-                old = self.table[rank]
+                entry = self._new_entry(rank)
+                self.table[rank] = entry
+                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
+                if entry.state == "dead":
+                    raise LaunchError("the new process has died as well")
+            finally:
+                self._awaits_rank = False
+
+    def _new_entry(self, rank: int) -> RankEntry:
+        """Start a process for one rank where that can be done: on its host, or on a spare after the other."""
+        old = self.table[rank]
+        while True:
+            host = "" if self.config.job else self._moves.host_for(old.launch_host, self.table)
+            try:
+                hello, nanny = self._start_one(rank, host)
                 info = replace(old.info, host=hello.host, pid=hello.pid)
                 entry = RankEntry(
                     info=info,
@@ -74,13 +87,14 @@ class Replacement(Introduction):
                     launch_host=hello.launch_host or old.launch_host,
                 )
                 entry.know(self._wait([(entry, self._identify(entry))], "answer", is_new=True)[0])
+            except LaunchError as error:
+                if self.config.job or host == old.launch_host:
+                    raise
+                self._moves.give_up(old.launch_host, host)  # it may be down, or have fewer GPUs
+                self.on_note(f"{host} can't stand in for {old.launch_host}: {' '.join(str(error).split())}")
+            else:
                 entry.group = "none" if self.config.backend == "none" else "broken"
-                self.table[rank] = entry
-                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
-                if entry.state == "dead":
-                    raise LaunchError("the new process has died as well")
-            finally:
-                self._awaits_rank = False
+                return entry
 
     def _note_lost_job(self) -> None:
         """Say once why all ranks died, if that is so."""
@@ -89,14 +103,13 @@ class Replacement(Introduction):
             self._told_job = words
             self.on_note(f"{words}; new ones start without MPI, so that comm has no world: {REMEDY}")
 
-    def _start_one(self, rank: int) -> tuple[RankHello, NannyHello]:
+    def _start_one(self, rank: int, host: str) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
         if self.config.job:
             within = f"nothing can be started within a job of {self.config.job} from outside"
             alone = "" if self.config.backend == "none" else ", but without dist, whose process group needs all ranks"
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(self.config)}")
-        host = self._moves.host_for(self.table[rank].launch_host, self.table)
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
             attempt = Respawn(self.open_link, self.table, self._processes.command, host)

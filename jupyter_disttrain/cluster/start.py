@@ -279,6 +279,7 @@ class Launch(Replacement):
     def try_lost_hosts(self) -> None:
         """Take no host for lost: a person says that they may be there again."""
         self._reach.forget_lost(self.open_link)
+        self._moves.forget_failed()
 
     # What goes wrong on the way
 

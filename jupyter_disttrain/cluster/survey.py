@@ -97,7 +97,7 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: Wanted, reached: Mapping[s
             request = _request(wanted, nonce)
             for host in hosts:
                 with deferred_interrupts():  # one that runs and is in no list would never be ended
-                    talks.append(_Talk(host, way, wanted.python))
+                    talks.append(_Talk(host, way, wanted))
                 talks[-1].begin(request)
             _hear(talks, wanted.limit_s)
         reports = [_at(talk.report(), reached.get(talk.host)) for talk in talks]
@@ -201,7 +201,7 @@ def _listener(address: str) -> Iterator[tuple[str, int]]:
 class _Talk:
     """One command that leads to a host, and the probe at its other end."""
 
-    def __init__(self, host: str, way: Way, python: str) -> None:
+    def __init__(self, host: str, way: Way, wanted: Wanted) -> None:
         self.host = host
         self.answer: dict[str, Any] | None = None  # to the last question
         self.answered_s = 0.0
@@ -209,9 +209,8 @@ class _Talk:
         self._chatter = ""  # that is no answer
         self.has_ended = False  # it says nothing more
         # What Python itself may need to be loaded; it takes PYTHONPATH from the request.
-        libraries = os.environ.get("LD_LIBRARY_PATH")
-        early = ["env", f"LD_LIBRARY_PATH={libraries}"] if libraries else []
-        command = way(host, [*early, python, "-c", _BOOT])
+        early = ["env", f"LD_LIBRARY_PATH={wanted.library_path}"] if wanted.library_path else []
+        command = way(host, [*early, wanted.python, "-c", _BOOT])
         try:
             self.process = subprocess.Popen(  # noqa: S603
                 command,

@@ -245,7 +245,7 @@ def _start_controller(
         owner_pid=os.getpid(),
         follow_ranks=True,
         remove_file=str(file),
-        remove_dirs=os.pathsep.join(map(str, folders)),
+        remove_dirs=folders,
     )
     command += [f"--profile-dir={profile}", f"--cluster-id={cluster_id}"]
     with (profile / "log" / "controller.log").open("wb") as log:

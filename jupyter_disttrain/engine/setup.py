@@ -26,9 +26,10 @@ from ..config import BACKENDS
 from .connection import PROFILE_DIR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 NETWORK = "DISTTRAIN_NETWORK"  # of all hosts, as in "10.1.0.0/16"
+ADDRESSES = "DISTTRAIN_ADDRESSES"  # that were chosen, one of each host, with commas
 HOST = "DISTTRAIN_HOST"  # the name by which the launcher reaches this host
 # By these torch, NCCL and Gloo choose their interface; "=" keeps NCCL from taking eth10 for eth1.
 INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
@@ -102,7 +103,7 @@ def enter(setup: Setup) -> None:
         os.environ[HOST] = setup.host
     network = os.environ.get(NETWORK)
     if network:
-        name = interface_in(network)
+        name = interface_in(network, os.environ.get(ADDRESSES, "").split(","))
         for variable, sign in INTERFACE_VARIABLES.items():
             os.environ.setdefault(variable, sign + name)
 
@@ -116,8 +117,13 @@ def leave_word(trouble: str) -> None:
     fresh.replace(word)
 
 
-def interface_in(network: str) -> str:
+def interface_in(network: str, chosen: Collection[str] = ()) -> str:
     """Return the name of this host's interface in a network.
+
+    Parameters
+    ----------
+    chosen
+        Addresses, one of which may be this host's: its interface is taken before others that are in the network too.
 
     Raises
     ------
@@ -125,12 +131,16 @@ def interface_in(network: str) -> str:
         If it has none there.
     """
     wanted = ipaddress.ip_network(network)
-    for name, addresses in psutil.net_if_addrs().items():
-        for each in addresses:
-            if each.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            if ipaddress.ip_address(each.address.partition("%")[0]) in wanted:
-                return name
+    found = {
+        address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+        and ipaddress.ip_address(address := each.address.partition("%")[0]) in wanted
+    }
+    for address in [*chosen, *found]:
+        if address in found:
+            return found[address]
     raise SystemExit(
         f"{socket.gethostname()} has no address in {network}, the network of this cluster; choose one that all hosts "
         "are in with --interface"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from ipyparallel.cluster.launcher import LocalEngineSetLauncher, LocalProcessLauncher
+from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher, LocalProcessLauncher
 
 RANK_COMMAND = [sys.executable, "-m", "jupyter_disttrain.engine"]
 
@@ -16,7 +18,20 @@ def is_alive(launcher: LocalProcessLauncher) -> bool:
     return thread is not None and bool(thread.is_alive())
 
 
-class OneProcess(LocalProcessLauncher):
+class WithAnyLog(LocalProcessLauncher):
+    """A process that may say what is no UTF-8: a login shell, a library, a batch system in the site's language."""
+
+    _output: str | None
+
+    def get_output(self, remove: bool = False) -> str:
+        """Return what it has said, as far as it can be read."""
+        if self._output is None and self.output_file:
+            with suppress(FileNotFoundError):
+                self._output = Path(self.output_file).read_text(errors="replace")
+        return str(super().get_output(remove=remove))
+
+
+class OneProcess(WithAnyLog):
     """One process of this machine that starts ranks and runs as long as they do."""
 
     def alive(self) -> bool:
@@ -29,11 +44,17 @@ class OneProcess(LocalProcessLauncher):
         return self.alive()
 
 
+class RanksOfThisMachine(WithAnyLog, LocalEngineLauncher):
+    """The process that becomes all ranks."""
+
+
 class LocalRanks(LocalEngineSetLauncher):
     """One process that forks all ranks: to import the same for each would take most of their start.
 
     They are told who they are, so no order has to be kept.
     """
+
+    launcher_class = RanksOfThisMachine
 
     def start(self, n: int) -> Any:
         """Start ``n`` ranks."""

@@ -121,7 +121,12 @@ def _version_of(mpiexec: str) -> str:
 def _ask_version(mpiexec: str) -> tuple[int | None, str]:
     """Return the exit code, None if it had to be killed, and what it said."""
     process = subprocess.Popen(  # noqa: S603
-        [mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [mpiexec, "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
     try:
         said, _ = process.communicate(timeout=VERSION_SECONDS)
@@ -173,14 +178,16 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
     def _over_hosts(self) -> list[str]:
         """Return the options for ranks on hosts: as many on each as it has places, in the order of the hosts."""
         places = ",".join(f"{name}:{ranks}" for name, ranks in self.hosts)
-        names = [name for name in EARLY if self.environment.get(name, os.environ.get(name))]
-        exported = [word for name in [*names, "DISTTRAIN_MPI_HEALS"] for word in ("-x", name)]
+        # What the ranks were given with -x is not what mpiexec itself runs with.
+        early = [f"{name}={self.environment[name]}" for name in EARLY if name in self.environment]
+        early += [name for name in EARLY if name not in self.environment and os.environ.get(name)]
+        exported = [word for each in [*early, "DISTTRAIN_MPI_HEALS"] for word in ("-x", each)]
         agent = " ".join([*self.ssh, *SSH_OPTIONS])  # it is split at spaces, and a quote would be a part of a word
         return ["--host", places, "--map-by", "slot", "--prtemca", "plm_ssh_agent", agent, *exported]
 
     def get_env(self) -> dict[str, str]:
         """Add what Open MPI needs to start at once, and as root, unless the user set it."""
-        environment = dict(self.environment)
+        environment = {name: value for name, value in self.environment.items() if name not in EARLY or not self.hosts}
         if self._flavour == "openmpi":
             defaults = {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",

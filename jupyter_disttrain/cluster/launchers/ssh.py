@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipyparallel.cluster.launcher import LocalEngineSetLauncher, LocalProcessLauncher
+from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets import List, Unicode
 
-from .local import is_alive
+from .local import WithAnyLog, is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def _is_set(name: str, environment: dict[str, str]) -> bool:
     return bool(environment.get(name, os.environ.get(name)))
 
 
-class RanksOfHost(LocalProcessLauncher):
+class RanksOfHost(WithAnyLog):
     """The ssh that started the ranks of one host; it lasts as long as one of them."""
 
 
