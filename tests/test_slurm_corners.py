@@ -6,11 +6,13 @@ Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
@@ -20,10 +22,13 @@ from jupyter_disttrain.cluster.slurm.allocation import Allocation
 from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
 from jupyter_disttrain.cluster.slurm.job import SlurmJob
 from jupyter_disttrain.cluster.slurm.state import from_scontrol
+from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.slurm_options import SlurmOptions
 
+from .process_tools import wait_until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from .lab.slurm import Slurm
@@ -167,3 +172,36 @@ def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
     fake("scontrol", f"[ $2 = hostnames ] && {NEVER}; echo '{RUNNING.replace('node', 'other')}'")
     monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
     assert SlurmJob("7").state().state == "UNKNOWN"
+
+
+@contextlib.contextmanager
+def silent(slurm: Slurm) -> Iterator[None]:
+    """Stop Slurm's controller meanwhile: whoever asks it waits."""
+    controllers = [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "slurmctld" and str(slurm.conf) in process.info["cmdline"]
+    ]
+    assert controllers
+    for process in controllers:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in controllers:
+            process.resume()
+        assert wait_until(lambda: not slurm.run("squeue", "-h", "--states=COMPLETING"))
+
+
+def test_a_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Slurm) -> None:
+    options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
+    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+        with silent(batch):
+            run = cluster.run("import os; os.kill(os.getpid(), 9)", ranks=1, block=False)
+            with pytest.raises(Exception, match="RankDied"):
+                run.wait(120)
+            assert any("Slurm does not answer, and starts nothing on node2" in note for note in run.notes)
+            with pytest.raises(UsageError, match=r"rank 1 died; %dist_reset -r 1 tries again"):
+                cluster.run("1")
+        cluster.replace([1])
+        assert cluster.run("rank").results == {0: 0, 1: 1}

@@ -73,6 +73,7 @@ class Hearing(Overview):
 
     def _on_rank_death(self, entry: RankEntry, message: Message) -> None:
         """Pass it on, unless the rank's job has ended: that ends the cluster, and is all that there is to say."""
+        entry.has_ended = True
 
         def pass_on() -> None:
             self.telemetry.forget(entry.info.rank)
