@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import job_watch
 from jupyter_disttrain.cluster.slurm import grant as grants
 from jupyter_disttrain.cluster.slurm import job, queue
 from jupyter_disttrain.cluster.slurm.allocation import Allocation
 from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
 from jupyter_disttrain.cluster.slurm.job import SlurmJob
-from jupyter_disttrain.cluster.slurm.state import from_scontrol
+from jupyter_disttrain.cluster.slurm.state import JobState, from_scontrol
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.slurm_options import SlurmOptions
 
@@ -205,3 +208,53 @@ def test_a_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Sl
                 cluster.run("1")
         cluster.replace([1])
         assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+class Asked:
+    """A job that fails, once, to be asked for its state, and runs; ``then`` is called while it is."""
+
+    job_id = "7"
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def state(self) -> JobState:
+        self.times += 1
+        self.meanwhile()
+        if self.times == 1:
+            raise OSError(12, "Cannot allocate memory")
+        return JobState(job_id="7", state="UNKNOWN")
+
+
+def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_of_them_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_watch, "TURN_SECONDS", 600.0)
+    monkeypatch.setattr(job_watch, "LATE_SECONDS", 0.0)
+    asked, told, all_told = Asked(), list[int](), threading.Event()
+    watch = job_watch.JobWatch(asked, told.append, told.append)  # type: ignore[arg-type]
+
+    def tell(rank: int) -> None:
+        told.append(rank)
+        if rank == 0:
+            raise OSError(24, "Too many open files")
+        if rank == 8:
+            all_told.set()
+
+    def others() -> None:
+        asked.meanwhile = lambda: None
+        for rank in range(1, 9):
+            watch.if_it_runs(functools.partial(tell, rank))
+
+    first = threading.Event()
+    watch.if_it_runs(functools.partial(tell, 0))
+    watch.if_it_runs(first.set)
+    assert first.wait(60)
+    asked.meanwhile = others
+    before = asked.times
+    watch.if_it_runs(lambda: None)
+    assert all_told.wait(60)
+    assert told == list(range(9))
+    assert asked.times == before + 1
+    watch.close()
