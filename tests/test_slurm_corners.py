@@ -19,13 +19,13 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import job_watch
+from jupyter_disttrain.cluster.slurm import commands, job, queue
 from jupyter_disttrain.cluster.slurm import grant as grants
-from jupyter_disttrain.cluster.slurm import job, queue
 from jupyter_disttrain.cluster.slurm.allocation import Allocation
 from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
 from jupyter_disttrain.cluster.slurm.job import SlurmJob
 from jupyter_disttrain.cluster.slurm.state import JobState, from_scontrol
-from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.slurm_options import SlurmOptions
 
 from .process_tools import wait_until
@@ -258,3 +258,69 @@ def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_
     assert told == list(range(9))
     assert asked.times == before + 1
     watch.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "scancel", "words"),
+    [
+        ("echo 'welcome'; echo '12;lab'; echo 'bye'", "", "12"),
+        (
+            NEVER,
+            "exit 0",
+            r"sbatch did not end within .*; a job that it has taken all the same is cancelled; try again",
+        ),
+        (NEVER, NEVER, r"if it has taken the job all the same, scancel --user=\S+ --name=disttrain-x cancels it"),
+        (
+            "echo 'error: Socket timed out on send/recv operation' >&2; exit 1",
+            "exit 0",
+            "Slurm does not answer: .*send",
+        ),
+        ("echo 'error: invalid partition' >&2; exit 1", "exit 1", "Slurm did not take the job: .* sinfo shows"),
+        ("exit 0", "exit 0", "sbatch told no job's number, but said: nothing; a job that it has taken"),
+        ("echo 12; echo 'see job 5'; echo 'no 7;'", "", "12"),
+        ("echo 'job 5 it is'", "exit 0", "sbatch told no job's number, but said: job 5 it is; a job"),
+    ],
+)
+def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, script: str, scancel: str, words: str
+) -> None:
+    monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
+    monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
+    fake("sbatch", script)
+    fake("scancel", scancel)
+    if words == "12":
+        assert SlurmJob.submit("", name="disttrain-x").job_id == "12"
+        return
+    with pytest.raises(LaunchError, match=words):
+        SlurmJob.submit("", name="disttrain-x")
+
+
+def test_a_cancel_that_takes_too_long_names_the_job(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
+    fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
+    fake("scancel", NEVER)
+    with pytest.raises(LaunchError, match=r"job 7 may not be cancelled: .*; do it by scancel 7"):
+        SlurmJob("7").cancel()
+
+
+def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
+    batch: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = {"TIMELIMIT": "7", "PARTITION": "urgent", "MEM_PER_NODE": "10", "OUTPUT": "/nowhere", "JOB_NAME": "mine"}
+    for name, value in defaults.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    options = SlurmOptions(partition="all", more=("--mem=200", "--comment=a\\b 'c' #d"), start="srun")
+    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+        number = cluster.job.split()[1]
+        said = batch.run("scontrol", "show", "job", "-o", number)
+        for words in (
+            "Partition=all",
+            "TimeLimit=00:07:00",
+            "MinMemoryNode=200M",
+            "Comment=a\\b 'c' #d",
+            "=disttrain-",
+        ):
+            assert words in said
+        assert from_scontrol(said).log != "/nowhere"
