@@ -26,6 +26,8 @@ from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
 from jupyter_disttrain.cluster.slurm.job import SlurmJob
 from jupyter_disttrain.cluster.slurm.state import JobState, from_scontrol
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.notebook.arguments import parse
+from jupyter_disttrain.notebook.slurm_arguments import slurm_of
 from jupyter_disttrain.slurm_options import SlurmOptions
 
 from .process_tools import wait_until
@@ -324,3 +326,20 @@ def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
         ):
             assert words in said
         assert from_scontrol(said).log != "/nowhere"
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--launcher slurm --ntasks=4", "the ranks are counted by -N and --ntasks-per-node"),
+        ("--launcher slurm --gpus-per 4", "GPUs are counted by --gpus-per-node"),
+        ("--share", "unrecognized arguments: --share"),
+    ],
+)
+def test_an_option_is_not_taken_for_a_longer_one(line: str, words: str) -> None:
+    args = parse("dist_init", line)
+    with pytest.raises(UsageError, match=words):
+        slurm_of(args, args.launcher or "mpi", args.unknown)
