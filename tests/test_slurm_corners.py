@@ -19,6 +19,8 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import job_watch
+from jupyter_disttrain.cluster.launchers.batch import LSFRanks, PBSRanks
+from jupyter_disttrain.cluster.launchers.slurm import StepRank
 from jupyter_disttrain.cluster.slurm import commands, job, queue
 from jupyter_disttrain.cluster.slurm import grant as grants
 from jupyter_disttrain.cluster.slurm.allocation import Allocation
@@ -343,3 +345,50 @@ def test_an_option_is_not_taken_for_a_longer_one(line: str, words: str) -> None:
     args = parse("dist_init", line)
     with pytest.raises(UsageError, match=words):
         slurm_of(args, args.launcher or "mpi", args.unknown)
+
+
+@pytest.mark.parametrize(("kind", "command", "said"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
+def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
+    fake: Callable[[str, str], None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[PBSRanks | LSFRanks],
+    command: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+    monkeypatch.setenv("WANTED", "here")
+    fake(command, f"env > {folder}/environment; cat $1 > {folder}/script; echo '{said}'")
+    ranks = kind(
+        join_file="/shared/run.json",
+        mpirun=["mpirun"],
+        profile_dir=str(folder),
+        work_dir=str(folder),
+        output_file="/log",
+    )
+    assert ranks.submit() == "7"
+    assert (folder / "script").read_text() == ranks.render()
+    environment = (folder / "environment").read_text()
+    assert "WANTED=here" in environment
+    assert "secret" not in environment
+
+
+def test_a_replacement_starts_with_what_python_itself_reads() -> None:
+    grant = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
+    rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
+    assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
+
+
+@pytest.mark.parametrize("after", ["", " Power= TresPerNode=gres:gpu:4"])
+def test_the_path_of_a_jobs_log_may_have_blanks(after: str) -> None:
+    said = f"{RUNNING}StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
+    assert from_scontrol(said).log == "/home/me/my data/x.log"
+
+
+def test_an_allocation_of_which_slurm_does_not_tell_is_not_given_up(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "STATE_SECONDS", 0.5)
+    fake("scontrol", NEVER)
+    with pytest.raises(LaunchError, match=r"allocation 7, of which Slurm does not tell now .*; try again later"):
+        Allocation.find({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1"})

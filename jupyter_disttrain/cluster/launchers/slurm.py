@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ipyparallel.cluster.launcher import EngineLauncher
-from traitlets import Dict, Instance, Unicode
+from traitlets import Instance, Unicode
 
 from ..slurm.batch_script import StartScript
 from ..slurm.grant import Grant, step_command
@@ -154,7 +154,6 @@ class StepRank(OneProcess, EngineLauncher):
     grant = Instance(Grant)
     host = Unicode()
     environment_file = Unicode()
-    early = Dict()  # variables that Python itself reads
 
     def find_args(self) -> list[str]:
         """Return the command that starts it."""
@@ -167,4 +166,4 @@ class StepRank(OneProcess, EngineLauncher):
 
     def get_env(self) -> dict[str, str]:
         """Return what Python itself reads; the rest is in a file that its command names."""
-        return dict(self.early)
+        return {name: self.environment[name] for name in EARLY if name in self.environment}
