@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import psutil
@@ -282,3 +283,20 @@ def test_who_waits_for_a_peer_that_never_connects_is_released(three: Cluster, pi
         run.wait()
     assert "The peer did not connect" in str(caught.value) or "KeyboardInterrupt" in str(caught.value)
     assert is_whole(three, pids)
+
+
+@pytest.mark.parametrize("three", ["local"], indirect=True)  # in one MPI job it takes half a minute longer
+def test_a_rank_is_replaced_where_no_more_threads_are_allowed(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "disttrain recovery":
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RankFailure, match="RankDied"):
+        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+    assert refused

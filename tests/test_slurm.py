@@ -92,19 +92,17 @@ def script(**changed: object) -> BatchScript:
 
 
 def test_the_job_waits_for_the_script_that_starts_the_ranks() -> None:
-    text = script(lines=("--partition=gpu", '--comment=a "b" \\ #c')).render()
-    assert text.splitlines()[:11] == [
+    text = script(folder='/home/a "b" \\ #c').render()
+    assert text.splitlines()[:9] == [
         "#!/bin/bash",
         "#SBATCH --job-name=disttrain-x-1-abc",
         "#SBATCH --nodes=2",
         "#SBATCH --ntasks-per-node=4",
-        "#SBATCH --chdir=/home/me",
+        '#SBATCH --chdir="/home/a \\"b\\" \\\\ #c"',
         "#SBATCH --output=/logs/slurm-%j.log",
         "#SBATCH --open-mode=append",
         "#SBATCH --export=ALL",
         "#SBATCH --no-requeue",
-        "#SBATCH --partition=gpu",
-        '#SBATCH --comment="a \\"b\\" \\\\ #c"',
     ]
     assert "start=/p/start.sh sign=/p/sign" in text
     assert "#SBATCH --no-kill" in script(survives_nodes=True).render()

@@ -6,24 +6,36 @@ Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import job_watch
+from jupyter_disttrain.cluster.launchers.batch import LSFRanks, PBSRanks
+from jupyter_disttrain.cluster.launchers.slurm import StepRank
+from jupyter_disttrain.cluster.slurm import commands, job, queue
 from jupyter_disttrain.cluster.slurm import grant as grants
-from jupyter_disttrain.cluster.slurm import job, queue
 from jupyter_disttrain.cluster.slurm.allocation import Allocation
 from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
 from jupyter_disttrain.cluster.slurm.job import SlurmJob
-from jupyter_disttrain.cluster.slurm.state import from_scontrol
+from jupyter_disttrain.cluster.slurm.state import JobState, from_scontrol
+from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.notebook.arguments import parse
+from jupyter_disttrain.notebook.slurm_arguments import slurm_of
 from jupyter_disttrain.slurm_options import SlurmOptions
 
+from .process_tools import wait_until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from .lab.slurm import Slurm
@@ -167,3 +179,216 @@ def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
     fake("scontrol", f"[ $2 = hostnames ] && {NEVER}; echo '{RUNNING.replace('node', 'other')}'")
     monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
     assert SlurmJob("7").state().state == "UNKNOWN"
+
+
+@contextlib.contextmanager
+def silent(slurm: Slurm) -> Iterator[None]:
+    """Stop Slurm's controller meanwhile: whoever asks it waits."""
+    controllers = [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "slurmctld" and str(slurm.conf) in process.info["cmdline"]
+    ]
+    assert controllers
+    for process in controllers:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in controllers:
+            process.resume()
+        assert wait_until(lambda: not slurm.run("squeue", "-h", "--states=COMPLETING"))
+
+
+def test_a_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Slurm) -> None:
+    options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
+    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+        with silent(batch):
+            run = cluster.run("import os; os.kill(os.getpid(), 9)", ranks=1, block=False)
+            with pytest.raises(Exception, match="RankDied"):
+                run.wait(120)
+            assert any("Slurm does not answer, and starts nothing on node2" in note for note in run.notes)
+            with pytest.raises(UsageError, match=r"rank 1 died; %dist_reset -r 1 tries again"):
+                cluster.run("1")
+        cluster.replace([1])
+        assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+class Asked:
+    """A job that fails, once, to be asked for its state, and runs; ``then`` is called while it is."""
+
+    job_id = "7"
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def state(self) -> JobState:
+        self.times += 1
+        self.meanwhile()
+        if self.times == 1:
+            raise OSError(12, "Cannot allocate memory")
+        return JobState(job_id="7", state="UNKNOWN")
+
+
+def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_of_them_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_watch, "TURN_SECONDS", 600.0)
+    monkeypatch.setattr(job_watch, "LATE_SECONDS", 0.0)
+    asked, told, all_told = Asked(), list[int](), threading.Event()
+    watch = job_watch.JobWatch(asked, told.append, told.append)  # type: ignore[arg-type]
+
+    def tell(rank: int) -> None:
+        told.append(rank)
+        if rank == 0:
+            raise OSError(24, "Too many open files")
+        if rank == 8:
+            all_told.set()
+
+    def others() -> None:
+        asked.meanwhile = lambda: None
+        for rank in range(1, 9):
+            watch.if_it_runs(functools.partial(tell, rank))
+
+    first = threading.Event()
+    watch.if_it_runs(functools.partial(tell, 0))
+    watch.if_it_runs(first.set)
+    assert first.wait(60)
+    asked.meanwhile = others
+    before = asked.times
+    watch.if_it_runs(lambda: None)
+    assert all_told.wait(60)
+    assert told == list(range(9))
+    assert asked.times == before + 1
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "scancel", "words"),
+    [
+        ("echo 'welcome'; echo '12;lab'; echo 'bye'", "", "12"),
+        (
+            NEVER,
+            "exit 0",
+            r"sbatch did not end within .*; a job that it has taken all the same is cancelled; try again",
+        ),
+        (NEVER, NEVER, r"if it has taken the job all the same, scancel --user=\S+ --name=disttrain-x cancels it"),
+        (
+            "echo 'error: Socket timed out on send/recv operation' >&2; exit 1",
+            "exit 0",
+            "Slurm does not answer: .*send",
+        ),
+        ("echo 'error: invalid partition' >&2; exit 1", "exit 1", "Slurm did not take the job: .* sinfo shows"),
+        ("exit 0", "exit 0", "sbatch told no job's number, but said: nothing; a job that it has taken"),
+        ("echo 12; echo 'see job 5'; echo 'no 7;'", "", "12"),
+        ("echo 'job 5 it is'", "exit 0", "sbatch told no job's number, but said: job 5 it is; a job"),
+    ],
+)
+def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, script: str, scancel: str, words: str
+) -> None:
+    monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
+    monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
+    fake("sbatch", script)
+    fake("scancel", scancel)
+    if words == "12":
+        assert SlurmJob.submit("", name="disttrain-x").job_id == "12"
+        return
+    with pytest.raises(LaunchError, match=words):
+        SlurmJob.submit("", name="disttrain-x")
+
+
+def test_a_cancel_that_takes_too_long_names_the_job(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
+    fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
+    fake("scancel", NEVER)
+    with pytest.raises(LaunchError, match=r"job 7 may not be cancelled: .*; do it by scancel 7"):
+        SlurmJob("7").cancel()
+
+
+def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
+    batch: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = {"TIMELIMIT": "7", "PARTITION": "urgent", "MEM_PER_NODE": "10", "OUTPUT": "/nowhere", "JOB_NAME": "mine"}
+    for name, value in defaults.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    options = SlurmOptions(partition="all", more=("--mem=200", "--comment=a\\b 'c' #d"), start="srun")
+    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+        number = cluster.job.split()[1]
+        said = batch.run("scontrol", "show", "job", "-o", number)
+        for words in (
+            "Partition=all",
+            "TimeLimit=00:07:00",
+            "MinMemoryNode=200M",
+            "Comment=a\\b 'c' #d",
+            "=disttrain-",
+        ):
+            assert words in said
+        assert from_scontrol(said).log != "/nowhere"
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--launcher slurm --ntasks=4", "the ranks are counted by -N and --ntasks-per-node"),
+        ("--launcher slurm --gpus-per 4", "GPUs are counted by --gpus-per-node"),
+        ("--share", "unrecognized arguments: --share"),
+    ],
+)
+def test_an_option_is_not_taken_for_a_longer_one(line: str, words: str) -> None:
+    args = parse("dist_init", line)
+    with pytest.raises(UsageError, match=words):
+        slurm_of(args, args.launcher or "mpi", args.unknown)
+
+
+@pytest.mark.parametrize(("kind", "command", "said"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
+def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
+    fake: Callable[[str, str], None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[PBSRanks | LSFRanks],
+    command: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+    monkeypatch.setenv("WANTED", "here")
+    fake(command, f"env > {folder}/environment; cat $1 > {folder}/script; echo '{said}'")
+    ranks = kind(
+        join_file="/shared/run.json",
+        mpirun=["mpirun"],
+        profile_dir=str(folder),
+        work_dir=str(folder),
+        output_file="/log",
+    )
+    assert ranks.submit() == "7"
+    assert (folder / "script").read_text() == ranks.render()
+    environment = (folder / "environment").read_text()
+    assert "WANTED=here" in environment
+    assert "secret" not in environment
+
+
+def test_a_replacement_starts_with_what_python_itself_reads() -> None:
+    grant = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
+    rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
+    assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
+
+
+@pytest.mark.parametrize("after", ["", " Power= TresPerNode=gres:gpu:4"])
+def test_the_path_of_a_jobs_log_may_have_blanks(after: str) -> None:
+    said = f"{RUNNING}StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
+    assert from_scontrol(said).log == "/home/me/my data/x.log"
+
+
+def test_an_allocation_of_which_slurm_does_not_tell_is_not_given_up(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "STATE_SECONDS", 0.5)
+    fake("scontrol", NEVER)
+    with pytest.raises(LaunchError, match=r"allocation 7, of which Slurm does not tell now .*; try again later"):
+        Allocation.find({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1"})

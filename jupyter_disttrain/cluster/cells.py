@@ -50,7 +50,8 @@ class Cells:
         with self._lock:
             self._launch.check_open()
             config = self._launch.config
-            helps = self._launch.why_hosts_lost or remedy(config)
+            dead = [rank for rank in ranks if self._launch.table[rank].state == "dead"]
+            helps = self._launch.why_hosts_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
             self._cells = {

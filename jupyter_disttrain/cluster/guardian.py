@@ -172,6 +172,8 @@ class Guardian(Looking):
                     self._do(action)
                 except DisttrainError:
                     log.debug("the cluster was closed meanwhile", exc_info=True)
+                except Exception:  # without this thread nothing would bring the session back any more
+                    log.exception("%s could not be done", action.do.name)
 
     def _do(self, action: Action) -> None:
         if action.do is Do.LOOK:
@@ -211,8 +213,13 @@ class Guardian(Looking):
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:
         helper = threading.Thread(target=work, args=args, name="disttrain recovery", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no more threads are allowed: here it works as well, or fails in words
+            log.exception("what brings the session back runs in the guardian's own thread")
+            work(*args)
+            return
         self._helpers = [*(each for each in self._helpers if each.is_alive()), helper]
-        helper.start()
 
     def _replace(self, rank: int) -> None:
         host = self._launch.table[rank].info.host
@@ -228,7 +235,7 @@ class Guardian(Looking):
             return
         except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
             with self._changed:
-                self._notes.add_not_replaced(rank, f"{words_of(error)}; {remedy(self._launch.config)}")
+                self._notes.add_not_replaced(rank, f"{words_of(error)}; {remedy(self._launch.config, [rank])}")
             self._finish(lambda state, _now: state.on_replaced(rank, well=False))
             return
         self._write_down()

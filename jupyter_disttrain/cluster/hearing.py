@@ -73,6 +73,7 @@ class Hearing(Overview):
 
     def _on_rank_death(self, entry: RankEntry, message: Message) -> None:
         """Pass it on, unless the rank's job has ended: that ends the cluster, and is all that there is to say."""
+        entry.has_ended = True
 
         def pass_on() -> None:
             # It is told at every look until it is taken, and by then a copy may find a new process in the rank's place.

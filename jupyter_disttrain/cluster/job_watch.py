@@ -6,10 +6,11 @@ Does not cover: what is said and when (``slurm.watch``), what follows from the e
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .slurm.watch import HURRIED_POLL_SECONDS, Poller
 from .slurm.words import running_text
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 TURN_SECONDS = 1.0  # between two looks whether it is time to ask Slurm
 LATE_SECONDS = 0.3  # by which Slurm may hear of the end of a job later than we of that of its ranks
 ENDING_SECONDS = 60.0  # for a job to be over that is ending
+
+log = logging.getLogger(__name__)
+_Said = TypeVar("_Said")
 
 
 class JobWatch:
@@ -65,12 +69,25 @@ class JobWatch:
     def _run(self) -> None:
         while not self._is_closed.is_set():
             try:
-                then = self._asked.get(timeout=TURN_SECONDS)
+                asked = [self._asked.get(timeout=TURN_SECONDS)]
             except queue.Empty:
-                self._ask(now=False)
-            else:
-                if then is not None and not self._is_ending():
-                    then()
+                self._guard(lambda: self._ask(now=False))
+                continue
+            is_ending = self._guard(self._is_ending)
+            while not self._asked.empty():  # the answer holds for these too, and Slurm may be slow to give one
+                asked.append(self._asked.get())
+            for then in asked:
+                if then is not None and not is_ending:
+                    self._guard(then)
+
+    @staticmethod
+    def _guard(call: Callable[[], _Said]) -> _Said | None:
+        """Call, and return None if that failed: without this thread nobody would hear of a death any more."""
+        try:
+            return call()
+        except Exception:
+            log.exception("what is watched of the job could not be looked at or told")
+            return None
 
     def _ask(self, *, now: bool) -> None:
         was_over = self._poller.over

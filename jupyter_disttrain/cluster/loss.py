@@ -59,8 +59,10 @@ def stuck_remedy(launch: Launch, ranks: Collection[int]) -> str:
     return words
 
 
-def remedy(config: ClusterConfig) -> str:
-    """Return what helps once a rank can't be replaced."""
+def remedy(config: ClusterConfig, ranks: Collection[int] = ()) -> str:
+    """Return what helps once ranks can't be replaced."""
     if config.job:
         return "a new job has all ranks again (%dist_shutdown ends this one)"
+    if config.launcher == "slurm" and ranks:  # there the reason may pass, and a new job would wait in the queue
+        return f"%dist_reset -r {format_ranks(ranks)} tries again, and %dist_reset starts all ranks anew"
     return "%dist_reset starts the ranks anew"

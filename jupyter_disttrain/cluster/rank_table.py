@@ -46,6 +46,7 @@ class RankEntry:
     sees_shelf: bool = _kept(default=False)  # it shares memory with the client
     place: str = _kept(default="")  # where servers of other frameworks can be reached on it: "address:port"
     request: str = ""  # the id of that cell's message
+    has_ended: bool = False  # its death was heard of, which is passed on once it is known whether its job has ended
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
     cell: int | None = None  # the number of the cell that runs, or ran last
     failure: str = ""  # the error that this cell ended with

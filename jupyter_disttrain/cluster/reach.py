@@ -84,7 +84,7 @@ class Reach:
         now = time.monotonic()
         by_host: dict[str, list[RankEntry]] = {}
         for entry in table:
-            if entry.probe and entry.state != "dead":
+            if entry.probe and not _is_over(entry):
                 by_host.setdefault(_host(entry), []).append(entry)
         with self._lock:
             lost = self._watch.take_lost(now)
@@ -137,7 +137,7 @@ class Reach:
         gone = content.get("gone", ())
         there = {_host(entry) for entry in table if entry.probe == probe}
         for entry in table:
-            if _host(entry) not in there or entry.state == "dead" or is_here(entry):
+            if _host(entry) not in there or _is_over(entry) or is_here(entry):
                 continue
             if entry.nanny_pid not in gone:
                 self._gone_since.pop(entry.engine, None)
@@ -157,6 +157,11 @@ class Reach:
 
 def _host(entry: RankEntry) -> str:
     return entry.launch_host or entry.info.host
+
+
+def _is_over(entry: RankEntry) -> bool:
+    """Whether its nanny has ended as well, so that its silence says nothing of the host."""
+    return entry.has_ended or entry.state == "dead"
 
 
 def _death(entry: RankEntry, *, signal_number: int | None = None, host_silent_s: float = 0.0) -> RankDeath:

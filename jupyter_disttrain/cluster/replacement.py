@@ -15,6 +15,7 @@ from .loss import remedy
 from .moves import GO_ON
 from .rank_table import RankEntry
 from .respawn import Respawn
+from .slurm.state import UNKNOWN
 
 if TYPE_CHECKING:
     import threading
@@ -120,4 +121,10 @@ class Replacement(Introduction):
         elif self.config.has_mpi:
             self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
         check = self._processes.start_one(f"replacement-{rank}", host)
-        return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)
+        try:
+            return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)
+        except LaunchError as error:
+            grant = self.placement.grant
+            if grant is not None and grant.job.state().state == UNKNOWN:
+                raise LaunchError(f"Slurm does not answer, and starts nothing on {host} until it does") from error
+            raise

@@ -29,7 +29,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(name: str, *, cell: bool = False) -> _Parser:
     prog = f"%%{name}" if cell else f"%{name}"
-    return _Parser(prog=prog, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # No abbreviations: --ntasks of sbatch would be taken for --ntasks-per-node.
+    how = argparse.RawDescriptionHelpFormatter
+    return _Parser(prog=prog, add_help=False, allow_abbrev=False, formatter_class=how)
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:

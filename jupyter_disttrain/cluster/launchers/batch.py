@@ -10,6 +10,7 @@ Unlike a job of Slurm, such a job is not waited for by %dist_init: its ranks wri
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ipyparallel.cluster.launcher import BatchEngineSetLauncher, LSFEngineSetLau
 from traitlets import Integer, List, Unicode
 
 from ...errors import UsageError
+from ..slurm.environment import without_tokens
 from .mpi import find_mpiexec
 
 
@@ -63,6 +65,10 @@ class _BatchRanks(BatchEngineSetLauncher):
         self.batch_template = self.render().replace("{", "{{").replace("}", "}}")
         super().write_batch_script(n)
 
+    def _run_command(self, command: list[str], **options: Any) -> str:
+        """Run a command of the batch system, which keeps a job's environment: there are no tokens in it."""
+        return str(super()._run_command(command, **options | {"env": without_tokens()}))
+
     def submit(self) -> Any:
         """Hand the script to the batch system; returns the job's number."""
         return self.start(self.nodes * self.ntasks_per_node)
@@ -98,6 +104,16 @@ class LSFRanks(_BatchRanks, LSFEngineSetLauncher):
 
     mark = "#BSUB"
     host_file = "LSB_DJOB_HOSTFILE"
+
+    def start(self, n: int = 1) -> Any:
+        """Hand the script to bsub, which reads it from its stdin; ipyparallel's own way would hand it the tokens."""
+        self.write_batch_script(n)
+        with Path(self.batch_file).open("rb") as script:
+            command, environment = list(self.submit_command), without_tokens()
+            done = subprocess.run(command, stdin=script, stdout=subprocess.PIPE, env=environment, check=False)  # noqa: S603
+        job_id = self.parse_job_id(done.stdout.decode(errors="replace"))
+        self.notify_start(job_id)
+        return job_id
 
     def own_options(self) -> list[str]:
         """Return them."""

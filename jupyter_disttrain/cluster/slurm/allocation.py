@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import LaunchError, UsageError
 from ...ranks import counted
 from .job import SlurmJob
+from .state import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,11 @@ class Allocation:
         if not job_id or not (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")):
             return None
         state = SlurmJob(job_id).state()
+        if state.state == UNKNOWN:
+            raise LaunchError(
+                f"the notebook is in the allocation {job_id}, of which Slurm does not tell now ({state.reason}); try "
+                "again later, sdiag or sinfo show whether it answers"
+            )
         if not state.runs or not state.nodes:
             raise LaunchError(
                 f"the notebook is in the allocation {job_id} by its environment, but that is {state.state.lower()}"

@@ -58,11 +58,16 @@ class BatchScript:
     start_file: str  # the script that starts the ranks
     sign_file: str  # that is touched as long as the notebook is there
     survives_nodes: bool = False  # the ranks of other nodes go on when one fails
-    lines: tuple[str, ...] = ()  # a person's options of sbatch
+
+    @property
+    def name(self) -> str:
+        """The job's, unless a person gives it another."""
+        return f"disttrain-{self.cluster_id}"
 
     def render(self) -> str:
         """Return the script."""
-        own = (
+        options = (
+            f"--job-name={self.name}",
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={self.per_node}",
             f"--chdir={self.folder}",
@@ -72,12 +77,10 @@ class BatchScript:
             "--no-requeue",  # a second time it would have ranks that nobody knows
             *(("--no-kill",) if self.survives_nodes else ()),
         )
-        has_name = any(option.startswith("--job-name=") for option in self.lines)
-        name = () if has_name else (f"--job-name=disttrain-{self.cluster_id}",)
         return "\n".join(
             [
                 "#!/bin/bash",
-                *(f"#SBATCH {quote_option(option)}" for option in (*name, *own, *self.lines)),
+                *(f"#SBATCH {quote_option(option)}" for option in options),
                 f"# The ranks of {self.cluster_id}; written by jupyter_disttrain.",
                 _WAIT.format(
                     start=shlex.quote(self.start_file),

@@ -20,6 +20,10 @@ STATE_SECONDS = 10.0  # for Slurm to say how a job is: a rank's death, and the e
 COMMAND_SECONDS = 60.0  # slurmctld of a busy site answers late
 
 
+class SilentError(LaunchError):
+    """Slurm did not answer in time; whether it did what it was asked for is not known."""
+
+
 class Answer(NamedTuple):
     """What a command said."""
 
@@ -55,7 +59,7 @@ def ask(
     *command: str,
     text: str | None = None,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = COMMAND_SECONDS,
+    limit_s: float | None = None,
 ) -> Answer:
     """Run one of Slurm's commands, out of reach of the notebook's interrupts.
 
@@ -68,14 +72,17 @@ def ask(
     environment
         In place of what Slurm's commands may have of this process's own.
     limit_s
-        How long it may take, in seconds.
+        How long it may take, in seconds; None: as long as a busy site may need.
 
     Raises
     ------
     LaunchError
-        If it is not there, or does not end.
+        If it is not there.
+    SilentError
+        If it does not end.
     """
     variables = slurm_environment() if environment is None else dict(environment)
+    limit_s = COMMAND_SECONDS if limit_s is None else limit_s
     variables |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}  # seconds since the epoch, in no zone and no language
     try:
         done = subprocess.run(  # noqa: S603
@@ -90,7 +97,7 @@ def ask(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(
+        raise SilentError(
             f"{command[0]} did not end within {limit_s:g} s; see by sdiag or sinfo whether Slurm answers"
         ) from error
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...slurm_options import gpu_count
+from ...slurm_options import gpu_count, name_of
 from ..interrupts import deferred_interrupts
 from .allocation import Allocation
 from .batch_script import BatchScript
@@ -146,12 +146,12 @@ def obtain(
         start_file=start_file,
         sign_file=str(folders.profile / SIGN),
         survives_nodes=options.start == "srun",
-        lines=options.lines,
-    ).render()
+    )
+    has_name = any(name_of(option) == "job-name" for option in options.lines)
     sentry = Sentry(folders)
     taken.callback(sentry.leave)
     with deferred_interrupts():  # a job whose number nobody has read could not be cancelled
-        job = SlurmJob.submit(script, options.lines)
+        job = SlurmJob.submit(script.render(), options.lines, "" if has_name else script.name)
         taken.callback(_end, job, log.replace("%j", job.job_id))
         sentry.guard(job.job_id)
     state = job.wait_until_running(lambda state: _tell_waiting(state, tell))
@@ -178,8 +178,8 @@ def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], 
 
 def _end(job: SlurmJob, log: str) -> None:
     """End a job that is ours, and wait until its nodes are free; a log in which it says nothing need not be kept."""
-    relieve(job.job_id)
     job.cancel()
+    relieve(job.job_id)  # not before: who kills the notebook meanwhile leaves the job to the sentry
     written = Path(log)
     if written.exists() and not written.stat().st_size:
         written.unlink()

@@ -6,13 +6,15 @@ Does not cover: what the script says (``batch_script``), remarks on a job that r
 
 from __future__ import annotations
 
+import getpass
+import re
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
-from .commands import STATE_SECONDS, Answer, ask
+from .commands import STATE_SECONDS, Answer, SilentError, ask
 from .environment import slurm_environment
 from .queue import ask_position
 from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
@@ -26,24 +28,25 @@ SLOWEST_POLL_SECONDS = 5.0
 CANCEL_SECONDS = 15.0  # until its nodes are free; Slurm goes on by itself if that takes longer
 SACCT_FIELDS = "JobID,State,ExitCode,Start,End,NodeList,Partition,Reason"
 _NO_SUCH_JOB = "Invalid job id"
-# A person's defaults for sbatch would override the script.
-_OVERRIDING = (
-    "SBATCH_ARRAY_INX",
-    "SBATCH_CLUSTERS",
-    "SBATCH_EXPORT",
-    "SBATCH_INPUT",
-    "SBATCH_NO_KILL",
-    "SBATCH_NO_REQUEUE",
-    "SBATCH_OPEN_MODE",
-    "SBATCH_OUTPUT",
-    "SBATCH_ERROR",
-    "SBATCH_REQUEUE",
-    "SBATCH_WAIT",
-    "SBATCH_PARTITION",
-    "SBATCH_TIMELIMIT",
-    "SBATCH_ACCOUNT",
-    "SBATCH_GPUS_PER_NODE",
+# A person's defaults for sbatch override the script, and give way to its command line. None of these may.
+_OVERRIDING = frozenset(
+    {
+        "SBATCH_ARRAY_INX",
+        "SBATCH_CLUSTERS",
+        "SBATCH_EXPORT",
+        "SBATCH_INPUT",
+        "SBATCH_JOB_NAME",
+        "SBATCH_NO_KILL",
+        "SBATCH_NO_REQUEUE",
+        "SBATCH_OPEN_MODE",
+        "SBATCH_OUTPUT",
+        "SBATCH_ERROR",
+        "SBATCH_REQUEUE",
+        "SBATCH_WAIT",
+    }
 )
+_NUMBER = re.compile(r"(\d+)(?:;\S*)?")  # a wrapper of sbatch may say more on lines of its own
+_SILENT = re.compile(r"timed out|[Uu]nable to contact|[Cc]ommunication connection failure|[Zz]ero [Bb]ytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class SlurmJob:
     job_id: str
 
     @classmethod
-    def submit(cls, script: str, options: tuple[str, ...] = ()) -> SlurmJob:
+    def submit(cls, script: str, options: tuple[str, ...] = (), name: str = "") -> SlurmJob:
         """Hand a script to sbatch.
 
         Parameters
@@ -61,23 +64,33 @@ class SlurmJob:
         script
             With its ``#SBATCH`` lines.
         options
-            Those of a person, for which variables such as SBATCH_PARTITION give way.
+            Those of a person, before which variables such as SBATCH_PARTITION give way.
+        name
+            Of the job, by which it is cancelled where its number is not told; empty: it has none of its own.
 
         Call it with interrupts deferred: a job whose number nobody has read can't be cancelled.
 
         Raises
         ------
         LaunchError
-            If Slurm does not take it; the message is Slurm's.
+            If Slurm does not take it, with its words, or does not say that it has.
         """
-        answer = ask("sbatch", "--parsable", text=script, environment=submit_environment(options))
+        try:
+            answer = ask("sbatch", "--parsable", *options, text=script, environment=submit_environment())
+        except SilentError as error:
+            raise LaunchError(f"{error}; {_cancel_by_name(name)}") from error
+        if answer.code and _SILENT.search(answer.trouble):
+            raise LaunchError(f"Slurm does not answer: {answer.trouble}; {_cancel_by_name(name)}")
         if answer.code:
             raise LaunchError(
                 f"Slurm did not take the job: {answer.trouble}; "
                 "sinfo shows the partitions, sacctmgr show associations the accounts"
             )
-        number = answer.said.strip().splitlines()[-1].partition(";")[0]
-        return cls(number)
+        numbers = [found[1] for line in answer.said.splitlines() if (found := _NUMBER.fullmatch(line.strip()))]
+        if not numbers:
+            said = f"{answer.said}{answer.complaint}".strip() or "nothing"
+            raise LaunchError(f"sbatch told no job's number, but said: {said}; {_cancel_by_name(name)}")
+        return cls(numbers[-1])
 
     def state(self, *, with_position: bool = False) -> JobState:
         """Ask Slurm for the state.
@@ -142,13 +155,18 @@ class SlurmJob:
         Raises
         ------
         LaunchError
-            If Slurm refuses; the message is Slurm's.
+            If Slurm refuses, or does not answer; the message is Slurm's, and names the job.
         """
         deadline = time.monotonic() + patience_s
         pause_s = 0.05
         state = self.state()
         if not state.is_over:
-            answer = ask("scancel", self.job_id)
+            try:
+                answer = ask("scancel", self.job_id)
+            except SilentError as error:
+                raise LaunchError(
+                    f"job {self.job_id} may not be cancelled: {error}; do it by scancel {self.job_id}"
+                ) from error
             if answer.code and _NO_SUCH_JOB not in answer.complaint:
                 raise LaunchError(
                     f"job {self.job_id} could not be cancelled: {answer.trouble}; do it by scancel {self.job_id}"
@@ -159,11 +177,26 @@ class SlurmJob:
         return state
 
 
-def submit_environment(options: tuple[str, ...] = ()) -> dict[str, str]:
+def _cancel_by_name(name: str) -> str:
+    """Cancel a job that Slurm may have taken all the same; returns what is to be said of it.
+
+    One that it takes later ends as soon as it starts: its script sees that nobody waits for it.
+    """
+    if not name:
+        return "squeue --me shows whether it has taken the job all the same; try again later"
+    words = ("scancel", f"--user={getpass.getuser()}", f"--name={name}")
+    try:
+        is_done = not ask(*words, limit_s=STATE_SECONDS).code
+    except LaunchError:
+        is_done = False
+    if is_done:
+        return "a job that it has taken all the same is cancelled; try again later"
+    return f"if it has taken the job all the same, {' '.join(words)} cancels it; try again later"
+
+
+def submit_environment() -> dict[str, str]:
     """Return this process's environment as a job may have it, without what would override its script."""
-    names = {option.removeprefix("--").partition("=")[0].upper().replace("-", "_") for option in options}
-    dropped = {*_OVERRIDING, *(f"SBATCH_{name}" for name in names)}
-    return {name: value for name, value in slurm_environment().items() if name not in dropped}
+    return {name: value for name, value in slurm_environment().items() if name not in _OVERRIDING}
 
 
 @lru_cache(maxsize=64)

@@ -33,6 +33,7 @@ OVER = frozenset(
     }
 )
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
+_LOG = re.compile(r"(?:^|\s)StdOut=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)")  # a path may have blanks in it
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>[A-Za-z][^=,:]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?")
 _NOTHING = {"", "(null)", "N/A", "None", "NONE", "Unknown"}
 
@@ -112,7 +113,7 @@ def from_scontrol(text: str) -> JobState:
         cpus=_whole(fields.get("NumCPUs", "").partition("-")[0]),
         tasks=_whole(fields.get("NumTasks", "").partition("-")[0]),
         tasks_per_node=_whole(fields.get("NtasksPerN:B:S:C", "").partition(":")[0]),
-        log=fields.get("StdOut", ""),
+        log=_log_of(text),
     )
 
 
@@ -158,6 +159,11 @@ def gpus_in(resources: str) -> int:
     found = [match for part in resources.split(",") if (match := _GPUS.fullmatch(part))]
     plain = [match for match in found if match["type"] is None]
     return sum(int(match["count"] or 1) for match in plain or found)
+
+
+def _log_of(text: str) -> str:
+    found = _LOG.search(text)
+    return "" if found is None or found[1] in _NOTHING else found[1]
 
 
 def _whole(text: str) -> int:
