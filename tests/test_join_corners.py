@@ -23,7 +23,7 @@ from jupyter_disttrain.engine import join
 from jupyter_disttrain.errors import UsageError
 
 from .join_tools import by_hand, file, jobs
-from .process_tools import wait_until
+from .process_tools import controllers_of, wait_until
 
 if TYPE_CHECKING:
     from .join_tools import Job
@@ -72,6 +72,17 @@ def test_a_job_leaves_a_file_that_is_another_s_by_now(file: Path, jobs: list[Job
     first.terminate()
     assert wait_until(lambda: not Path(told["profile"]).exists())
     assert file.read_text() == others
+
+
+def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    with Cluster.attach(str(file)) as cluster:
+        for process in controllers_of(told["cluster_id"]):
+            process.kill()
+        assert wait_until(lambda: cluster.closed)
+    first.end()
+    assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
 @pytest.mark.parametrize(("host", "stays"), [("login2", True), (socket.gethostname(), False)])
