@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..config import BACKENDS
+from ..config import BACKENDS, check_name
+from ..errors import UsageError
 from .connection import PROFILE_DIR
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
     add("--backend", choices=BACKENDS, default="auto", help="of the process group; none: ranks without torch")
     add("--name", default="", help="of the cluster (default: that of FILE)")
     args = parser.parse_args(arguments)
+    if args.name:
+        try:
+            check_name(args.name)  # each process: else the others would wait for a rank 0 that has ended
+        except UsageError as error:
+            parser.error(f"argument --name: {error}")
     joined = JoinSetup(
         file=args.join or "",
         timeout_s=args.join_timeout,
