@@ -147,6 +147,8 @@ class RankDeath(Record):
                 f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
                 "down or cut off from the network"
             )
+        if self.signal_number is None and self.exit_code is None:
+            return "ended, and what its nanny said of that can't be read"
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
         return f"was killed by {signal_words(self.signal_number, self._killer)}"

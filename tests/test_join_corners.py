@@ -10,17 +10,21 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import attach, registry
 from jupyter_disttrain.cluster.joining import Joining
+from jupyter_disttrain.cluster.tunnel import Tunnel
 from jupyter_disttrain.engine import join
-from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.engine.setup import write_whole
+from jupyter_disttrain.errors import RankFailure, UsageError
 
 from .join_tools import by_hand, file, jobs
 from .process_tools import controllers_of, wait_until
@@ -122,3 +126,55 @@ def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
 
 def _interrupt(*_: object) -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light: Cluster) -> None:
+    light.run("kept = rank * 2")
+    word = light._launch.folders.profile / f"death-{light.table[1].engine}.json"
+    rank = psutil.Process(light.table[1].info.pid)
+    light.run("if rank == 1:\n    import time; time.sleep(1000)", block=False)
+    light.detach()
+    rank.kill()
+    assert wait_until(word.exists)
+    word.write_text("")  # as an earlier version left it on a disk that was full
+    with Cluster.attach("light") as again:
+        (run,) = again.missed
+        with pytest.raises(RankFailure, match=r"rank 1.* ended, and what its nanny said of that can't be read"):
+            run.wait()
+        assert again.run("kept", 0).results == {0: 0}
+
+
+def test_a_tunnel_brings_files_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "client").mkdir(parents=True)
+    here.mkdir()
+    whole = json.dumps({"of": "back\\slash\nand 'quotes'"})
+    (there / "cluster.json").write_text(whole)
+    (there / "client" / "open_cells.json").write_text(whole + "\n")  # as another tunnel has written it back
+    (there / "death-1.json").write_text("")
+    (there / "death-2.json").write_text('{"engine":')
+    tunnel = Tunnel.__new__(Tunnel)
+    tunnel._profile, tunnel.folder = str(there), here
+    monkeypatch.setattr(tunnel, "ask", lambda script: subprocess.check_output(["sh", "-c", script], text=True))
+    tunnel._fetch()
+    found = {path.name: path.read_text() for path in here.iterdir()}
+    assert found == {
+        "cluster.json": whole,
+        "open_cells.json": whole,
+        "death-1.json": "",
+        "death-2.json": '{"engine":',
+    }
+
+
+def test_a_word_is_left_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word = tmp_path / "death-1.json"
+    write_whole(word, "first")
+
+    def no_room(path: Path, _text: str) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(word, "second")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]

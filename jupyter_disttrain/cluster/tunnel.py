@@ -159,7 +159,7 @@ class Tunnel:
             place = channel_url(told.connection, channel).partition("://")[2]
             forwards += ["-L", f"{self._socket(told, channel)}:{place}"]
         connection = told.connection | {"interface": f"ipc://{self.folder / 's'}"}
-        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", connection)
+        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", json.dumps(connection))
         self.told = replace(told, profile=str(self.folder))
         self._errors = (self.folder / "ssh.log").open("w+b")
         self._process = subprocess.Popen(  # noqa: S603
@@ -272,11 +272,13 @@ class Tunnel:
         """Bring the files here that somebody who joins has to know."""
         script = (
             f"( cd {_quoted(self._profile)} && mkdir -p -m 700 client && for f in cluster.json "
-            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; cat "$f"; echo; fi; done )'
+            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; '
+            r"""tr -d '\n' < "$f"; echo; fi; done )"""
         )
-        lines = filter(None, self.ask(script).splitlines())
+        lines = iter(self.ask(script).splitlines())
         for name in lines:
-            _write_private(self.folder / posixpath.basename(name), json.loads(next(lines)))
+            # As it is there: one that can't be read is the matter of who reads it.
+            _write_private(self.folder / posixpath.basename(name), next(lines))
 
     def bring_metrics(self, run: str, folder: Path) -> None:
         """Bring here what the ranks have logged, or the end of it if that is much.
@@ -354,9 +356,9 @@ def _make_folder(name: str) -> Path:
     return path
 
 
-def _write_private(path: Path, content: object) -> None:
+def _write_private(path: Path, content: str) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file)
+        file.write(content)
 
 
 def _quoted(file: str) -> str:

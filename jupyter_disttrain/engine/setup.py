@@ -117,9 +117,18 @@ def leave_word(trouble: str) -> None:
     """Leave word for the client of what keeps ranks from starting on this host, when nothing else reaches it."""
     print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
     word = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
-    fresh = word.with_suffix(".new")  # the client looks often, and must not read half of it
-    fresh.write_text(trouble)
-    fresh.replace(word)
+    write_whole(word, trouble)  # the client looks often, and must not read half of it
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, as where the disk is full."""
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_text(text)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def interface_in(network: str) -> str:
