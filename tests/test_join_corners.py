@@ -24,7 +24,7 @@ from jupyter_disttrain.cluster.joining import Joining
 from jupyter_disttrain.cluster.tunnel import Tunnel
 from jupyter_disttrain.engine import join
 from jupyter_disttrain.engine.setup import write_whole
-from jupyter_disttrain.errors import RankFailure, UsageError
+from jupyter_disttrain.errors import ClusterClosedError, RankFailure, UsageError
 
 from .join_tools import by_hand, file, jobs
 from .process_tools import controllers_of, wait_until
@@ -97,8 +97,8 @@ def test_only_the_host_of_a_sign_removes_it(
         there.setattr(socket, "gethostname", lambda: host)
         there.setattr(os, "getpid", lambda: 1 << 30)  # nobody's here
         sign = registry.Sign(tmp_path, "exp-1-abcdef")
-    assert registry.running() == []
-    signs = [path.name for path in registry._folder().iterdir()]
+    assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in registry.running()]
+    signs = [path.name for path in registry._folder().glob("exp-1-*")]
     sign.remove()
     assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
 
@@ -178,3 +178,17 @@ def test_a_word_is_left_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="No space left"):
         write_whole(word, "second")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]
+
+
+def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, jobs: list[Job]) -> None:
+    mux = by_hand(jobs, file, 0, 1).until(file)["connection"]["mux"]
+    cluster = Cluster.attach(str(file))
+    cluster.run("kept = 7")
+    ends = [each.fd for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr.port == mux]
+    with socket.socket(fileno=os.dup(ends[0])) as broken:
+        broken.shutdown(socket.SHUT_RDWR)
+    assert wait_until(lambda: cluster.closed)
+    with pytest.raises(ClusterClosedError, match=f"the connection to the ranks of {file} broke; they go on .* brings"):
+        cluster.run("1")
+    with Cluster.attach(str(file)) as again:
+        assert again.run("kept").results == {0: 7}
