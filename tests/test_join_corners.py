@@ -24,7 +24,7 @@ from jupyter_disttrain.cluster.joining import Joining
 from jupyter_disttrain.cluster.tunnel import Tunnel
 from jupyter_disttrain.engine import join
 from jupyter_disttrain.engine.setup import write_whole
-from jupyter_disttrain.errors import ClusterClosedError, RankFailure, UsageError
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
 from .join_tools import by_hand, file, jobs
 from .process_tools import controllers_of, wait_until
@@ -192,3 +192,21 @@ def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, job
         cluster.run("1")
     with Cluster.attach(str(file)) as again:
         assert again.run("kept").results == {0: 7}
+
+
+def test_a_login_shell_need_not_understand_what_is_asked_of_a_host(tmp_path: Path, file: Path) -> None:
+    file.write_text('{"version": "0.0.1"}')
+    foreign = tmp_path / "ssh"
+    foreign.write_text(
+        '#!/bin/sh\nfor last; do :; done\n[ "$last" = "exec sh" ] || { echo Missing }. >&2; exit 1; }\n$last\n'
+    )
+    foreign.chmod(0o700)
+    with pytest.raises(UsageError, match=r"node1:.* was written by version 0\.0\.1"):
+        Cluster.attach(f"node1:{file}", ssh=str(foreign))
+    with pytest.raises(UsageError, match=r"cannot read .*none\.json on node1: .*No such file"):
+        Cluster.attach(f"node1:{file.with_name('none.json')}", ssh=str(foreign))
+
+
+def test_a_machine_without_ssh_is_told_so(file: Path) -> None:
+    with pytest.raises(LaunchError, match=r"cannot run /nowhere/ssh: No such file.*; install OpenSSH's client"):
+        Cluster.attach(f"node1:{file}", ssh="/nowhere/ssh")

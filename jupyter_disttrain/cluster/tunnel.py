@@ -123,12 +123,11 @@ class Tunnel:
 
         file = _quoted(self.file)
         # Who wrote a file of another user's could have us run anything.
-        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi"
-        command = [*self._ssh, "-T", self.host, script]
+        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi\n"
         try:
             done = subprocess.run(  # noqa: S603
-                command,
-                stdin=subprocess.DEVNULL,
+                [*self._ssh, "-T", self.host, "exec sh"],  # csh and fish, as login shells, would not understand it
+                input=script,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -139,6 +138,10 @@ class Tunnel:
             raise LaunchError(
                 f"{self.host} has not told within {FILE_SECONDS:g} s what is in {self.file}; try: "
                 f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
+            ) from error
+        except OSError as error:
+            raise LaunchError(
+                f"cannot run {self._ssh[0]}: {error.strerror}; install OpenSSH's client, or name another with --ssh"
             ) from error
         if done.returncode == 0:
             # What a login shell prints comes first; the file is one line.
