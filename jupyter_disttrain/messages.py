@@ -93,6 +93,7 @@ class RankHello(Record):
     launcher: str = ""  # what started it: see ``config``
     launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say
     visible_gpus: str = ""  # of its host, as CUDA_VISIBLE_DEVICES has them; empty: all
+    boot: str = ""  # what tells its machine, since that was started, from all others; empty where it can't be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

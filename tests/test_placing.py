@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
-from jupyter_disttrain.cluster.rank_table import decide
+from jupyter_disttrain.cluster.rank_table import decide, tell_apart
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports, controller_arguments
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.messages import RankHello
@@ -28,6 +29,15 @@ def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
         torch="2.13.0",
         cuda_devices=0,
     )
+
+
+def test_machines_of_one_name_in_a_job_are_two_nodes() -> None:
+    hellos = [replace(hello(rank, "vm"), boot=boot) for rank, boot in enumerate("abab")]
+    told = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container beside the first
+    assert [each.launch_host for each in told] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
+    infos = [info for info, _ in decide(told, "gloo", 0, ["vm", "vm(2)", "other"])]
+    places = [(info.node_rank, info.local_rank, info.local_world_size) for info in infos]
+    assert places == [(0, 0, 2), (1, 0, 2), (0, 1, 2), (1, 1, 2), (2, 0, 1)]
 
 
 def test_hosts_of_one_name_are_two_nodes_if_the_launcher_tells_them_apart() -> None:
