@@ -190,6 +190,7 @@ def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, job
     assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=f"the connection to the ranks of {file} broke; they go on .* brings"):
         cluster.run("1")
+    assert wait_until(lambda: all(thread.name != "disttrain leave" for thread in threading.enumerate()))
     with Cluster.attach(str(file)) as again:
         assert again.run("kept").results == {0: 7}
 
