@@ -88,11 +88,7 @@ class ClusterConfig:
             )
         if not 0 <= self.port < 2**16:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
-        if not _NAME.match(self.name):
-            raise UsageError(
-                f"a cluster can't be named {self.name!r}; use up to 40 letters, digits, '.', '_' and '-', "
-                "a letter or digit first"
-            )
+        check_name(self.name)
 
     @property
     def count(self) -> int | None:
@@ -182,6 +178,21 @@ class ClusterConfig:
             )
         if not gpus or min(gpus) < 0 or len(set(gpus)) != len(gpus):
             raise UsageError(f"cannot use GPUs {list(gpus)}; name each once, e.g. -g 0,1")
+
+
+def check_name(name: str) -> None:
+    """Refuse what can't be the name of a cluster: folders are named after it.
+
+    Raises
+    ------
+    UsageError
+        If this can't.
+    """
+    if not _NAME.match(name):
+        raise UsageError(
+            f"a cluster can't be named {name!r}; use up to 40 letters, digits, '.', '_' and '-', "
+            "a letter or digit first"
+        )
 
 
 def parse_roles(text: str | None) -> Roles:

@@ -30,24 +30,62 @@ FIRST_THAT_ENDS = 5  # version of Open MPI, whose calls can be ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
+class JobTrace:
+    """What a job's file tells of the job, whichever version of this package has written it."""
+
+    cluster_id: str
+    host: str  # of rank 0, and of the controller
+    launcher: str  # that started it: "mpirun", "srun", "torchrun"
+    world_size: int
+    connection: dict[str, Any]  # what ipyparallel's client connection file says
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what any version wrote.
+
+        Raises
+        ------
+        ValueError
+            If it is no job's file.
+        """
+        told = json.loads(text)
+        try:
+            trace = cls(**{each.name: told[each.name] for each in fields(cls)})
+            channel_url({**trace.connection, "control": int(trace.connection["control"])}, "control")
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError from error
+        return trace
+
+    def answer(self) -> str:
+        """Return what comes of a connection to its controller: ``"there"``, ``"refused"``, or what the system says."""
+        host, _, port = channel_url(self.connection, "control").partition("://")[2].rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError as error:
+            return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+        return "there"
+
+    def is_refused(self) -> bool:
+        """Whether the job has ended; one whose host says nothing may be cut off."""
+        return self.answer() == "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile(JobTrace):
     """What a job tells of itself."""
 
     version: str  # of this package
-    cluster_id: str
     job: str  # what tells its processes from those of any other job; empty where nothing does
-    launcher: str  # that started it: "mpirun", "srun", "torchrun"
     name: str  # of the cluster
-    host: str  # of rank 0, and of the controller
     address: str  # at which the controller listens
     network: str  # around that address, as in "10.1.0.0/16"
-    world_size: int
     backend: str  # see ``config``
     frees_mpi: bool  # MPI is started so that a call of it can be ended from outside, if its version can do that
     profile: str  # the folder beside it that holds what the cluster needs
     run: str  # the folder of the ranks' logs
     started_s: float  # seconds since the epoch
-    connection: dict[str, Any]  # what ipyparallel's client connection file says
 
     @property
     def has_mpi(self) -> bool:
@@ -79,57 +117,6 @@ class JobFile:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(self), file)
         fresh.replace(path)
-
-    def answer(self) -> str:
-        """Return what comes of a connection to its controller: ``"there"``, ``"refused"``, or what the system says."""
-        return _answer(self.connection)
-
-    def is_refused(self) -> bool:
-        """Whether the job has ended; one whose host says nothing may be cut off."""
-        return self.answer() == "refused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobTrace:
-    """What a job's file tells of the job, whichever version of this package has written it."""
-
-    cluster_id: str
-    host: str
-    launcher: str
-    world_size: int
-    connection: dict[str, Any]
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what any version wrote.
-
-        Raises
-        ------
-        ValueError
-            If it is no job's file.
-        """
-        told = json.loads(text)
-        try:
-            trace = cls(**{each.name: told[each.name] for each in fields(cls)})
-            channel_url({**trace.connection, "control": int(trace.connection["control"])}, "control")
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError from error
-        return trace
-
-    def is_refused(self) -> bool:
-        """Whether the job has ended; one whose host says nothing may be cut off."""
-        return _answer(self.connection) == "refused"
-
-
-def _answer(connection: dict[str, Any]) -> str:
-    host, _, port = channel_url(connection, "control").partition("://")[2].rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except ConnectionRefusedError:
-        return "refused"
-    except OSError as error:
-        return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
-    return "there"
 
 
 def remove_own(path: Path, cluster_id: str) -> None:

@@ -93,6 +93,7 @@ class RankHello(Record):
     launcher: str = ""  # what started it: see ``config``
     launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say
     visible_gpus: str = ""  # of its host, as CUDA_VISIBLE_DEVICES has them; empty: all
+    boot: str = ""  # what tells its machine, since that was started, from all others; empty where it can't be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,8 @@ class RankDeath(Record):
                 f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
                 "down or cut off from the network"
             )
+        if self.signal_number is None and self.exit_code is None:
+            return "ended, and what its nanny said of that can't be read"
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
         return f"was killed by {signal_words(self.signal_number, self._killer)}"

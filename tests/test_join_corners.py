@@ -10,20 +10,24 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import attach, registry
 from jupyter_disttrain.cluster.joining import Joining
+from jupyter_disttrain.cluster.tunnel import Tunnel
 from jupyter_disttrain.engine import join
-from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.engine.setup import write_whole
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
 from .join_tools import by_hand, file, jobs
-from .process_tools import wait_until
+from .process_tools import controllers_of, wait_until
 
 if TYPE_CHECKING:
     from .join_tools import Job
@@ -74,6 +78,17 @@ def test_a_job_leaves_a_file_that_is_another_s_by_now(file: Path, jobs: list[Job
     assert file.read_text() == others
 
 
+def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    with Cluster.attach(str(file)) as cluster:
+        for process in controllers_of(told["cluster_id"]):
+            process.kill()
+        assert wait_until(lambda: cluster.closed)
+    first.end()
+    assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
+
+
 @pytest.mark.parametrize(("host", "stays"), [("login2", True), (socket.gethostname(), False)])
 def test_only_the_host_of_a_sign_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, stays: bool
@@ -82,8 +97,8 @@ def test_only_the_host_of_a_sign_removes_it(
         there.setattr(socket, "gethostname", lambda: host)
         there.setattr(os, "getpid", lambda: 1 << 30)  # nobody's here
         sign = registry.Sign(tmp_path, "exp-1-abcdef")
-    assert registry.running() == []
-    signs = [path.name for path in registry._folder().iterdir()]
+    assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in registry.running()]
+    signs = [path.name for path in registry._folder().glob("exp-1-*")]
     sign.remove()
     assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
 
@@ -111,3 +126,88 @@ def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
 
 def _interrupt(*_: object) -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light: Cluster) -> None:
+    light.run("kept = rank * 2")
+    word = light._launch.folders.profile / f"death-{light.table[1].engine}.json"
+    rank = psutil.Process(light.table[1].info.pid)
+    light.run("if rank == 1:\n    import time; time.sleep(1000)", block=False)
+    light.detach()
+    rank.kill()
+    assert wait_until(word.exists)
+    word.write_text("")  # as an earlier version left it on a disk that was full
+    with Cluster.attach("light") as again:
+        (run,) = again.missed
+        with pytest.raises(RankFailure, match=r"rank 1.* ended, and what its nanny said of that can't be read"):
+            run.wait()
+        assert again.run("kept", 0).results == {0: 0}
+
+
+def test_a_tunnel_brings_files_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "client").mkdir(parents=True)
+    here.mkdir()
+    whole = json.dumps({"of": "back\\slash\nand 'quotes'"})
+    (there / "cluster.json").write_text(whole)
+    (there / "client" / "open_cells.json").write_text(whole + "\n")  # as another tunnel has written it back
+    (there / "death-1.json").write_text("")
+    (there / "death-2.json").write_text('{"engine":')
+    tunnel = Tunnel.__new__(Tunnel)
+    tunnel._profile, tunnel.folder = str(there), here
+    monkeypatch.setattr(tunnel, "ask", lambda script: subprocess.check_output(["sh", "-c", script], text=True))
+    tunnel._fetch()
+    found = {path.name: path.read_text() for path in here.iterdir()}
+    assert found == {
+        "cluster.json": whole,
+        "open_cells.json": whole,
+        "death-1.json": "",
+        "death-2.json": '{"engine":',
+    }
+
+
+def test_a_word_is_left_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word = tmp_path / "death-1.json"
+    write_whole(word, "first")
+
+    def no_room(path: Path, _text: str) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(word, "second")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]
+
+
+def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, jobs: list[Job]) -> None:
+    mux = by_hand(jobs, file, 0, 1).until(file)["connection"]["mux"]
+    cluster = Cluster.attach(str(file))
+    cluster.run("kept = 7")
+    ends = [each.fd for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr.port == mux]
+    with socket.socket(fileno=os.dup(ends[0])) as broken:
+        broken.shutdown(socket.SHUT_RDWR)
+    assert wait_until(lambda: cluster.closed)
+    with pytest.raises(ClusterClosedError, match=f"the connection to the ranks of {file} broke; they go on .* brings"):
+        cluster.run("1")
+    assert wait_until(lambda: all(thread.name != "disttrain leave" for thread in threading.enumerate()))
+    with Cluster.attach(str(file)) as again:
+        assert again.run("kept").results == {0: 7}
+
+
+def test_a_login_shell_need_not_understand_what_is_asked_of_a_host(tmp_path: Path, file: Path) -> None:
+    file.write_text('{"version": "0.0.1"}')
+    foreign = tmp_path / "ssh"
+    foreign.write_text(
+        '#!/bin/sh\nfor last; do :; done\n[ "$last" = "exec sh" ] || { echo Missing }. >&2; exit 1; }\n$last\n'
+    )
+    foreign.chmod(0o700)
+    with pytest.raises(UsageError, match=r"node1:.* was written by version 0\.0\.1"):
+        Cluster.attach(f"node1:{file}", ssh=str(foreign))
+    with pytest.raises(UsageError, match=r"cannot read .*none\.json on node1: .*No such file"):
+        Cluster.attach(f"node1:{file.with_name('none.json')}", ssh=str(foreign))
+
+
+def test_a_machine_without_ssh_is_told_so(file: Path) -> None:
+    with pytest.raises(LaunchError, match=r"cannot run /nowhere/ssh: No such file.*; install OpenSSH's client"):
+        Cluster.attach(f"node1:{file}", ssh="/nowhere/ssh")

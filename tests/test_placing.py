@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,11 +30,10 @@ from jupyter_disttrain.cluster.launchers.mpi import MPIRanks
 from jupyter_disttrain.cluster.launchers.ssh import RanksOfHost
 from jupyter_disttrain.cluster.placement import Placement
 from jupyter_disttrain.cluster.rank_environment import rank_environment
-from jupyter_disttrain.cluster.rank_table import decide
+from jupyter_disttrain.cluster.rank_table import decide, tell_apart
 from jupyter_disttrain.cluster.start import Launch
 from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
-from jupyter_disttrain.engine import setup
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.loopback import is_held_to
 from jupyter_disttrain.errors import LaunchError, UsageError
@@ -53,6 +53,15 @@ def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
         torch="2.13.0",
         cuda_devices=0,
     )
+
+
+def test_machines_of_one_name_in_a_job_are_two_nodes() -> None:
+    hellos = [replace(hello(rank, "vm"), boot=boot) for rank, boot in enumerate("abab")]
+    told = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container beside the first
+    assert [each.launch_host for each in told] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
+    infos = [info for info, _ in decide(told, "gloo", 0, ["vm", "vm(2)", "other"])]
+    places = [(info.node_rank, info.local_rank, info.local_world_size) for info in infos]
+    assert places == [(0, 0, 2), (1, 0, 2), (0, 1, 2), (1, 1, 2), (2, 0, 1)]
 
 
 def test_hosts_of_one_name_are_two_nodes_if_the_launcher_tells_them_apart() -> None:

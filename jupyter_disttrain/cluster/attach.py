@@ -10,6 +10,7 @@ since the cell began, their nannies tell; a reply that nobody was there to take,
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from concurrent.futures import wait
@@ -40,6 +41,8 @@ BEGIN_SECONDS = 2.0  # for ranks to receive the cells that were sent last
 REPLY_LOST = "the cell has ended here; how, only the notebook knew that ran it"
 NEVER_CAME = "the cell was lost on its way here when the notebook ended, and did not begin; run it again"
 RANK_SECONDS = 1.0  # for ranks, which may hold the GIL; what they say later is taken as well
+
+log = logging.getLogger(__name__)
 
 
 class Gate:
@@ -175,8 +178,26 @@ def _deaths(launch: Launch) -> dict[str, Message]:
     for entry in launch.table:
         word = Path(launch.folders.profile) / f"death-{entry.engine}.json"
         if word.exists():
-            found[entry.engine] = as_message(RankDeath.from_content(json.loads(word.read_text())))
+            found[entry.engine] = as_message(_read_death(word, entry))
     return found
+
+
+def _read_death(word: Path, entry: RankEntry) -> RankDeath:
+    """Return what a nanny has left word of; that there is a word says enough, whatever has become of it."""
+    try:
+        return RankDeath.from_content(json.loads(word.read_text()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        log.warning("%s can't be read", word)
+        return RankDeath(
+            engine=entry.engine,
+            pid=entry.info.pid,
+            host=entry.info.host,
+            exit_code=None,
+            signal_number=None,
+            crash="",
+            stderr_tail="",
+            expected=False,
+        )
 
 
 def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Future[Message]:

@@ -23,7 +23,7 @@ from ..shelf import NOTEBOOK
 from .folders import Folders
 from .placement import Placement
 from .processes import POLL_SECONDS
-from .rank_table import decide
+from .rank_table import decide, tell_apart
 from .registry import VERSION, ClusterFile, Hold
 from .start import Launch
 from .tunnel import Tunnel, split, tunnel_of
@@ -283,7 +283,7 @@ class JobLaunch(Launch):
 
     def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
-        hellos = sorted(hellos, key=lambda hello: hello.launch_rank or 0)
+        hellos = tell_apart(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
         names = [hello.launch_host for hello in hellos]
         self.placement = Placement(
             hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),

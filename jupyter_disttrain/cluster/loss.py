@@ -7,9 +7,11 @@ Does not cover: noticing it (``link``, ``reach``), what is done then (``hearing`
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DisttrainError
+from ..job_file import JobTrace, read_own
 from ..ranks import format_ranks, label_ranks
 from .tunnel import tunnel_of
 
@@ -34,6 +36,11 @@ def why_lost(launch: Launch) -> str:
             f"no host of {config.job_file} has answered for {launch.cut_s:.1f} s, as if the network was cut; the ranks "
             "go on without this notebook, and %dist_attach brings them back"
         )
+    if config.job and tunnel is None and _goes_on(config.job_file, launch.folders.cluster_id):
+        return (
+            f"the connection to the ranks of {config.job_file} broke; they go on without this notebook, and "
+            f"%dist_attach {config.job_file} brings them back"
+        )
     if config.job:
         dead = [entry.info.rank for entry in launch.table if entry.state == "dead"]
         after = f" after {label_ranks(dead)} died" if dead else ""
@@ -42,6 +49,15 @@ def why_lost(launch: Launch) -> str:
         f"the controller of cluster {config.name!r} on {socket.gethostname()} {launch.controller_fate or 'has ended'}; "
         "nobody can be reached without it, so all ranks end; %dist_reset starts them anew"
     )
+
+
+def _goes_on(file: str, cluster_id: str) -> bool:
+    """Whether a job's controller is still there: what lies between may break a connection too."""
+    try:
+        there = JobTrace.parse(read_own(Path(file)))
+    except (OSError, ValueError):
+        return False
+    return there.cluster_id == cluster_id and there.answer() == "there"
 
 
 def words_of(error: Exception) -> str:

@@ -11,7 +11,7 @@ wrong.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError, UsageError
@@ -89,6 +89,19 @@ def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str
     """Return the ranks that have ended the cell which others still run, each with the error it ended with, if any."""
     cells = {table[rank].cell for rank in running}
     return {entry.info.rank: entry.failure for entry in table if entry.state == "idle" and entry.cell in cells}
+
+
+def tell_apart(hellos: Sequence[RankHello]) -> list[RankHello]:
+    """Give machines of one name, which nobody has called otherwise, a number each from the second on."""
+    boots: dict[str, list[str]] = {}
+    told = []
+    for hello in hellos:
+        known = boots.setdefault(_node(hello), [])
+        if hello.boot not in known:
+            known.append(hello.boot)
+        number = known.index(hello.boot) + 1
+        told.append(replace(hello, launch_host=f"{_node(hello)}({number})") if number > 1 else hello)
+    return told
 
 
 def decide(

@@ -123,12 +123,11 @@ class Tunnel:
 
         file = _quoted(self.file)
         # Who wrote a file of another user's could have us run anything.
-        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi"
-        command = [*self._ssh, "-T", self.host, script]
+        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi\n"
         try:
             done = subprocess.run(  # noqa: S603
-                command,
-                stdin=subprocess.DEVNULL,
+                [*self._ssh, "-T", self.host, "exec sh"],  # csh and fish, as login shells, would not understand it
+                input=script,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -139,6 +138,10 @@ class Tunnel:
             raise LaunchError(
                 f"{self.host} has not told within {FILE_SECONDS:g} s what is in {self.file}; try: "
                 f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
+            ) from error
+        except OSError as error:
+            raise LaunchError(
+                f"cannot run {self._ssh[0]}: {error.strerror}; install OpenSSH's client, or name another with --ssh"
             ) from error
         if done.returncode == 0:
             # What a login shell prints comes first; the file is one line.
@@ -159,7 +162,7 @@ class Tunnel:
             place = channel_url(told.connection, channel).partition("://")[2]
             forwards += ["-L", f"{self._socket(told, channel)}:{place}"]
         connection = told.connection | {"interface": f"ipc://{self.folder / 's'}"}
-        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", connection)
+        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", json.dumps(connection))
         self.told = replace(told, profile=str(self.folder))
         self._errors = (self.folder / "ssh.log").open("w+b")
         self._process = subprocess.Popen(  # noqa: S603
@@ -272,11 +275,13 @@ class Tunnel:
         """Bring the files here that somebody who joins has to know."""
         script = (
             f"( cd {_quoted(self._profile)} && mkdir -p -m 700 client && for f in cluster.json "
-            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; cat "$f"; echo; fi; done )'
+            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; '
+            r"""tr -d '\n' < "$f"; echo; fi; done )"""
         )
-        lines = filter(None, self.ask(script).splitlines())
+        lines = iter(self.ask(script).splitlines())
         for name in lines:
-            _write_private(self.folder / posixpath.basename(name), json.loads(next(lines)))
+            # As it is there: one that can't be read is the matter of who reads it.
+            _write_private(self.folder / posixpath.basename(name), next(lines))
 
     def bring_metrics(self, run: str, folder: Path) -> None:
         """Bring here what the ranks have logged, or the end of it if that is much.
@@ -354,9 +359,9 @@ def _make_folder(name: str) -> Path:
     return path
 
 
-def _write_private(path: Path, content: object) -> None:
+def _write_private(path: Path, content: str) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file)
+        file.write(content)
 
 
 def _quoted(file: str) -> str:

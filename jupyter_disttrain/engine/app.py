@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FINALIZE_SECONDS = 2.0  # less than a nanny's patience
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
 
@@ -277,6 +278,7 @@ def _prepare() -> RankHello:
         launch_rank=_launch_rank(),
         launcher=os.environ[LAUNCHER],
         launch_host=os.environ.get(HOST, ""),
+        boot=_boot(),
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         mpi=mpi,
         torch=torch_version,
@@ -336,3 +338,10 @@ def _give_up(why: str) -> NoReturn:
     """End this process: nobody else would. Not by the interpreter: MPI's own end would wait for the others."""
     sys.stderr.write(f"this process can't join the MPI job: {why}\n")
     os._exit(1)
+
+
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

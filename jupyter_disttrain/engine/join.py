@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
 from ..framework_variables import WITHOUT_GPUS
-from ..job_file import JobFile, JobTrace, package_version, read_own
+from ..job_file import JobFile, JobTrace, package_version, read_own, remove_own
 from ..locks import check_locks
 from ..ranks import counted
 from ..shelf import PREFIX, ROOT
@@ -66,8 +66,8 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 class Keeper:
     """The controller of a job, and the process that stays with it."""
 
-    def __init__(self, controller: subprocess.Popen[bytes], run: Path) -> None:
-        self._controller, self._run = controller, run
+    def __init__(self, controller: subprocess.Popen[bytes], told: JobFile, path: Path) -> None:
+        self._controller, self._told, self._path = controller, told, path
 
     def stay(self, nanny: int) -> None:
         """Stay until this host's rank 0 and the controller have ended: it ends once no rank is left."""
@@ -85,8 +85,11 @@ class Keeper:
         nannies.clear()  # before its number is free: a signal must not hit who gets that next
         os.waitpid(nanny, 0)
         self._controller.wait()
+        # The controller does this itself, unless it was killed, say for want of memory.
+        remove_own(self._path, self._told.cluster_id)
+        shutil.rmtree(self._told.profile, ignore_errors=True)
         with contextlib.suppress(OSError):  # there are logs in it
-            self._run.rmdir()
+            Path(self._told.run).rmdir()
 
 
 def join(setup: Setup) -> Keeper | None:
@@ -162,7 +165,7 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
         undo.pop_all()
     waiting = "1 rank waits" if told.world_size == 1 else f"{told.world_size} ranks wait"
     print(f"{waiting}; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
-    return Keeper(controller, run), told
+    return Keeper(controller, told, path), told
 
 
 def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
@@ -248,7 +251,7 @@ def _start_controller(
         remove_dirs=folders,
     )
     command += [f"--profile-dir={profile}", f"--cluster-id={cluster_id}"]
-    with (profile / "log" / "controller.log").open("wb") as log:
+    with _controller_log(cluster_id).open("wb") as log:
         # A session of its own: what ends the job's processes by a signal must let it tell the other ranks.
         return subprocess.Popen(  # noqa: S603
             command,
@@ -266,7 +269,7 @@ def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, clu
     deadline = time.monotonic() + CONTROLLER_SECONDS
     while not all(map(_listens, files)):
         if controller.poll() is not None or time.monotonic() > deadline:
-            said = (profile / "log" / "controller.log").read_text(errors="replace").strip()[-2000:]
+            said = _controller_log(cluster_id).read_text(errors="replace").strip()[-2000:]
             raise LaunchError(f"the controller on {socket.gethostname()} did not come up: {said or 'it said nothing'}")
         time.sleep(POLL_SECONDS)
     found: dict[str, Any] = json.loads(files[1].read_text())
@@ -333,6 +336,11 @@ def _text(path: Path) -> str:
 
 
 # All
+
+
+def _controller_log(cluster_id: str) -> Path:
+    """Return where its output goes: not beside FILE, whose folder NFS would then keep until the controller ends."""
+    return _local(cluster_id) / "controller.log"
 
 
 def _local(cluster_id: str) -> Path:

@@ -35,6 +35,7 @@ from .family import adopt_orphans, end_descendants, interrupt, runs, signal_main
 from .hellos import FIRST_PAUSE_SECONDS, Hellos
 from .metrics_file import MetricsFile
 from .rank_log import RankLog
+from .setup import write_whole
 from .use import UseTeller
 from .vitals import Vitals
 from .voice import Voice
@@ -373,7 +374,8 @@ class Nanny:
     def _leave(self, death: RankDeath) -> None:
         """Leave word of a death for who joins later."""
         try:
-            (Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json").write_text(json.dumps(death.to_content()))
+            word = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
+            write_whole(word, json.dumps(death.to_content()))
         except OSError as error:
             sys.stderr.write(f"no word could be left: {error}\n")  # who joins sees that the process is gone
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..config import BACKENDS
+from ..config import BACKENDS, check_name
+from ..errors import UsageError
 from .connection import PROFILE_DIR
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
     add("--backend", choices=BACKENDS, default="auto", help="of the process group; none: ranks without torch")
     add("--name", default="", help="of the cluster (default: that of FILE)")
     args = parser.parse_args(arguments)
+    if args.name:
+        try:
+            check_name(args.name)  # each process: else the others would wait for a rank 0 that has ended
+        except UsageError as error:
+            parser.error(f"argument --name: {error}")
     joined = JoinSetup(
         file=args.join or "",
         timeout_s=args.join_timeout,
@@ -112,9 +118,18 @@ def leave_word(trouble: str) -> None:
     """Leave word for the client of what keeps ranks from starting on this host, when nothing else reaches it."""
     print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
     word = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
-    fresh = word.with_suffix(".new")  # the client looks often, and must not read half of it
-    fresh.write_text(trouble)
-    fresh.replace(word)
+    write_whole(word, trouble)  # the client looks often, and must not read half of it
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, as where the disk is full."""
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_text(text)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def interface_in(network: str, chosen: Collection[str] = ()) -> str:
