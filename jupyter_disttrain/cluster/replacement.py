@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .job import JobProcesses
     from .moves import Moves
     from .processes import Processes
+    from .reach import Reach
 
 RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
 REMEDY = "%dist_reset begins a new job"
@@ -36,6 +37,7 @@ class Replacement(Introduction):
     mpi_heals: bool
     _processes: Processes | JobProcesses | None
     _moves: Moves
+    _reach: Reach
     _awaits_rank: bool  # a new process for a rank that died
     on_note: Callable[[str], None]
     _told_job = ""
@@ -50,6 +52,11 @@ class Replacement(Introduction):
     def ranks_of_lost_hosts(self) -> list[int]:
         """The dead ranks that have no host to be started on."""
         return self._moves.lost_ranks(self.table)
+
+    def try_lost_hosts(self) -> None:
+        """Take no host for lost: a person says that they may be there again."""
+        self._reach.forget_lost(self.open_link)
+        self._moves.forget_failed()
 
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died, and tell it who it is; it joins no group yet.

@@ -276,11 +276,6 @@ class Launch(Replacement):
             how = "" if self.config.job else "; start one with %dist_init"
             raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
 
-    def try_lost_hosts(self) -> None:
-        """Take no host for lost: a person says that they may be there again."""
-        self._reach.forget_lost(self.open_link)
-        self._moves.forget_failed()
-
     # What goes wrong on the way
 
     def _on_controller_lost(self) -> None:
