@@ -34,6 +34,7 @@ from jupyter_disttrain.cluster.rank_table import decide, tell_apart
 from jupyter_disttrain.cluster.start import Launch
 from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
+from jupyter_disttrain.engine import setup
 from jupyter_disttrain.engine.connection import Connection
 from jupyter_disttrain.engine.loopback import is_held_to
 from jupyter_disttrain.errors import LaunchError, UsageError
