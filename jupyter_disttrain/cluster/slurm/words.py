@@ -39,8 +39,8 @@ _ENDS = {  # by Slurm's word: what happened, and what to do
     "GONE": ("has ended, and Slurm does not know it any more", "{log} may say why"),
 }
 _REASONS = {  # why a job waits, where the word alone does not say what to do
-    "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives",
-    "PartitionConfig": "the partition can't run it as it is: it may have too few nodes",
+    "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives: interrupt, and ask for less",
+    "PartitionConfig": "no nodes of the partition can take it: interrupt, and ask for fewer, or for less on each",
     "PartitionTimeLimit": "it asks for more time than the partition gives: interrupt, and give a shorter --time",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
