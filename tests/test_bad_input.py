@@ -288,7 +288,7 @@ def test_torch_is_missing_on_the_ranks(tmp_path: Path, launcher: str) -> None:
     with notebook_with_torch(tmp_path, "raise ImportError('libcudart.so.12: not found')") as notebook:
         assert refused(notebook, f"%dist_init -n 2 --name broken --launcher {launcher}") == (
             f"LaunchError: a rank on {HOST} can't start: torch can't be imported: ImportError: libcudart.so.12: not "
-            "found; install torch for the Python that runs the notebook, or start without it: --backend none"
+            "found; install torch for the Python that runs there, or start without it: --backend none"
         )
         assert is_nothing_left()
         notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher} --backend none").check()
