@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,16 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def own_children(word: str) -> list[psutil.Process]:
+    """The living processes that this one has started, and theirs, with a word in their command lines."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it ends at this moment, or has ended and is not reaped yet
+            if word in process.cmdline():
+                found.append(process)
+    return found
 
 
 def of_cluster(cluster_id: str) -> list[psutil.Process]:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
@@ -24,9 +23,12 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailur
 from jupyter_disttrain.server.clusters import Clusters
 
 from .join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand, file, jobs
+from .process_tools import own_children
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import psutil
 
     from jupyter_disttrain.server.live import LiveCluster
 
@@ -232,7 +234,7 @@ def test_a_notebook_whose_network_is_gone_is_ended_and_nobody_else(tmp_path: Pat
 
 def ssh_here() -> list[psutil.Process]:
     """Return the tunnels of this process."""
-    return [process for process in psutil.Process().children() if "ExitOnForwardFailure=yes" in process.cmdline()]
+    return own_children("ExitOnForwardFailure=yes")
 
 
 def secrets(file: Path) -> list[str]:

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from jupyter_disttrain.cluster import host_probe
@@ -25,6 +24,7 @@ from jupyter_disttrain.cluster.preflight import check, survey
 from jupyter_disttrain.errors import LaunchError, UsageError
 
 from .lab.places import command
+from .process_tools import own_children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,13 +231,8 @@ def test_a_host_that_says_nothing_is_given_up_and_its_ssh_ended(lab: Lab, wanted
     soon = replace(wanted, limit_s=0.3)
     with silent_server(lab) as (ssh, _):
         reports = survey(["silent"], ssh, soon)
-    assert not running_ssh()
+    assert not own_children("ssh")
     assert "silent: no answer within 0.3 s" in refusal(reports, soon, ssh)[1]
-
-
-def running_ssh() -> list[list[str]]:
-    words = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-    return [each for each in words if each and each[0] == "ssh"]
 
 
 def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: Wanted, shared: Path) -> None:
@@ -257,7 +252,7 @@ def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: Wanted, shared: Path) -> 
         finally:
             done.set()
             thread.join()
-    assert not running_ssh()
+    assert not own_children("ssh")
     assert list(shared.iterdir()) == []
 
 

@@ -10,7 +10,6 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import zmq
 
@@ -20,6 +19,7 @@ from jupyter_disttrain.engine.stage_source import Source, SourceFile
 from jupyter_disttrain.errors import RankFailure, StageError
 from jupyter_disttrain.hosts import HostSlots
 
+from .process_tools import own_children
 from .stage_tools import Chain, FileServer
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def test_what_the_notebooks_machine_alone_has_is_sent_from_there_and_through_ssh
             nodes.stage(source, to)
     finally:
         shutil.rmtree(source)
-    assert [child.cmdline() for child in psutil.Process().children() if "-L" in child.cmdline()] == []
+    assert own_children("-L") == []
 
 
 def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(breakable: Lab, nodes: Cluster, data: Path) -> None:

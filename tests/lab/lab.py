@@ -140,9 +140,9 @@ class Lab:
         self._hosts[host].die()
 
     def revive(self, host: str) -> None:
-        """Boot a killed host, with Slurm's daemon where Slurm runs."""
+        """Boot a killed host, with Slurm's daemon where Slurm runs; that is ready once no host is dead any more."""
         self._boot(host)
-        if self.slurm is not None:
+        if self.slurm is not None and all(each.runs for each in self._hosts.values()):
             self.slurm.wait()
 
     def _boot(self, host: str) -> None:
