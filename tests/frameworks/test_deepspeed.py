@@ -34,6 +34,7 @@ print(total.item(), groups._clone_world_group() is groups._WORLD_GROUP)
 START = "import deepspeed; deepspeed.init_distributed(); deepspeed.comm.get_world_size()"
 
 
+@pytest.mark.timeout(1200)  # it compiles nearly twice, for a minute each where nothing else runs
 def test_a_part_is_built_by_one_rank_and_after_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
