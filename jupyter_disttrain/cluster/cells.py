@@ -163,7 +163,9 @@ class Cells:
 
         def on_reply(message: Message) -> None:
             told = message["metadata"].get(OPTIONS, {})
-            content, buffers = variables.with_value(message["content"], message["buffers"])
+            content, buffers = variables.with_value(
+                self._launch.folders.shelf_name, message["content"], message["buffers"]
+            )
             quiet = told.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
             entry.group = told.get("group", entry.group)

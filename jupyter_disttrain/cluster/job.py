@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots, split_command
-from ..job_file import JobFile, can_end_calls, read_own
+from ..job_file import JobFile, can_end_calls, check_beside
+from ..private_files import read_own
 from ..ranks import counted
 from ..shelf import NOTEBOOK
 from .folders import Folders
@@ -147,6 +148,13 @@ def _check_reached(told: JobFile, path: str) -> None:
             f"{path} is there, and the folder {told.profile} beside it is not; copy no file out of a job's file "
             f"system: {outside}"
         )
+    try:
+        check_beside(Path(told.profile), Path(path))
+    except OSError as error:
+        raise UsageError(
+            f"the folder {told.profile} beside {path} can't be used: {error.strerror}; start the job with its file in "
+            "a folder where no other user may write"
+        ) from error
 
 
 def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:

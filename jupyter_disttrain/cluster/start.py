@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError
 from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
+from ..private_files import read_own
 from ..ranks import counted
 from .arrivals import Arrivals, answer, as_message, untold_deaths
 from .devices import choose_gpus
@@ -220,7 +221,7 @@ class Launch(Replacement):
     def _wait_for_connection(self) -> dict[str, Any]:
         while True:
             try:
-                info: dict[str, Any] = json.loads(self.folders.client_file.read_text())
+                info: dict[str, Any] = json.loads(read_own(self.folders.client_file))
             except (FileNotFoundError, json.JSONDecodeError):
                 self._check_time()
                 time.sleep(POLL_SECONDS)

@@ -263,7 +263,7 @@ class Bootstrap:
 
     def _do_push(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
         """Set variables."""
-        values = load_value(buffers[0], fetch(request.get("shelf"), buffers[1:]))
+        values = load_value(buffers[0], fetch(self.shelf, request.get("shelf"), buffers[1:]))
         assert self._shell is not None
         self._shell.push(values)  # type: ignore[no-untyped-call]
         return {"status": "ok"}, []

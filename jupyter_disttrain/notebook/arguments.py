@@ -232,6 +232,7 @@ def _load() -> _Parser:
     add = parser.add_argument
     add("path", metavar="FOLDER", help="of the checkpoint: its latest version; or that of a version")
     add("names", nargs="*", default=[], metavar="NAME", help="variables (default: all that were saved)")
+    add("--trust-owner", action="store_true", help="load another user's checkpoint, which may run any code")
     _add_name(parser)
     return parser
 
