@@ -36,6 +36,7 @@ from .registry import Ledger
 from .scripts import ScriptRunner
 from .staging import DataStager
 from .start import Launch
+from .start_progress import StartProgress
 from .telemetry import Telemetry
 from .variables import VariableMover
 
@@ -66,6 +67,9 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     tell
         Called with a line on what is waited for before ranks can be started, each time it changes; by default it is
         printed to stderr.
+    on_start
+        Called with a line on how far the start has come, such as ``"starting: 3 of 4 ranks, importing torch"``, each
+        time it changes.
     **options
         The other fields of :class:`jupyter_disttrain.config.ClusterConfig`.
 
@@ -85,10 +89,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     """
 
     def __init__(
-        self, n: int | None = None, launcher: str = "mpi", *, tell: Callable[[str], None] | None = None, **options: Any
+        self,
+        n: int | None = None,
+        launcher: str = "mpi",
+        *,
+        tell: Callable[[str], None] | None = None,
+        on_start: Callable[[str], None] | None = None,
+        **options: Any,
     ) -> None:
         self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
-        self._start(self._new_launch())
+        self._start(self._new_launch(on_start))
         open_clusters.add(self)
 
     def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
@@ -107,8 +117,9 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 
-    def _new_launch(self) -> Launch:
-        return Launch(self.config, self._on_message, self._on_lost)
+    def _new_launch(self, on_start: Callable[[str], None] | None) -> Launch:
+        progress = StartProgress(self.config, self._tell, on_start or (lambda _text: None))
+        return Launch(self.config, self._on_message, self._on_lost, progress=progress)
 
     def _start(self, launch: Launch) -> None:
         """Start ranks where it is decided, or decide first."""
@@ -117,7 +128,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         is_up = False
         try:
             if not launch.is_decided:
-                launch.decide(self._tell)
+                launch.decide()
             launch.start()
             self.start_seconds = time.monotonic() - started
             with deferred_interrupts():
@@ -315,8 +326,13 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
 
     # The end
 
-    def reset(self) -> None:
-        """End all ranks and start as many anew; variables are gone.
+    def reset(self, *, on_start: Callable[[str], None] | None = None) -> None:
+        """End all ranks and start as many new ones; variables are gone.
+
+        Parameters
+        ----------
+        on_start
+            As of :class:`Cluster`.
 
         Raises
         ------
@@ -326,10 +342,10 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         """
         self._check_own()
         with self._restarting:
-            fresh, is_gone = self._new_launch(), False
+            fresh, is_gone = self._new_launch(on_start), False
             try:
                 if self.config.hosts:
-                    fresh.decide(self._tell)
+                    fresh.decide()
                 is_gone = True
                 self._stop_looking()
                 try:

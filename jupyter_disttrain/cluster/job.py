@@ -250,7 +250,7 @@ class JobLaunch(Launch):
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
         return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
 
-    def decide(self, _tell: Callable[[str], None]) -> None:
+    def decide(self) -> None:
         """Take what the job's file says."""
         self.folders = self._make_folders()
         self._taken.callback(self.folders.remove)

@@ -30,6 +30,8 @@ from ..ranks import RankInfo
 from ..slurm_options import SlurmOptions
 from .folders import Folders, answers
 from .rank_table import RankEntry
+from .start_progress import FILE as STARTING
+from .start_progress import StartingFile
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
@@ -295,6 +297,19 @@ def running() -> list[ClusterFile]:
         if cluster.host == socket.gethostname() and is_there:
             found.append(cluster)
     return sorted(found, key=lambda cluster: cluster.started_s)
+
+
+def starting() -> list[StartingFile]:
+    """Return the clusters of this user that are starting on this host."""
+    found = []
+    for path in _folder().glob(f"*/{STARTING}"):
+        try:
+            there = StartingFile.read(path.parent)
+        except (OSError, ValueError, TypeError):
+            continue  # it has just started or failed, or another version wrote the file
+        if there is not None:
+            found.append(there)
+    return sorted(found, key=lambda each: each.cluster_id)
 
 
 def unreadable() -> list[dict[str, str]]:

@@ -34,6 +34,7 @@ from .rank_table import RankEntry, decide
 from .reach import Reach
 from .registry import ClusterFile, Hold, Sign
 from .replacement import Replacement
+from .start_progress import StartProgress
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Launch(Replacement):
         Called on the link's thread: with what ranks publish, and when the controller has ended.
     there
         A cluster that runs already and is joined; None: a new one is started, once it is decided where.
+    progress
+        Takes how far the start has come.
     """
 
     folders: Folders
@@ -69,8 +72,10 @@ class Launch(Replacement):
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
         there: ClusterFile | None = None,
+        progress: StartProgress | None = None,
     ) -> None:
         self.config = config
+        self.progress = progress or StartProgress(config, lambda _text: None, lambda _text: None)
         self._on_message = on_message
         self._on_lost = on_lost
         self._arrivals = Arrivals()
@@ -117,13 +122,8 @@ class Launch(Replacement):
             return JobProcesses(self.config, self.folders.profile)
         return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
-    def decide(self, tell: Callable[[str], None]) -> None:
+    def decide(self) -> None:
         """Decide how many ranks there will be, and where; what is taken for that, :meth:`stop` gives back.
-
-        Parameters
-        ----------
-        tell
-            Called with a line on what is waited for before ranks can be started, each time it changes.
 
         Raises
         ------
@@ -135,9 +135,10 @@ class Launch(Replacement):
             with deferred_interrupts():  # else nobody would know of a folder that was just made
                 self.folders = self._make_folders()
                 self._taken.callback(self.folders.remove)
+                self.progress.open(self.folders)
             elsewhere = self.config.hosts or self.config.launcher == "slurm"
             self.gpus = [] if elsewhere else choose_gpus(self.config)
-            self.placement = place(self.config, self.folders, tell, self._taken)
+            self.placement = place(self.config, self.folders, self.progress.waits, self._taken)
         except BaseException as error:  # an interrupt too
             self._give_back()
             raise_interrupted(error)
@@ -146,6 +147,7 @@ class Launch(Replacement):
         self.n = self.placement.count or self.config.count or len(self.gpus) or 2
         self.address = self.config.address or self.placement.master
         self.is_decided = True
+        self.progress.decided(self.n)
 
     # Up
 
@@ -161,11 +163,13 @@ class Launch(Replacement):
             self._processes = self._make_processes()
             with deferred_interrupts():  # ipyparallel's event loop would lose one
                 self._processes.start()
+            self.progress.came(0)
             self.mpi_heals = self._processes.mpi_heals
             info = self._wait_for_connection()
             self._hold = Hold(self.folders.profile)
             self._connect(info, self.folders.cluster_id)
             entries = self._hear_from_ranks()
+            self.progress.forms()
             self._introduce(entries)
         except BaseException as error:  # whatever it was, nothing that was started may stay; it is raised again
             self.stop()
@@ -173,6 +177,7 @@ class Launch(Replacement):
             raise
         self._started = True
         self.write()
+        self.progress.close()
 
     def join(self, *, visitor: bool = False) -> None:
         """Reach the ranks of a cluster that runs already.
@@ -230,7 +235,7 @@ class Launch(Replacement):
 
     def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         """Wait for every rank and every nanny to say hello; return who is which rank."""
-        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
+        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time, self.progress.came)
         hosts = [host.name for host in self.placement.hosts]
         placed = [self._placed(hello) for hello in hellos]
         gpus = self.placement.gpus if hosts else len(self.gpus)

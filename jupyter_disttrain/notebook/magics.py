@@ -21,8 +21,9 @@ from .file_magics import FileMagics
 from .screen import Screen
 from .script_magics import origin_of
 from .sinks import sink_for
-from .slurm_arguments import WaitingLine, slurm_of
+from .slurm_arguments import slurm_of
 from .status import attached_text, kept_text, started_text, status_text
+from .status_line import StatusLine
 from .transformers import Transformers
 from .views import Views
 
@@ -62,33 +63,35 @@ class DistributedMagics(FileMagics):
                 "or start another beside it with --name NAME"
             )
         launcher = args.launcher or self.launcher
-        cluster = Cluster(
-            n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
-            launcher=launcher,
-            slurm=slurm_of(args, launcher, args.unknown),
-            tell=WaitingLine(self.shell),
-            backend=args.backend or self.backend,
-            gpus=parse_gpus(args.gpus),
-            share_gpus=args.share_gpus,
-            **hosts_of(args),
-            interface=args.interface or self.interface or None,
-            ssh=args.ssh or self.ssh,
-            forward=tuple(args.forward or ()),
-            address=args.address or self.address or None,
-            port=args.port or 0,
-            timeout_s=self.timeout if args.timeout is None else args.timeout,
-            start_timeout_s=self.start_timeout if args.start_timeout is None else args.start_timeout,
-            grace_s=self.grace if args.grace is None else args.grace,
-            hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
-            on_rank_death=args.on_rank_death or self.on_rank_death,
-            tf_roles=parse_roles(args.tf_config),
-            keep=args.keep or self.keep,
-            sample_s=self.sample,
-            idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,
-            name=name,
-        )
-        self._add(cluster)
-        print("\n".join([started_text(cluster), *kept_text()]))  # noqa: T201  (a magic speaks by printing)
+        with StatusLine(self.shell) as line_shown:
+            cluster = Cluster(
+                n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
+                launcher=launcher,
+                slurm=slurm_of(args, launcher, args.unknown),
+                tell=line_shown.wait,
+                on_start=line_shown.show,
+                backend=args.backend or self.backend,
+                gpus=parse_gpus(args.gpus),
+                share_gpus=args.share_gpus,
+                **hosts_of(args),
+                interface=args.interface or self.interface or None,
+                ssh=args.ssh or self.ssh,
+                forward=tuple(args.forward or ()),
+                address=args.address or self.address or None,
+                port=args.port or 0,
+                timeout_s=self.timeout if args.timeout is None else args.timeout,
+                start_timeout_s=self.start_timeout if args.start_timeout is None else args.start_timeout,
+                grace_s=self.grace if args.grace is None else args.grace,
+                hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
+                on_rank_death=args.on_rank_death or self.on_rank_death,
+                tf_roles=parse_roles(args.tf_config),
+                keep=args.keep or self.keep,
+                sample_s=self.sample,
+                idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,
+                name=name,
+            )
+            self._add(cluster)
+            line_shown.end("\n".join([started_text(cluster), *kept_text()]))
 
     def _add(self, cluster: Cluster) -> None:
         if cluster.name in self._clusters:
@@ -142,15 +145,17 @@ class DistributedMagics(FileMagics):
             ranks = parse_ranks(args.ranks, cluster.world_size)
             print("\n".join(cluster.replace(ranks)))  # noqa: T201
             return
-        try:
-            self._finish_saves(cluster)
-            cluster.reset()
-        finally:
-            if cluster.closed:
-                self._forget(cluster)
-        self._waiting.pop(cluster.name, None)
-        self._close_relay(cluster)
-        print(started_text(cluster))  # noqa: T201
+        with StatusLine(self.shell) as line_shown:
+            try:
+                self._finish_saves(cluster)
+                line_shown.show(f"ending {label_ranks(range(cluster.world_size))}")
+                cluster.reset(on_start=line_shown.show)
+            finally:
+                if cluster.closed:
+                    self._forget(cluster)
+            self._waiting.pop(cluster.name, None)
+            self._close_relay(cluster)
+            line_shown.end(started_text(cluster))
 
     @documented
     @line_magic

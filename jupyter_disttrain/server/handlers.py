@@ -148,10 +148,12 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         clusters: Clusters = self.settings["disttrain_clusters"]
         loop = asyncio.get_running_loop()
         before = None
+        begun: list[dict[str, str]] = []
         next_state = 0.0
         try:
             while True:
-                if time.monotonic() >= next_state:
+                was, begun = begun, await loop.run_in_executor(None, clusters.starting)
+                if begun != was or time.monotonic() >= next_state:
                     next_state = time.monotonic() + STATE_SECONDS
                     state = await loop.run_in_executor(None, clusters.snapshot)
                     if state != before:
