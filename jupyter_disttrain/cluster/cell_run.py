@@ -100,11 +100,6 @@ class CellRun:
         self._arrived.apply(event)
         self._events.put(event)
 
-    def loses_step(self, event: Replied) -> bool:
-        """Whether with this reply the cell has failed and left ranks at different collectives; to be put afterwards."""
-        self._arrived.apply(event)
-        return bool(self._arrived.failures) and self._arrived.lost_step
-
     def abandon(self, reason: str) -> None:
         """Say that the cluster is gone, from any thread."""
         self._abandoned = ClusterClosedError(reason)
@@ -299,7 +294,7 @@ class CellRun:
                 self._listener.on_events((), self)
             if self._held.waiting:
                 break
-        self.notes += self._guardian.take_notes() + self.state.out_of_step()
+        self.notes += self._guardian.take_notes() + ([] if self.state.failures else self._guardian.out_of_step())
         self.notes += self._guardian.remarks.of_values(self.number)
         if any(failure.of_group for failure in self.state.failures.values()) and self._guardian.waits_for:
             self.notes.append(self._guardian.waits_for)

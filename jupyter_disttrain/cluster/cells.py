@@ -96,6 +96,7 @@ class Cells:
             packed = link.session.pack(content)
             messages = {rank: link.make("execute_request", packed, {OPTIONS: options}) for rank in ranks}
             self._note_in_ledger(run, options["execution_count"], messages)
+            self._launch.steps.sent(ranks)
             if origin.is_cell:
                 ran = Ran(
                     number=run.number,
@@ -146,6 +147,7 @@ class Cells:
                 entry = self._launch.table[rank]
                 entry.state, entry.cell, entry.request = "running", cell["execution_count"], msg_id
                 self._cells[msg_id] = (run, rank)
+                self._launch.steps.sent([rank])
                 self._guardian.on_sent(rank, run.number)
                 self._launch.open_link.expect(msg_id, self._taker(run, entry))
         return run
@@ -175,8 +177,8 @@ class Cells:
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):
                 self._guardian.note(memory.held(self._launch.table))
-            # Cut off by an error or an interrupt, ranks may be at different collectives, and never meet again.
-            broken = broken or run.loses_step(event) or bool(content.get("step_cut_off"))
+            uneven = self._launch.steps.replied(rank, entry.group, content.get("collectives", {}), failed=failed)
+            broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
                 self._launch.mpi_revoked = broken = True
             self._guardian.on_reply(rank, failed=failed, broken=broken)
@@ -203,6 +205,7 @@ class Cells:
     def _on_death(self, entry: RankEntry, event: Died) -> None:
         with self._lock:  # a cell that is being sent at this moment has to learn of it too
             entry.state = "dead"
+            self._launch.steps.died(entry.info.rank)
             if memory.may_be_shortage(event.record):
                 peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
                 self._guardian.note(memory.held(self._launch.table, peaks))

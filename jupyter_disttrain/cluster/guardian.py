@@ -153,6 +153,10 @@ class Guardian(Looking):
         with self._changed:
             return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
 
+    def out_of_step(self) -> list[str]:
+        """Return which ranks have called more collectives than others, unless that was said before."""
+        return self._launch.steps.notes()
+
     # The thread
 
     def _run(self) -> None:
