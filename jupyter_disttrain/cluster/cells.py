@@ -12,15 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..messages import OPTIONS
+from ..ranks import label_ranks
 from . import memory, variables
-from .cell_run import CellRun, Listener
+from .cell_run import GIVE_UP_SECONDS, SPACE_SECONDS, CellRun, Listener, not_back
 from .events import Died, Replied, Silent
+from .interrupts import PATIENT_INTERRUPTS, held_interrupts
 from .journal import Origin, Ran
 from .loss import remedy, stuck_remedy
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .events import Event
     from .guardian import Guardian
@@ -57,6 +59,40 @@ class Cells:
             self._cells = {
                 msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
             }
+
+    @property
+    def running(self) -> list[CellRun]:
+        """The cells that have not ended on all their ranks, in the order in which they were sent."""
+        runs = {run.number: run for run, _ in list(self._cells.values()) if not run.done}
+        return [runs[number] for number in sorted(runs)]
+
+    def interrupt_and_wait(self, ranks: Collection[int], interrupt: Callable[[Collection[int]], None]) -> list[str]:
+        """Interrupt the cells of these ranks and wait until they end; returns what came of it, in words.
+
+        An interrupt of the main thread meanwhile is one more for the ranks, as while a cell is waited for.
+        """
+        table = self._launch.table
+        cells = {rank: table[rank].cell or 0 for rank in ranks if table[rank].state == "running"}
+        if not cells:
+            return [f"{label_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell"]
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        with held_interrupts() as held:
+            interrupt(cells)
+            pressed = 1
+            while not self._guardian.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
+                held.heard()
+                if held.waiting and pressed < PATIENT_INTERRUPTS:
+                    held.obeyed += 1
+                    pressed += 1
+                    interrupt(cells)
+            held.obeyed = held.pressed
+        left = [rank for rank in cells if table[rank].state == "running"]
+        lines = []
+        for number in sorted(set(cells.values())):
+            ended = [rank for rank in cells if cells[rank] == number and rank not in left]
+            if ended:
+                lines.append(f"{label_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended cell {number}")
+        return [*lines, *([not_back(left, stuck_remedy(self._launch, left))] if left else [])]
 
     def send(
         self,
@@ -222,9 +258,19 @@ class Cells:
         """Hand in an event; a cell whose end has arrived is none that a later notebook has to take up."""
         run.put(event)
         if run.done:
+            self._welcome(run)
             without_group = not any(entry.group for entry in self._launch.table)
             self._launch.journal.ended(run.number, run.errors, without_group=without_group)
             self._try_ledger(lambda: self.ledger.remove(run.number))
+
+    def _welcome(self, run: CellRun) -> None:
+        """Say that ranks have come back for which nobody waits any more."""
+        back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != "dead")
+        run.given_up = set()
+        if back:
+            has, their = ("has", "its") if len(back) == 1 else ("have", "their")
+            number = self._launch.table[back[0]].cell
+            self._guardian.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
 
     def abandon(self, reason: str) -> None:
         """Tell every cell that nobody can be reached any more."""

@@ -124,6 +124,11 @@ class Guardian(Looking):
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or self._state.settled, timeout_s)
 
+    def wait_until_idle(self, ranks: Collection[int], timeout_s: float) -> bool:
+        """Wait until none of these ranks runs a cell any more; returns whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or not self._state.running & set(ranks), timeout_s)
+
     @property
     def doing(self) -> str:
         """What is being done for the session to come back, in words; empty if nothing is."""
