@@ -234,6 +234,16 @@ def test_what_can_t_be_replaced_at_all_is_tried_once() -> None:
     assert state.settled
 
 
+def test_a_second_interrupt_of_a_cell_releases_without_a_look_whoever_asks_for_it() -> None:
+    state = Recovery(2, Rules())
+    for rank in range(2):
+        state.on_sent(rank, 0.0)
+    state.on_interrupt(1.0, forced=False)
+    assert Do.RELEASE not in actions(state, 1.2)
+    state.on_interrupt(2.0, forced=False)
+    assert Do.RELEASE in actions(state, 2.0)
+
+
 def test_who_was_seen_waiting_before_an_interrupt_is_looked_at_again() -> None:
     state = Recovery(2, Rules())
     for rank in range(2):

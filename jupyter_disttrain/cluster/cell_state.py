@@ -12,7 +12,6 @@ import re
 from typing import TYPE_CHECKING
 
 from ..messages import CellFailure
-from ..ranks import label_ranks
 from .events import Died, Event, Replied, Silent
 from .last_words import last_words
 
@@ -98,28 +97,6 @@ class CellState:
         if all(failure.of_group for failure in self.failures.values()):
             return {}  # nobody else failed, so it is the group itself that did
         return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
-
-    @property
-    def lost_step(self) -> bool:
-        """Whether all ranks have ended this cell, and some have called more collectives of a group than others."""
-        if len(self.replies) < len(self._hosts):
-            return False
-        counts: dict[str, set[int]] = {}
-        for reply in self.replies.values():
-            for name, count in reply.content.get("collectives", {}).items():
-                counts.setdefault(name, set()).add(count)
-        return any(len(different) > 1 for different in counts.values())
-
-    def out_of_step(self) -> list[str]:
-        """Say so if some ranks called more collectives in a cell that ended well everywhere: the next would hang."""
-        if self.failures or not self.lost_step:
-            return []
-        totals: dict[int, list[int]] = {}
-        for rank, reply in sorted(self.replies.items()):
-            totals.setdefault(sum(reply.content["collectives"].values()), []).append(rank)
-        said = ", ".join(f"{label_ranks(ranks)} called {count}" for count, ranks in totals.items())
-        what = f"out of step: of this cell's collectives {said}; the next one will wait for ranks that are elsewhere"
-        return [f"{what} (stop it then, and all are in step again)"]
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Each distinct failure once with all its ranks, the earliest first; without those that only waited."""

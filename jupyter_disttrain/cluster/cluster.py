@@ -241,8 +241,8 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
         """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early.
 
-        Ranks that wait in a collective are released: its process group is aborted and formed anew. ``forced`` aborts it
-        without looking whether anybody waits.
+        Ranks that wait in a collective are released: its process group is aborted and formed again. The second
+        interrupt of a cell, or one that is ``forced``, aborts it without looking whether they wait.
         """
         chosen = None if ranks is None else set(ranks)
         if not forced:
@@ -252,6 +252,24 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
                 request = {"do": "interrupt", "cell": entry.request}
                 self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)))
+
+    def interrupt_and_wait(self, ranks: str | int | Iterable[int] = "all") -> list[str]:
+        """Interrupt ranks that run a cell, as :meth:`interrupt`, and wait some seconds until they have ended it.
+
+        Returns what came of it, in words. Each call, and each KeyboardInterrupt meanwhile, is one more interrupt.
+        """
+        words = self._open_cells.interrupt_and_wait(parse_ranks(ranks, self.world_size), self.interrupt)
+        self._guardian.wait_until_settled(SETTLE_SECONDS)
+        return [*words, *self._guardian.take_notes()]
+
+    def take_notes(self) -> list[str]:
+        """Return what happened since the last cell that a user should know, e.g. ranks that came back; only once."""
+        return self._guardian.take_notes()
+
+    @property
+    def running_cells(self) -> list[CellRun]:
+        """The cells that have not ended on all their ranks, whether they are waited for or not."""
+        return self._open_cells.running
 
     def change(self, **rules: float | str) -> None:
         """Change ``grace_s``, ``hang_after_s`` or ``on_rank_death``, which a running cluster can be told.

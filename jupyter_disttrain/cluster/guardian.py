@@ -124,6 +124,11 @@ class Guardian(Looking):
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or self._state.settled, timeout_s)
 
+    def wait_until_idle(self, ranks: Collection[int], timeout_s: float) -> bool:
+        """Wait until none of these ranks runs a cell any more; returns whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or not self._state.running & set(ranks), timeout_s)
+
     @property
     def doing(self) -> str:
         """What is being done for the session to come back, in words; empty if nothing is."""
@@ -152,6 +157,10 @@ class Guardian(Looking):
         """Return what a person should know of what was done since the last call."""
         with self._changed:
             return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
+
+    def out_of_step(self) -> list[str]:
+        """Return which ranks have called more collectives than others, unless that was said before."""
+        return self._launch.steps.notes()
 
     # The thread
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .folders import Folders
     from .link import Link, Message
     from .placement import Placement
+    from .steps import Steps
 
 
 class Introduction:
@@ -39,6 +40,7 @@ class Introduction:
     generation: int  # of the process group: how often it was formed
     mpi_lost: str  # why MPI has no world of all ranks
     mpi_revoked: bool  # and is to be made anew with the group
+    steps: Steps
     _arrivals: Arrivals
     _started: bool
     _deadline: float
@@ -106,12 +108,16 @@ class Introduction:
         for entry, future in asked:
             entry.forming = future
         lost: dict[str, list[int]] = {}
+        totals: dict[int, dict[str, int]] = {}
+        group = "none" if self.config.backend == "none" else f"session/{self.generation}"
         for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
             for line in content["lost"]:
                 lost.setdefault(line, []).append(entry.info.rank)
             self.mpi_lost = self.mpi_lost or content["mpi_lost"]
-            entry.group = "none" if self.config.backend == "none" else f"session/{self.generation}"
+            entry.group = group
+            totals[entry.info.rank] = content["collectives"]
         self.mpi_revoked = False
+        self.steps.formed(totals, group)
         return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
 
     def _wait(

@@ -80,7 +80,7 @@ def check_idle(
         cells = f"{'cell' if len(numbers) == 1 else 'cells'} {', '.join(map(str, numbers))}"
         verb = "runs" if len(busy) == 1 else "run"
         raise UsageError(
-            f"{label_ranks(busy)} still {verb} {cells}; wait for it, interrupt it, "
+            f"{label_ranks(busy)} still {verb} {cells}; wait with %dist_wait, interrupt with %dist_interrupt, "
             f"use other ranks with -r, or {last_resort}"
         )
 

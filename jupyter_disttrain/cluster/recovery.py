@@ -179,16 +179,17 @@ class Recovery:
             self.phase = Phase.BROKEN
 
     def on_interrupt(self, now: float, *, forced: bool, ranks: Collection[int] | None = None) -> None:
-        """Note that the person has interrupted what ranks run; ``forced``: for the second time, so nothing is spared.
+        """Note that the user has interrupted what ranks run; ``ranks`` None means all.
 
-        ``ranks`` None means all.
+        The second interrupt of a cell, or one that is ``forced``, releases its ranks without looking whether they wait.
         """
-        for rank, member in enumerate(self.members):
-            if member.cell is not None and (ranks is None or rank in ranks):
-                cell = self._cells[member.cell]
-                cell.interrupted_at = now if cell.interrupted_at is None else cell.interrupted_at
-                cell.forced = cell.forced or forced
-                member.waits_s = None  # what was seen before says nothing of what follows
+        reached = [rank for rank in self.running if ranks is None or rank in ranks]
+        for number in {number for rank in reached if (number := self.members[rank].cell) is not None}:
+            cell = self._cells[number]
+            cell.forced = cell.forced or forced or cell.interrupted_at is not None
+            cell.interrupted_at = now if cell.interrupted_at is None else cell.interrupted_at
+        for rank in reached:
+            self.members[rank].waits_s = None  # what was seen before says nothing of what follows
         self._next_look = min(self._next_look, now + INTERRUPT_SECONDS)
 
     def on_look(self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False) -> None:

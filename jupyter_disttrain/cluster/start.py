@@ -35,6 +35,7 @@ from .reach import Reach
 from .registry import ClusterFile, Hold, Sign
 from .replacement import Replacement
 from .start_progress import StartProgress
+from .steps import Steps
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Launch(Replacement):
         self.mpi_heals = there.mpi_heals if there else False  # of a job: its calls can be ended
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
+        self.steps = Steps()
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
         self.cut_s = 0.0  # that no host of a job has answered
         self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)

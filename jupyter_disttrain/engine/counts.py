@@ -1,7 +1,7 @@
-"""How many collectives a cell has called, by group.
+"""How many collectives this rank has called, by group.
 
 Covers: torch's own numbers, without the point-to-point messages that Gloo counts among them.
-Does not cover: comparing ranks (``cluster.cell_state``).
+Does not cover: comparing ranks (``cluster.steps``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
+
+from ..ranks import label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,11 +24,10 @@ _BETWEEN_TWO = ("send", "recv", "isend", "irecv", "monitored_barrier")
 
 
 class Counts:
-    """The collectives of the cell that runs."""
+    """The collectives of each group since it was made."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, int] = {}  # what had been called when it began
-        self._between_two: dict[str, int] = {}  # numbers that stand for no collective, by group
+        self._between_two: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # that are no collectives
         self._inside = threading.local()
         self._hook()
 
@@ -46,40 +48,31 @@ class Counts:
         def call(*args: Any, **options: Any) -> Any:
             if getattr(self._inside, "call", False):
                 return original(*args, **options)  # one of them calls another
-            group = options.get("group", args[group_at] if len(args) > group_at else None)
+            group = _default_or(options.get("group", args[group_at] if len(args) > group_at else None))
             before = _number(group)
             self._inside.call = True
             try:
                 return original(*args, **options)
             finally:
                 self._inside.call = False
-                self._note(group, before)
+                after = _number(group)
+                if before is not None and after is not None:
+                    self._between_two[group] = self._between_two.get(group, 0) + after - before
 
         return call
 
-    def _note(self, group: Any, before: int | None) -> None:
-        after = _number(group)
-        if before is not None and after is not None:
-            name = _default_or(group).group_name
-            self._between_two[name] = self._between_two.get(name, 0) + after - before
+    def totals(self, live: Mapping[str, GroupRecord]) -> dict[str, int]:
+        """Return how many collectives were called in each group; the ranks of a subgroup are part of its name.
 
-    def begin_anew(self) -> None:
-        """Forget all groups: those that are made now bear the same names, and count from 0."""
-        self._begun.clear()
-        self._between_two.clear()
-
-    def begin(self, live: Mapping[str, GroupRecord]) -> None:
-        """Count from here."""
-        self._begun = self._count(live)
-
-    def since_begin(self, live: Mapping[str, GroupRecord]) -> dict[str, int]:
-        """Return how many collectives were called in each group."""
-        return {name: count - self._begun.get(name, 0) for name, count in self._count(live).items()}
-
-    def _count(self, live: Mapping[str, GroupRecord]) -> dict[str, int]:
-        numbers = {name: _number(held) for name, record in live.items() if (held := record.held()) is not None}
-        self._between_two = {name: count for name, count in self._between_two.items() if name in numbers}
-        return {name: number - self._between_two.get(name, 0) for name, number in numbers.items() if number is not None}
+        Two groups may have one name where only their own ranks have called ``new_group``.
+        """
+        totals = {}
+        for record in live.values():
+            group = record.held()
+            if group is not None and (number := _number(group)) is not None:
+                name = f"{record.name} of {label_ranks(record.ranks)}" if record.ranks else record.name
+                totals[name] = number - self._between_two.get(group, 0)
+        return totals
 
 
 def _default_or(group: Any) -> Any:
@@ -90,9 +83,8 @@ def _default_or(group: Any) -> Any:
 
 def _number(group: Any) -> int | None:
     """Return torch's number of the last collective; None for a group that has none, or that this rank is not in."""
-    found = _default_or(group)
     try:
-        return None if found is None else int(found._get_sequence_number_for_group())  # noqa: SLF001
+        return None if group is None else int(group._get_sequence_number_for_group())  # noqa: SLF001
     except (AttributeError, RuntimeError):
         return None  # many backends don't count
 

@@ -142,7 +142,8 @@ class RankKernel(IPythonParallelKernel):
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
-        hooks.before_cell(self._bootstrap.group, self._bootstrap.horovod.calls, options["cell"])
+        if self._bootstrap.group is not None:
+            self._bootstrap.group.before_cell(options["cell"])
         self._switches.note()
         self._bootstrap.progress.begin_cell()
         self._bootstrap.mpi.begin_cell()
@@ -302,9 +303,11 @@ class RankKernel(IPythonParallelKernel):
         running = self._cell  # another thread may end it at this moment
         runs = running is not None and running["request"] == cell
         begun = cell in self._begun
-        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs, "group": "none", "generation": 0}
+        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
+        told |= {"group": "none", "generation": 0, "collectives": {}}
         if group is not None:
-            told |= {"group": group.tag, "generation": group.generation}
+            collectives = hooks.collectives(group, self._bootstrap.horovod.calls)
+            told |= {"group": group.tag, "generation": group.generation, "collectives": collectives}
         content, buffers = self._last_reply
         return (told | content | {"ended": True}, buffers) if content.get("cell") == cell else (told, [])
 

@@ -281,12 +281,11 @@ class Group:
     def before_cell(self, cell: int) -> None:
         """Take the cell's number: it is the same on every rank, so it can name what the ranks do together."""
         self._cell, self._inits = cell, 0
-        self._counts.begin(self.groups.live)
 
     @property
     def collectives(self) -> dict[str, int]:
-        """How many collectives this cell has called on this rank, by the name of the group."""
-        return {} if self.broken else self._counts.since_begin(self.groups.of_cells)
+        """How many collectives this rank has called in each group since that was made."""
+        return {} if self.broken else self._counts.totals(self.groups.of_cells)
 
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.
@@ -314,7 +313,6 @@ class Group:
         ) -> None:
             self._show_hidden()
             self._give_way()
-            self._counts.begin_anew()
             self.since_ns = time.time_ns()
             self._own_tag = f"own/{self._cell}"
             if init_method in (None, "env://") and store is None:

@@ -138,6 +138,12 @@ def _reset() -> _Parser:
     return parser
 
 
+def _interrupt() -> _Parser:
+    parser = _plain("dist_interrupt")
+    parser.add_argument("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
+    return parser
+
+
 def _copy() -> _Parser:
     parser = _parser("dist_copy")
     parser.add_argument("--from", dest="source", type=int, default=0, metavar="RANK", help="whose values (default: 0)")
@@ -274,6 +280,7 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_mode": _mode(),
     "dist_status": _status(),
     "dist_wait": _plain("dist_wait"),
+    "dist_interrupt": _interrupt(),
     "sync": _plain("sync"),
     "dist_push": _names("dist_push", "all"),
     "dist_pull": _names("dist_pull", "0"),

@@ -278,11 +278,27 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_wait(self, line: str) -> None:
-        """Wait for the cells that were started with --noblock, and show what came of them."""
+        """Wait for the cells that were started with --noblock, or that still run after stop; show what came of them."""
         cluster = self._require(parse("dist_wait", line))
-        if not self._waiting.get(cluster.name):
+        known = [run for run, _ in self._waiting.setdefault(cluster.name, [])]
+        self._waiting[cluster.name] += [(run, None) for run in cluster.running_cells if run not in known]
+        if not self._waiting[cluster.name]:
             raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
         self._wait_for_cells(cluster)
+
+    @documented
+    @line_magic
+    def dist_interrupt(self, line: str) -> None:
+        """Interrupt the cells that ranks still run, as the stop button does while a cell is waited for.
+
+        The second time it releases ranks without looking whether they wait for others.
+        """
+        args = parse("dist_interrupt", line)
+        cluster = self._require(args)
+        lines = cluster.interrupt_and_wait(args.ranks)
+        if any(run.done for run, _ in self._waiting.get(cluster.name, [])):
+            lines.append("%dist_wait shows what came of it")
+        print("\n".join(lines))  # noqa: T201
 
     def _wait_for_cells(self, cluster: Cluster) -> None:
         """Show what comes of the cells that nobody waits for yet."""
@@ -334,9 +350,11 @@ class DistributedMagics(FileMagics):
         chosen = there if there and not args.name else [self._require(args)]
         if args.text or not self.views.has_page:
             print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
-            return
-        for cluster in chosen:
-            self.views.show(cluster)
+        else:
+            for cluster in chosen:
+                self.views.show(cluster)
+        if notes := [note for cluster in chosen for note in cluster.take_notes()]:
+            print("\n".join(notes))  # noqa: T201
 
     @documented
     @line_magic
