@@ -17,7 +17,7 @@ from .events import Died, Event, Replied, Silent
 from .last_words import last_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(
@@ -120,6 +120,18 @@ class CellState:
         said = ", ".join(f"{label_ranks(ranks)} called {count}" for count, ranks in totals.items())
         what = f"out of step: of this cell's collectives {said}; the next one will wait for ranks that are elsewhere"
         return [f"{what} (stop it then, and all are in step again)"]
+
+    def cut_imports(self, remedy: Callable[[Collection[int]], str]) -> list[str]:
+        """Name the modules that ranks can't import again, as far as is known, since their import was cut off."""
+        ranks_by_name: dict[str, list[int]] = {}
+        for rank, reply in sorted(self.replies.items()):
+            for name in reply.content.get("cut_imports", ()):
+                ranks_by_name.setdefault(name, []).append(rank)
+        words = []
+        for name, ranks in ranks_by_name.items():
+            hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
+            words.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+        return words
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Each distinct failure once with all its ranks, the earliest first; without those that only waited."""
