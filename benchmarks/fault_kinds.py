@@ -50,6 +50,7 @@ class Round:
     probe: str = ""  # what uses once more what was interrupted
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks that had the marks
     told: str = ""  # all that was shown of how the cell ended
+    missed: bool = False  # the cell ended before anything struck it
     lost: str = ""  # why the session did not come back
     dropped: bool = False  # the next cell did not run on every rank
     forgot: int = 0  # survivors that did not have their variables
@@ -136,6 +137,7 @@ def interrupted(
     else:
         if not ends:
             raise AssertionError("a cell that never ends has ended")
+        result.missed = True
     finally:
         _join(thread)
     deadline = time.monotonic() + PATIENCE_S

@@ -66,7 +66,8 @@ class Campaign:
         for number in range(rounds):
             result = self._round(cluster)
             self.rounds.append(result)
-            usable = "-" if result.usable_s is None else f"{result.usable_s:.2f} s"
+            usable = "ended before" if result.missed else "-" if result.usable_s is None else f"{result.usable_s:.2f} s"
+            usable += ", prompt back before the ranks" * result.gave_up
             where = f"{cluster.world_size} ranks, {launcher}"
             print(f"{len(self.rounds):4} {where}: {result.fault} in {result.cell}: {usable} {result.lost}", flush=True)
             if result.damaged:
@@ -113,7 +114,7 @@ class Campaign:
             result.lost = f"the round itself failed: {type(error).__name__}: {error} ({doing})"
             return result
         self._check(cluster, result, mark)
-        result.usable_s = None if result.lost else time.time() - struck_at
+        result.usable_s = None if result.lost or result.missed else time.time() - struck_at
         if result.probe and not result.lost:
             _use_again(cluster, result)
         return result
@@ -169,17 +170,14 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
     dropped, forgot = sum(each.dropped for each in rounds), sum(each.forgot for each in rounds)
     damaged = [each for each in rounds if each.damaged]
     silent = sum(not each.named for each in damaged)
-    given_up = sum(each.gave_up for each in rounds)
-    head = (
-        f"seed {seed}: {len(rounds)} rounds, {len(lost)} sessions lost, {dropped} cells dropped, variables of {forgot} "
-    )
-    head += (
-        f"surviving ranks lost, {silent} times ranks damaged without a word ({len(damaged) - silent} with), the prompt "
-    )
-    head += f"back before the ranks {given_up} times, usable again after {statistics.median(times):.2f} s (median), "
-    head += f"{_p95(times):.2f} s (p95)"
+    missed, given_up = sum(each.missed for each in rounds), sum(each.gave_up for each in rounds)
+    took = f"{statistics.median(times):.2f} s (median), {_p95(times):.2f} s (p95)" if times else "-"
     lines = [
-        head,
+        f"seed {seed}: {len(rounds)} rounds, {len(lost)} sessions lost, {dropped} cells dropped, usable again after {took}",
+        "",
+        f"Variables of {forgot} surviving ranks were lost; ranks were damaged {silent} times without a word, "
+        f"{len(damaged) - silent} times with one. The prompt came back before the ranks {given_up} times; {missed} cells "
+        "had ended before anything struck them.",
         "",
         "| fault | rounds | median | p95 | longest | told after (median) |",
         "|---|---|---|---|---|---|",
