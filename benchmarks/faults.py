@@ -172,12 +172,13 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
     silent = sum(not each.named for each in damaged)
     missed, given_up = sum(each.missed for each in rounds), sum(each.gave_up for each in rounds)
     took = f"{statistics.median(times):.2f} s (median), {_p95(times):.2f} s (p95)" if times else "-"
+    head = f"seed {seed}: {len(rounds)} rounds, {len(lost)} sessions lost, {dropped} cells dropped, usable again after "
+    counts = f"Variables of {forgot} surviving ranks were lost; ranks were damaged {silent} times without a word, "
+    counts += f"{len(damaged) - silent} times with one. The prompt came back before the ranks {given_up} times; "
     lines = [
-        f"seed {seed}: {len(rounds)} rounds, {len(lost)} sessions lost, {dropped} cells dropped, usable again after {took}",
+        head + took,
         "",
-        f"Variables of {forgot} surviving ranks were lost; ranks were damaged {silent} times without a word, "
-        f"{len(damaged) - silent} times with one. The prompt came back before the ranks {given_up} times; {missed} cells "
-        "had ended before anything struck them.",
+        counts + f"{missed} cells had ended before anything struck them.",
         "",
         "| fault | rounds | median | p95 | longest | told after (median) |",
         "|---|---|---|---|---|---|",
