@@ -302,7 +302,7 @@ class CellRun:
             if self._held.waiting:
                 break
         self.notes += self._guardian.take_notes() + ([] if self.state.failures else self._guardian.out_of_step())
-        self.notes += self._guardian.remarks.of_values(self.number)
+        self.notes += self.state.cut_imports(self._stuck_remedy) + self._guardian.remarks.of_values(self.number)
         if any(failure.of_group for failure in self.state.failures.values()) and self._guardian.waits_for:
             self.notes.append(self._guardian.waits_for)
 

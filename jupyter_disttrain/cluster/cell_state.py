@@ -16,7 +16,7 @@ from .events import Died, Event, Replied, Silent
 from .last_words import last_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 # What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(
@@ -97,6 +97,18 @@ class CellState:
         if all(failure.of_group for failure in self.failures.values()):
             return {}  # nobody else failed, so it is the group itself that did
         return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
+
+    def cut_imports(self, remedy: Callable[[Collection[int]], str]) -> list[str]:
+        """Name the modules that ranks can't import again, as far as is known, since their import was cut off."""
+        ranks_by_name: dict[str, list[int]] = {}
+        for rank, reply in sorted(self.replies.items()):
+            for name in reply.content.get("cut_imports", ()):
+                ranks_by_name.setdefault(name, []).append(rank)
+        words = []
+        for name, ranks in ranks_by_name.items():
+            hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
+            words.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+        return words
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Each distinct failure once with all its ranks, the earliest first; without those that only waited."""

@@ -30,6 +30,7 @@ from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, hooks
 from .connection import KEEP
+from .cut_imports import CutImports
 from .own_code import is_cell
 from .shell import NO_VALUE, RankShell
 from .streams import flush_all, restore_streams
@@ -82,6 +83,7 @@ class RankKernel(IPythonParallelKernel):
         self._ours = False
         self._cell: dict[str, Any] | None = None  # that runs
         self._untimely = Untimely()
+        self._imports = CutImports()
         self._interrupted = False
         self._switches = Switches()
         self._keeps_replies = bool(os.environ.get(KEEP))
@@ -165,6 +167,11 @@ class RankKernel(IPythonParallelKernel):
         self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
+        cut_imports = self._imports.clean_up()
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            cut_imports += self._imports.behind(error)
+        if cut_imports:
+            reply["cut_imports"] = cut_imports
         group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if reply["status"] == "error":
@@ -218,6 +225,7 @@ class RankKernel(IPythonParallelKernel):
             if self.shell.puts_off() or self._untimely.puts_off(frame):
                 return
             if any(_is_cell(each) for each in outwards(frame)):
+                self._imports.note(frame)
                 raise KeyboardInterrupt  # IPython catches it; what else a task raises would end the loop
             loop.call_soon_threadsafe(future.cancel)
 
@@ -232,6 +240,7 @@ class RankKernel(IPythonParallelKernel):
         if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
             return  # the cell has not begun, and won't, or it has ended
         if not self.shell.puts_off() and not self._untimely.puts_off(frame):
+            self._imports.note(frame)
             signal.default_int_handler(number, frame)
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
