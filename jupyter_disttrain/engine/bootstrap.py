@@ -19,6 +19,7 @@ from .connection import SAMPLE
 from .frameworks import check_tensorflow
 from .groups import leave_defaults_open
 from .horovod_world import Horovod, HorovodWorld
+from .library_defaults import set_defaults
 from .library_states import note_imports
 from .local_modules import LocalModules, note_files
 from .meeting_place import MeetingPlace
@@ -100,6 +101,7 @@ class Bootstrap:
         told |= {"local_rank": info.local_rank, "device": info.device}
         self._rank_end.send(IDENTITY, [self._session.pack(told)])
         os.environ.update({name: str(value) for name, value in request["environment"].items()})
+        set_defaults(request["defaults"])
         self._info = info
         if request["uses_tensorflow"]:
             check_tensorflow()

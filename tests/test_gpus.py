@@ -1,0 +1,146 @@
+"""Machines with GPUs, without one: what is decided, said and set there.
+
+Covers: a CPU build of torch beside GPUs, GPUs that torch doesn't see, several ranks on one GPU, the variables of ranks
+with GPUs, figures of GPUs. The GPUs are those of ``fake_nvml.c``.
+Does not cover: CUDA and NCCL (``jupyter disttrain gpu-check`` on a machine with GPUs), waits (``test_device_waits``).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_disttrain.cluster.devices import choose_backend, choose_gpus, note_of_devices, usable_gpus
+from jupyter_disttrain.cluster.rank_environment import library_defaults, session_environment
+from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.engine import library_defaults as on_rank
+from jupyter_disttrain.engine.programs import of_rank
+from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.framework_variables import OF_SESSION_GROUPS
+from jupyter_disttrain.messages import RankHello
+from jupyter_disttrain.ranks import RankInfo
+
+from .notebook_driver import Notebook
+
+HELLO = RankHello(
+    engine="engine",
+    host="vm",
+    pid=100,
+    nanny_pid=200,
+    launch_rank=None,
+    mpi=None,
+    torch="2.13.0",
+    cuda_devices=2,
+    accelerator="CUDA 13.0",
+)
+INFO = RankInfo(
+    rank=1,
+    world_size=2,
+    local_rank=1,
+    local_world_size=2,
+    node_rank=0,
+    node_count=1,
+    host="vm",
+    pid=1,
+    backend="nccl",
+    device="cuda:1",
+)
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for LD_LIBRARY_PATH with a library that shows FAKE_GPUS GPUs."""
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).with_name("fake_nvml.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return str(folder)
+
+
+def test_torch_without_cuda_beside_gpus_works_on_the_cpu_and_says_why(nvml: str) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": nvml, "FAKE_GPUS": "2"}
+    with Notebook(env=environment) as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        refused = notebook.run("%dist_init -n 4 --backend nccl --share-gpus --launcher local")
+        assert "NCCL takes one rank per GPU" in refused.error
+        refused = notebook.run("%dist_init -n 1 --backend nccl --launcher local")
+        assert refused.error.startswith("UsageError: torch 2.")
+        assert "sees none of its 2 GPUs: it is a CPU build; install a CUDA build of torch there" in refused.error
+        started = notebook.run("%dist_init --launcher local").check()  # one rank per GPU, as without the CPU build
+        assert "cpu · gloo\nranks use the CPU: torch 2." in started.text
+        assert "sees none of the 2 GPUs of" in started.text
+        code = "import os; str(device), os.environ['ACCELERATE_USE_CPU'], os.environ['CUDA_DEVICE_ORDER']"
+        seen = notebook.run(f"set(cluster.run({code!r}).results.values())").check()
+        assert seen.text == "{('cpu', 'true', 'PCI_BUS_ID')}"
+        notebook.run("%dist_shutdown").check()
+
+
+@pytest.mark.parametrize(
+    ("options", "seen", "shown", "says"),
+    [
+        ({}, (4, 4), 8, None),
+        ({"n": 8}, (1,) * 8, 8, "the driver shows 8 GPUs on vm, and torch on a rank sees 1 "),
+        ({"n": 8, "share_gpus": True}, (1,) * 8, 8, None),
+        ({"backend": "nccl"}, (0, 0), 2, "sees none of its 2 GPUs: it is built for CUDA 13.0, which this driver"),
+    ],
+)
+def test_what_torch_sees_of_the_gpus_counts(
+    options: dict[str, Any], seen: tuple[int, ...], shown: int, says: str | None
+) -> None:
+    hellos = [replace(HELLO, pid=pid, cuda_devices=count) for pid, count in enumerate(seen)]
+    if says is not None:
+        with pytest.raises(UsageError, match=says):
+            usable_gpus(ClusterConfig(**options), hellos, {"vm": shown})
+        return
+    found = usable_gpus(ClusterConfig(**options), hellos, {"vm": shown})
+    assert found == {"vm": seen[0]}
+    shares = len(seen) > seen[0]
+    assert choose_backend(ClusterConfig(**options), hellos, found) == ("gloo" if shares else "nccl")
+
+
+def test_hosts_of_which_only_some_have_a_torch_for_their_gpus_are_refused() -> None:
+    hellos = [HELLO, replace(HELLO, host="other", cuda_devices=0, accelerator="CPU")]
+    with pytest.raises(UsageError, match=r"on other sees none of its 2 GPUs: it is a CPU build \(torch on other hosts"):
+        usable_gpus(ClusterConfig(), hellos, {"vm": 2, "other": 2})
+
+
+@pytest.mark.parametrize("accelerator", ["ROCm 6.4", "XPU", "MPS"])
+def test_accelerators_that_are_not_supported_are_named(accelerator: str) -> None:
+    hellos = [replace(HELLO, cuda_devices=0, accelerator=accelerator)]
+    assert f"is built for {accelerator}, which is not supported yet" in note_of_devices(ClusterConfig(), hellos, {})
+    assert note_of_devices(ClusterConfig(backend="gloo"), hellos, {}) == ""
+
+
+def test_ranks_may_share_a_gpu_with_nccl_as_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.cluster.devices.count_gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = ClusterConfig(n=2, backend="nccl", share_gpus=True)
+    with pytest.raises(UsageError, match="NCCL takes one rank per GPU"):
+        choose_gpus(config)
+    monkeypatch.setenv("NCCL_HOSTID", "host-{rank}")
+    assert choose_gpus(config) == ["0"]
+    assert session_environment(INFO, "run")["NCCL_HOSTID"] == "host-1"
+
+
+def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defaults = library_defaults(INFO)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in library_defaults(replace(INFO, device="cpu"))
+    monkeypatch.setattr(on_rank, "_set", {})
+    for name in defaults:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        on_rank.set_defaults(defaults)
+        assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+        assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+        program = of_rank({"RANK": "1"}, 29500)
+    assert {name: program.get(name) for name in OF_SESSION_GROUPS} == dict.fromkeys(OF_SESSION_GROUPS) | {
+        "TORCH_NCCL_ENABLE_MONITORING": "1"
+    }
