@@ -170,8 +170,8 @@ def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mappi
         if 0 < usable[node] < wanted and not config.share_gpus:
             raise UsageError(
                 f"the driver shows {counted(shown[node], 'GPU')} on {node}, and torch on a rank sees {usable[node]} (a "
-                "container, a cgroup, MIG or one GPU per task of Slurm hides the others); ask for as many ranks as torch"
-                " sees GPUs, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
+                "container, a cgroup, MIG or one GPU per task of Slurm hides the others); ask for as many ranks as "
+                "torch sees GPUs, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
             )
     return usable
 

@@ -47,6 +47,12 @@ class ReleasedError(RuntimeError):
     """A rank waited for others that will not come, and was released."""
 
 
+LOST_WORK = (
+    "the process groups were aborted while this cell ran, so what collectives on the GPU have written is not valid: do "
+    "not use these tensors, or models and optimizers that were updated with them"
+)
+
+
 # What torch and Gloo say when a group's connections end, beside their own types of errors.
 _OF_A_GROUP = re.compile(r"gloo/|Connection (was likely )?closed|Connection reset|Socket|NCCL|ProcessGroup|c10d")
 

@@ -90,9 +90,15 @@ def _default_or(group: Any) -> Any:
 
 def _number(group: Any) -> int | None:
     """Return torch's number of the last collective; None for a group that has none, or that this rank is not in."""
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
     found = _default_or(group)
     try:
-        return None if found is None else int(found._get_sequence_number_for_group())  # noqa: SLF001
+        if found is None or ":" not in str(c10d.get_backend(found)):
+            return None if found is None else int(found._get_sequence_number_for_group())  # noqa: SLF001
+        # Torch gives the number of one backend; those of a group with one for each device count apart.
+        backends = [found._get_backend(device) for device in found._device_types]  # noqa: SLF001
+        return sum(int(each._get_sequence_number_for_group()) for each in backends)  # noqa: SLF001
     except (AttributeError, RuntimeError):
         return None  # many backends don't count
 

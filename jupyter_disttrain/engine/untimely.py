@@ -91,6 +91,10 @@ class Untimely:
             self._trace(place.caller)
         return True
 
+    def is_bad_moment(self, frame: FrameType | None) -> bool:
+        """Return whether an exception raised now would do lasting harm."""
+        return _place(frame) is not None
+
     # Being called when the code has been left
 
     def _trace(self, caller: FrameType) -> None:
