@@ -41,7 +41,7 @@ def install() -> None:
     dist.destroy_process_group()
 
 
-def dump(includeCollectives: bool = True, onlyActive: bool = False) -> str:  # noqa: N803  (torch's names)
+def dump(includeCollectives: bool = True, onlyActive: bool = False) -> str:  # noqa: ARG001, N803  (torch's names)
     assert includeCollectives
     return json.dumps({"entries": _pending})
 

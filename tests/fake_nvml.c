@@ -21,3 +21,6 @@ F nvmlDeviceGetComputeRunningProcesses_v3(void*h,unsigned*c,void*i){ /* host pid
  if(*c==0){*c=1;return 7;} memset(i,0,24); const char*e=getenv("FAKE_GPU_PID");*(unsigned*)i=e?atoi(e):999999; *c=1; return 0;}
 F nvmlSystemGetDriverVersion(char*b,unsigned l){snprintf(b,l,"999.1");return 0;}
 F nvmlSystemGetCudaDriverVersion_v2(int*v){*v=13000;return 0;}
+
+F nvmlDeviceGetUUID(void*h,char*b,unsigned l){snprintf(b,l,"GPU-00000000-0000-0000-0000-%012ld",(long)h-1);return 0;}
+F nvmlDeviceGetMigMode(void*h,unsigned*c,unsigned*p){*c=*p=getenv("FAKE_MIG")!=0;return 0;}

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jupyter_disttrain.cluster import memory
+from jupyter_disttrain.cluster.cell_state import CellState
 from jupyter_disttrain.cluster.devices import choose_backend, choose_gpus, note_of_devices, usable_gpus
+from jupyter_disttrain.cluster.events import Died
 from jupyter_disttrain.cluster.rank_environment import library_defaults, session_environment
 from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.engine import gpu_errors
 from jupyter_disttrain.engine import library_defaults as on_rank
 from jupyter_disttrain.engine.programs import of_rank
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.framework_variables import OF_SESSION_GROUPS
-from jupyter_disttrain.messages import RankHello
+from jupyter_disttrain.messages import RankDeath, RankHello, RankVitals
 from jupyter_disttrain.ranks import RankInfo
 
 from .notebook_driver import Notebook
@@ -144,3 +149,77 @@ def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_p
     assert {name: program.get(name) for name in OF_SESSION_GROUPS} == dict.fromkeys(OF_SESSION_GROUPS) | {
         "TORCH_NCCL_ENABLE_MONITORING": "1"
     }
+
+
+FIGURES = """
+import os
+from jupyter_disttrain.engine.devices import open_gpu
+from jupyter_disttrain.doctor import gpus
+uuid = "GPU-00000000-0000-0000-0000-000000000001"
+print(open_gpu("cuda:0", os.getpid(), uuid).read()["name"])  # NVML's order may be another
+print("others" in open_gpu("cuda:0", os.getpid()).read())  # a process that is not here: the host's number of our own
+os.environ["FAKE_GPU_PID"] = str(os.getpid())
+print(open_gpu("cuda:0", os.getpid()).read()["others"])
+os.environ["CUDA_VISIBLE_DEVICES"] = "1,GPU-00000000-0000-0000-0000-0000000000"
+print(open_gpu("cuda:0", 1).read()["name"], "|", open_gpu("cuda:1", 1).read()["name"])
+os.environ["FAKE_MIG"] = "1"
+print([finding.subject for finding in gpus.find() if finding.status == "warning"])
+"""
+
+
+def test_figures_are_those_of_the_rank_s_gpu_and_count_no_process_that_can_t_be_known(nvml: str) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": nvml, "FAKE_GPUS": "2"}
+    done = subprocess.run([sys.executable, "-c", FIGURES], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "FAKE H100 1",
+        "False",
+        "0",
+        "FAKE H100 1 | FAKE H100 0",
+        "['MIG', 'torch on GPUs']",
+    ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost", "says"),
+    [
+        ("CUDA error: device-side assert triggered", True, "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: an illegal memory access was encountered", True, "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: invalid device ordinal", False, "the variable device"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", False, "torch.cuda.empty_cache()"),
+        ("NCCL error in: x.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO)", False, "NCCL_DEBUG=WARN"),
+        ("something else", False, ""),
+    ],
+)
+def test_errors_of_gpus_come_with_advice(text: str, is_lost: bool, says: str) -> None:
+    error = RuntimeError(text)
+    assert gpu_errors.is_context_lost(error) == is_lost
+    assert says in gpu_errors.advice(error)
+    assert bool(gpu_errors.advice(error)) == bool(says)
+
+
+def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:
+    told = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
+    assert memory.is_shortage_of_gpu(told)
+    assert not memory.is_shortage(told)
+    assert memory.is_shortage({"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"})
+    gpu = {"memory_used_bytes": 79 * 2**30, "memory_total_bytes": 80 * 2**30, "others": 1}
+    vitals = {0: RankVitals(time_s=0.0, beat_s=0.0, state="idle", gpu=gpu)}
+    assert memory.held_on_gpus(vitals) == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
+
+
+def test_a_death_by_cuda_or_by_torch_s_watchdog_leads_with_its_line() -> None:
+    death = RankDeath(
+        engine="engine",
+        pid=100,
+        host="vm",
+        exit_code=None,
+        signal_number=6,
+        crash="",
+        stderr_tail="what():  [Rank 0] Process group watchdog thread terminated: CUDA error: an illegal\nx\n",
+        expected=False,
+    )
+    state = CellState([0], {0: "vm"})
+    state.apply(Died(rank=0, time_s=0.0, record=death))
+    assert state.failures[0].evalue.startswith(
+        "process 100 was killed by SIGABRT: what():  [Rank 0] Process group watch"
+    )

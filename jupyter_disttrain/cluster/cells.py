@@ -175,6 +175,10 @@ class Cells:
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):
                 self._guardian.note(memory.held(self._launch.table))
+            if memory.is_shortage_of_gpu(content):
+                self._guardian.note(memory.held_on_gpus(self._guardian.remarks.vitals))
+            if content.get("device_lost"):
+                self._guardian.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
             # Cut off by an error or an interrupt, ranks may be at different collectives, and never meet again.
             broken = broken or run.loses_step(event) or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):

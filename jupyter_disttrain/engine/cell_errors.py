@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from . import gpu_errors
 from .frameworks import hint
 from .own_code import is_own, script_name
 from .script_errors import ScriptExit
@@ -116,7 +117,8 @@ def complete(
         return
     reply["evalue"] = _shorten(_text_of(error))
     reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
-    advice = hint(error)
+    advice = hint(error) or gpu_errors.advice(error)
+    reply["device_lost"] = gpu_errors.is_context_lost(error)
     if advice:
         reply["evalue"] += f"; {advice}"
         reply["traceback"].append(advice)

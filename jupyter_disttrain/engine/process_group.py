@@ -301,7 +301,8 @@ class Group:
         what = f"group{'' if len(late) == 1 else 's'} {', '.join(late)}"
         sys.stderr.write(
             f"rank {self.info.rank} on {self.info.host} can't be released: the abort of process {what} has not come "
-            f"back after {ABORT_SECONDS:g} s, so the GPU or its driver hangs; this process ends, and the rank is replaced\n"
+            f"back after {ABORT_SECONDS:g} s, so the GPU or its driver hangs; this process ends, and the rank is "
+            "replaced\n"
         )
         flush_all(sys.stdout, sys.stderr)
         os._exit(os.EX_UNAVAILABLE)
