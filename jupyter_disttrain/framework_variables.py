@@ -32,6 +32,8 @@ OF_SESSION_GROUPS = {
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
 }
 WITH_GPUS = {"TORCH_FR_BUFFER_SIZE": "64"} | OF_SESSION_GROUPS
+# Torch's names of the session's backends. Cells mix devices: tensors on the CPU have a backend beside NCCL.
+TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
 HOST_ID = "NCCL_HOSTID"  # by which NCCL tells hosts apart; "{rank}" in it stands for the rank
 PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA's order is then that of NVML and nvidia-smi
 

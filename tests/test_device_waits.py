@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import guardian
 from jupyter_disttrain.errors import RankFailure
 
 from .process_tools import wait_until
@@ -127,3 +128,35 @@ def test_a_rank_whose_abort_never_comes_back_is_replaced(device: Cluster, pids: 
     assert any(note.startswith("rank 1 was replaced by a new process") for note in failure.notes)
     now = device.run("import os; os.getpid()").results
     assert {rank for rank in range(3) if now[rank] != pids[rank]} == {1}
+
+
+def test_a_rank_that_lost_its_gpu_is_replaced_with_advice(device: Cluster, pids: dict[int, int]) -> None:
+    code = "if rank == 2: raise torch.AcceleratorError('CUDA error: device-side assert triggered')"
+    with pytest.raises(RankFailure) as caught:
+        device.run(code)
+    assert "this process can't use its GPU any more" in caught.value.by_rank[2].evalue
+    now = device.run("import os; os.getpid()").results
+    assert {rank for rank in range(3) if now[rank] != pids[rank]} == {2}
+
+
+STUCK = """
+from jupyter_disttrain.engine.process_group import Group
+def prove(self):
+    if rank == 2: os._exit(3)
+    import ctypes
+    lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)
+if rank: Group._prove = prove
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_is_stuck_in_forming_the_group_is_replaced(
+    device: Cluster, pids: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian, "RELEASE_SECONDS", 1.0)
+    device.run(f"import os{STUCK}")
+    run = device.run("os = __import__('os'); total = torch.ones(1); dist.all_reduce(total); os.getpid(), total.item()")
+    assert {rank for rank in range(3) if run.results[rank][0] != pids[rank]} == {1, 2}
+    assert {total for _, total in run.results.values()} == {3.0}
+    assert any("rank 1 on" in note and "is stuck in forming the process group" in note for note in run.notes)

@@ -223,3 +223,28 @@ def test_a_death_by_cuda_or_by_torch_s_watchdog_leads_with_its_line() -> None:
     assert state.failures[0].evalue.startswith(
         "process 100 was killed by SIGABRT: what():  [Rank 0] Process group watch"
     )
+
+
+GPU_CHECK = [sys.executable, "-m", "jupyter_disttrain.cli", "gpu-check"]
+
+
+def test_gpu_check_says_that_there_is_no_gpu(nvml: str) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": nvml, "FAKE_GPUS": "0"}
+    done = subprocess.run(GPU_CHECK, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("gpu-check: no NVIDIA GPU is visible here")
+    environment["FAKE_GPUS"] = "1"
+    done = subprocess.run(GPU_CHECK, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.startswith("gpu-check: this torch, built for CPU, sees no GPU")) == (2, True)
+
+
+def test_gpu_check_drives_real_ranks() -> None:
+    checks = "start,failure,mismatch,death in forming,out of memory,end"
+    done = subprocess.run(
+        [*GPU_CHECK, "--device", "cpu", "--only", checks], capture_output=True, text=True, check=False
+    )
+    results = {line[:20].strip(): line[21:30].strip() for line in done.stdout.splitlines()[:-1]}
+    expected = dict.fromkeys(checks.split(","), "ok") | {"out of memory": "skipped"}
+    assert results == expected, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "5 ok, 0 failed, 1 skipped, on cpu"
+    assert done.returncode == 0

@@ -294,6 +294,8 @@ class Guardian(Looking):
             self.note(f"{why}; {remedy(self._launch.config)}")
             return
         self.note(f"{why}; its process is ended")
+        rank = entry.info.rank
+        self._tell(lambda state, _now: state.on_ending(rank))
         kill = {"do": "signal", "signal": int(signal.SIGKILL)}
         self._launch.open_link.request(entry.nanny, NANNY_REQUEST, kill)
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ..framework_variables import TORCH_BACKENDS
 from .counts import Counts
 from .ended_groups import forget_half_ended_groups, keep_ended_groups
 from .gloo_waits import end_forgotten_waits
@@ -43,8 +44,6 @@ CONNECT_TIME = timedelta(seconds=2)  # for one attempt to reach the store
 ABORT_SECONDS = 5.0  # for what groups do on a GPU to be aborted, before the process ends and the rank is replaced
 # Whose handler Python calls on the main thread once the groups of a GPU are to be aborted; it is never sent.
 RELEASE_SIGNAL = signal.SIGRTMAX - 5
-# Torch's names of the session's backends. Cells mix devices: tensors on the CPU have a backend beside NCCL.
-TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
 
 
 class RendezvousError(RuntimeError):
