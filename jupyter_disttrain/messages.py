@@ -89,6 +89,7 @@ class RankHello(Record):
     mpi: str | None  # the MPI library, None without MPI
     torch: str | None  # the version, None where it is not wanted
     cuda_devices: int  # that torch would see
+    accelerator: str = ""  # that torch was built for: see ``framework_variables.accelerator_of``
     failure: str | None = None  # why this process can't be a rank
     launcher: str = ""  # what started it: see ``config``
     launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say

@@ -12,8 +12,9 @@ import re
 from typing import TYPE_CHECKING
 
 from ..messages import CellFailure
+from ..ranks import label_ranks
 from .events import Died, Event, Replied, Silent
-from .last_words import last_words
+from .last_words import last_words, root_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -84,7 +85,7 @@ class CellState:
             ename="RankDied",
             evalue=event.record.cause
             if event.record.host_silent_s
-            else f"process {event.record.pid} {event.record.cause}",
+            else f"process {event.record.pid} {event.record.cause}{_because(event.record.stderr_tail)}",
             traceback=traceback,
             line=line,
             file=file,
@@ -118,6 +119,11 @@ class CellState:
         for failure in sorted(causes, key=lambda failure: failure.time_s):
             groups.setdefault(_likeness(failure), []).append(failure)
         return tuple(_merge(group) for group in groups.values())
+
+
+def _because(stderr_tail: str) -> str:
+    line = root_line(stderr_tail)
+    return f": {line[:300]}" if line else ""
 
 
 def _likeness(failure: CellFailure) -> tuple[str, ...]:

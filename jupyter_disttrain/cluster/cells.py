@@ -215,6 +215,10 @@ class Cells:
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):
                 self._guardian.note(memory.held(self._launch.table))
+            if memory.is_shortage_of_gpu(content):
+                self._guardian.note(memory.held_on_gpus(self._guardian.remarks.vitals))
+            if content.get("device_lost"):
+                self._guardian.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
             uneven = self._launch.steps.replied(rank, entry.group, content.get("collectives", {}), failed=failed)
             broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):

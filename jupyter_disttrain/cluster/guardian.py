@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import signal
 import threading
 import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DisttrainError, HostLostError, IrreplaceableError, LaunchError
-from ..messages import RANK_REQUEST
+from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
 from .hang import Look, waited_for
 from .looking import Looking
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 
     from ..ranks import RankInfo
     from .link import Message
+    from .rank_table import RankEntry
     from .recovery import Action, Rules
     from .remarks import Remarks
     from .start import Launch
 
 FORM_SECONDS = 120.0  # for the process group to be formed
-RELEASE_SECONDS = 10.0  # for ranks to leave a group that is being formed
+RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +292,21 @@ class Guardian(Looking):
                 return
             self.release()
             wait(pending, LOOK_SECONDS)
+        for entry in self._launch.table:
+            if entry.state != "dead" and entry.forming is not None and not entry.forming.done() and not self._closed:
+                what = f"rank {entry.info.rank} on {entry.info.host} is stuck in forming the process group"
+                self.end_process(entry, f"{what}, and was not released within {RELEASE_SECONDS:g} s")
+
+    def end_process(self, entry: RankEntry, why: str) -> None:
+        """End the process of a rank that is of no use any more, so that it is replaced as one that died."""
+        if self._launch.config.job:
+            self.note(f"{why}; {remedy(self._launch.config)}")
+            return
+        self.note(f"{why}; its process is ended")
+        rank = entry.info.rank
+        self._tell(lambda state, _now: state.on_ending(rank))
+        kill = {"do": "signal", "signal": int(signal.SIGKILL)}
+        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, kill)
 
     def _write_down(self) -> None:
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LaunchError
 from ..messages import RANK_REQUEST
 from .arrivals import Arrivals, check_reply, too_late
-from .rank_environment import session_environment
+from .rank_environment import library_defaults, session_environment
 from .rank_table import RankEntry
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Introduction:
             "do": "identify",
             "info": entry.info.as_dict(),
             "environment": session_environment(entry.info, self.folders.cluster_id),
+            "defaults": library_defaults(entry.info),
             "log_path": str(self.folders.rank_log(entry.info.rank)),
             "address": self.address,
             "timeout_s": self.config.timeout_s,

@@ -21,6 +21,7 @@ from ..job_file import JobFile, can_end_calls, check_beside
 from ..private_files import read_own
 from ..ranks import counted
 from ..shelf import NOTEBOOK
+from .devices import check_nccl, note_of_devices
 from .folders import Folders
 from .placement import Placement
 from .processes import POLL_SECONDS
@@ -303,6 +304,8 @@ class JobLaunch(Launch):
         self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend = self._backend(hellos)
         count = min(hello.cuda_devices for hello in hellos) if backend != "gloo" else 0
+        check_nccl(backend, hellos, count)
+        self.note_of_devices = note_of_devices(self.config, hellos, {})
         self.gpus = [str(gpu) for gpu in range(count)]
         decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]

@@ -117,7 +117,7 @@ class Looking:
         for rank in ranks:
             self._look(rank, about)
 
-    def _look(self, rank: int, about: list[tuple[Any, Any]]) -> None:
+    def _look(self, rank: int, about: list[tuple[Any, Any, Any]]) -> None:
         """Ask a rank, unless it still owes an answer."""
         look = self.looks.get(rank)
         if look is not None and look.asked_at > look.answered_at:

@@ -105,6 +105,7 @@ class Member:
     cell: int | None = None  # that it runs
     dead: bool = False
     replacing: bool = False
+    ending: bool = False  # its process is being ended, because it is of no use any more
     asked: bool = False  # a person wants a new process for it
     deaths: int = 0
     failed_starts: int = 0  # of a new process
@@ -172,9 +173,15 @@ class Recovery:
         if member.dead:
             return
         self._end_cell(rank, now, failed=True)
-        member.dead, member.replacing = True, False
+        member.dead, member.replacing, member.ending = True, False, False
         member.deaths += 1
         self._is_stuck_forming = self._is_forming  # the others wait for it
+        if self.phase is not Phase.LOST:
+            self.phase = Phase.BROKEN
+
+    def on_ending(self, rank: int) -> None:
+        """Note that a rank's process is being ended: nothing is done with it before it has."""
+        self.members[rank].ending = True
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
 
@@ -268,6 +275,8 @@ class Recovery:
             return not any(member.replacing for member in self.members)  # why each can't be replaced is told together
         if self.phase is Phase.FORMED:
             return True
+        if any(member.ending for member in self.members):
+            return False
         if self.dead:
             return not any(member.dead and self._follows(member) for member in self.members)
         return self.phase is Phase.BROKEN and bool(self.running)
@@ -292,7 +301,8 @@ class Recovery:
         if left and self.rules.on_rank_death != "replace" and not self.running and not self._is_ending:
             self._is_ending = True
             actions.append(Action(Do.RESET if self.rules.on_rank_death == "reset" else Do.STOP))
-        if self.phase is Phase.BROKEN and not self.running and not self.dead and not self._is_forming:
+        ending = any(member.ending for member in self.members)
+        if self.phase is Phase.BROKEN and not (self.running or self.dead or self._is_forming or ending):
             self.phase = Phase.FORMING
             self._is_forming = True
             actions.append(Action(Do.FORM))

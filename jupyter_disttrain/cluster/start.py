@@ -21,7 +21,7 @@ from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
 from ..private_files import read_own
 from ..ranks import counted
 from .arrivals import Arrivals, answer, as_message, untold_deaths
-from .devices import choose_gpus
+from .devices import choose_backend, choose_gpus, note_of_devices, usable_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts, raise_interrupted
 from .journal import Journal
@@ -30,7 +30,7 @@ from .loss import why_lost
 from .moves import Moves
 from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
-from .rank_table import RankEntry, decide
+from .rank_table import RankEntry, decide, node_of
 from .reach import Reach
 from .registry import ClusterFile, Hold, Sign
 from .replacement import Replacement
@@ -106,6 +106,7 @@ class Launch(Replacement):
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
         self.steps = Steps()
+        self.note_of_devices = ""  # why ranks use the CPU although there is an accelerator
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
         self.cut_s = 0.0  # that no host of a job has answered
         self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
@@ -240,8 +241,10 @@ class Launch(Replacement):
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time, self.progress.came)
         hosts = [host.name for host in self.placement.hosts]
         placed = [self._placed(hello) for hello in hellos]
-        gpus = self.placement.gpus if hosts else len(self.gpus)
-        decided = decide(placed, self._backend(hellos), gpus, hosts)
+        shown = self.placement.gpus if hosts else dict.fromkeys(map(node_of, placed), len(self.gpus))
+        self.note_of_devices = note_of_devices(self.config, placed, shown)
+        gpus = usable_gpus(self.config, placed, shown)
+        decided = decide(placed, choose_backend(self.config, placed, gpus), gpus, hosts)
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
     def _placed(self, hello: RankHello) -> RankHello:
@@ -249,13 +252,6 @@ class Launch(Replacement):
         if hello.launch_host or hello.launch_rank is None:
             return hello
         return replace(hello, launch_host=self.placement.host_of(hello.launch_rank))
-
-    def _backend(self, hellos: list[RankHello]) -> str:
-        if self.config.backend != "auto":
-            return self.config.backend
-        # NCCL takes one rank per GPU.
-        shared = self.placement.shares_gpus if self.placement.hosts else self.n > len(self.gpus)
-        return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos) else "gloo"
 
     @property
     def is_being_stopped(self) -> bool:

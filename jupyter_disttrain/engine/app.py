@@ -32,6 +32,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
+from ..framework_variables import accelerator_of
 from ..job_file import can_end_calls
 from ..messages import RankHello, encrypt, is_ipv6
 from .bootstrap import Bootstrap
@@ -257,6 +258,7 @@ def _config() -> Config:
 def _prepare() -> RankHello:
     """Import MPI before torch, so that it owns MPI's start, and say what was found."""
     mpi = torch_version = failure = None
+    accelerator = ""
     cuda_devices = 0
     module = "mpi4py"
     try:
@@ -267,7 +269,8 @@ def _prepare() -> RankHello:
             import torch  # noqa: PLC0415
             import torch.distributed  # noqa: PLC0415
 
-            torch_version, cuda_devices = torch.__version__, torch.cuda.device_count()
+            torch_version, accelerator = torch.__version__, accelerator_of(torch)
+            cuda_devices = torch.cuda.device_count()
     except Exception as error:  # noqa: BLE001  (a broken installation raises OSError and others as well)
         failure = f"{module} can't be imported: {type(error).__name__}: {error}"
     return RankHello(
@@ -283,6 +286,7 @@ def _prepare() -> RankHello:
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,
+        accelerator=accelerator,
         failure=failure,
     )
 

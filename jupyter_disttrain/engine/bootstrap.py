@@ -20,6 +20,7 @@ from .frameworks import check_tensorflow
 from .groups import leave_defaults_open
 from .hooks import collectives
 from .horovod_world import Horovod, HorovodWorld
+from .library_defaults import set_defaults
 from .library_states import note_imports
 from .local_modules import LocalModules, note_files
 from .meeting_place import MeetingPlace
@@ -98,9 +99,11 @@ class Bootstrap:
         self.mpi.enter(info)
         self.metrics.share(info.world_size)
         told = {"engine": self._engine, "log_path": request["log_path"]}
-        told |= {"local_rank": info.local_rank, "device": info.device}
-        self._rank_end.send(IDENTITY, [self._session.pack(told)])
         os.environ.update({name: str(value) for name, value in request["environment"].items()})
+        set_defaults(request["defaults"])
+        uuid = _choose_device(info)
+        told |= {"local_rank": info.local_rank, "device": info.device, "gpu_uuid": uuid}
+        self._rank_end.send(IDENTITY, [self._session.pack(told)])
         self._info = info
         if request["uses_tensorflow"]:
             check_tensorflow()
@@ -109,7 +112,6 @@ class Bootstrap:
         self.shelf = request["shelf"] if is_shared(request["shelf"], request["shelf_token"]) else None
         sees_shelf = self.shelf is not None
         if info.backend != "none":
-            _choose_device(info)
             self.group = Group(info, request["timeout_s"])
             refuse_spawn()
             watch_builds()
@@ -311,8 +313,13 @@ class Bootstrap:
         return self._shell.user_ns.get(name, _MISSING)
 
 
-def _choose_device(info: RankInfo) -> None:
-    if info.device.startswith("cuda"):
-        import torch  # noqa: PLC0415
+def _choose_device(info: RankInfo) -> str:
+    """Choose the rank's GPU; returns its UUID, as NVML knows it, where this torch tells it."""
+    if info.backend == "none" or not info.device.startswith("cuda"):
+        return ""
+    import torch  # noqa: PLC0415
 
-        torch.cuda.set_device(torch.device(info.device))
+    device = torch.device(info.device)
+    torch.cuda.set_device(device)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return f"GPU-{uuid}" if uuid else ""

@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from . import gpu_errors
 from .frameworks import hint
 from .own_code import is_own, script_name
 from .script_errors import ScriptExit
@@ -45,6 +46,12 @@ _IN_LIBRARY = re.compile(r"/(torch|horovod)/")  # whose frames tell nothing more
 
 class ReleasedError(RuntimeError):
     """A rank waited for others that will not come, and was released."""
+
+
+LOST_WORK = (
+    "the process groups were aborted while this cell ran, so what collectives on the GPU have written is not valid: do "
+    "not use these tensors, or models and optimizers that were updated with them"
+)
 
 
 # What torch and Gloo say when a group's connections end, beside their own types of errors.
@@ -110,7 +117,8 @@ def complete(
         return
     reply["evalue"] = _shorten(_text_of(error))
     reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
-    advice = hint(error)
+    advice = hint(error) or gpu_errors.advice(error)
+    reply["device_lost"] = gpu_errors.is_context_lost(error)
     if advice:
         reply["evalue"] += f"; {advice}"
         reply["traceback"].append(advice)

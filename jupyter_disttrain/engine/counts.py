@@ -83,8 +83,14 @@ def _default_or(group: Any) -> Any:
 
 def _number(group: Any) -> int | None:
     """Return torch's number of the last collective; None for a group that has none, or that this rank is not in."""
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
     try:
-        return None if group is None else int(group._get_sequence_number_for_group())  # noqa: SLF001
+        if group is None or ":" not in str(c10d.get_backend(group)):
+            return None if group is None else int(group._get_sequence_number_for_group())  # noqa: SLF001
+        # Torch gives the number of one backend; those of a group with one for each device count apart.
+        backends = [group._get_backend(device) for device in group._device_types]  # noqa: SLF001
+        return sum(int(each._get_sequence_number_for_group()) for each in backends)  # noqa: SLF001
     except (AttributeError, RuntimeError):
         return None  # many backends don't count
 

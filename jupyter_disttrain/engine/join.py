@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
-from ..framework_variables import WITHOUT_GPUS
+from ..framework_variables import PCI_ORDER
 from ..job_file import JobFile, JobTrace, check_beside, package_version, remove_own
 from ..locks import check_locks
 from ..private_files import check_private, read_own
@@ -389,6 +389,5 @@ def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
         defaults["OMPI_MCA_opal_signal"] = ""  # Python's report of a crash names the cell's line
     if told.frees_mpi:
         defaults[MPI_ENDS] = defaults[MPI_HEALS] = "1"
-    if not Path("/proc/driver/nvidia").exists():
-        defaults |= WITHOUT_GPUS
+    defaults |= PCI_ORDER
     return environment | {name: value for name, value in defaults.items() if name not in os.environ}

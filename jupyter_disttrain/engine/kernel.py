@@ -32,6 +32,7 @@ from . import cell_errors, hooks
 from .connection import KEEP
 from .cut_imports import CutImports
 from .own_code import is_cell
+from .process_group import RELEASE_SIGNAL
 from .shell import NO_VALUE, RankShell
 from .streams import flush_all, restore_streams
 from .switches import Switches
@@ -94,6 +95,7 @@ class RankKernel(IPythonParallelKernel):
         """Take what serves the requests."""
         self._bootstrap = bootstrap
         self._publisher = publisher
+        signal.signal(RELEASE_SIGNAL, self._on_release)
         bootstrap.bind(self.shell)
         self.shell.is_late = lambda: self._interrupted and not self._untimely.waits
 
@@ -158,7 +160,7 @@ class RankKernel(IPythonParallelKernel):
         }
         content = parent["content"]
         start = time.time()
-        reply = await self._execute(content["code"])
+        reply = self._with_lost_work(await self._execute(content["code"]))
         self._stop_hearing()
         reply["duration_s"] = time.time() - start
         restore_streams()
@@ -204,6 +206,22 @@ class RankKernel(IPythonParallelKernel):
                 self.shell.last_error = error
             name = type(self.shell.last_error).__name__
             return {"status": "error", "ename": name, "evalue": "", "traceback": told or []}
+
+    def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Return an error in place of a cell's good end where what it did on the GPU was aborted meanwhile."""
+        group = self._bootstrap.group
+        if reply["status"] != "ok" or group is None or not group.lost_work:
+            return reply
+        error = self.shell.last_error = cell_errors.ReleasedError(cell_errors.LOST_WORK)
+        return {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": []}
+
+    def _on_release(self, _number: int, frame: Any) -> None:
+        """Raise in the cell's code before a collective on the GPU that is aborted gives it values that are not valid.
+
+        Where the cell can't bear that, or catches it, ``_with_lost_work`` reports it at the end.
+        """
+        if any(map(_is_cell, outwards(frame))) and not self._untimely.is_bad_moment(frame):
+            raise cell_errors.ReleasedError(cell_errors.LOST_WORK)
 
     def _stop_hearing(self) -> None:
         """Have SIGINT mean nothing from here on; one whose handler is the cell's own may come at this very moment."""

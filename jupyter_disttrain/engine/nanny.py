@@ -272,7 +272,7 @@ class Nanny:
             self._hellos.is_known = True
             self._log.place(told["log_path"])
             self._metrics.place(told["log_path"])
-            self._vitals.begin(told["local_rank"], told["device"])
+            self._vitals.begin(told["local_rank"], told["device"], told["gpu_uuid"])
 
     def _on_metrics(self, data: bytes) -> None:
         try:

@@ -98,6 +98,10 @@ class Untimely:
             self._trace(place.caller)
         return True
 
+    def is_bad_moment(self, frame: FrameType | None) -> bool:
+        """Return whether an exception raised now would do lasting harm."""
+        return _place(frame) is not None
+
     def _may_cut_off(self, place: Place, *, is_overdue: bool) -> bool:
         """Return whether code that should be left whole has had its time."""
         if not place.is_import:

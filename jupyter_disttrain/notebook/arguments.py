@@ -43,7 +43,11 @@ def _init() -> _Parser:
     add = parser.add_argument
     add("-n", "--num-ranks", type=int, help="the number of ranks (default: one per GPU, or 2 without GPUs)")
     add("-g", "--gpus", help="the GPUs to use among the visible ones, e.g. 0,1 (default: all)")
-    add("--share-gpus", action="store_true", help="allow more ranks than GPUs")
+    add(
+        "--share-gpus",
+        action="store_true",
+        help="allow more ranks than GPUs, over Gloo; LOCAL_RANK may then name no GPU, the variable device does",
+    )
     add(
         "--launcher",
         choices=LAUNCHERS,
