@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ipykernel.compiler
+import ipyparallel.engine.app
 import zmq
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
@@ -57,8 +58,8 @@ from .process_group import RendezvousError
 from .publisher import Publisher
 from .setup import HOST, NETWORK
 from .shell import RankProfile
-from .streams import open_streams
-from .wire import IDENTITY, RankEnd, Wire
+from .streams import Descriptors, open_streams
+from .wire import IDENTITY, RankEnd, Wire, reserve_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,8 +74,9 @@ class RankEngine(IPEngine):
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
-    def attach(self, wire: Wire, hello: RankHello, connection: Connection) -> None:
+    def attach(self, wire: Wire, hello: RankHello, connection: Connection, reserved: list[int]) -> None:
         """Take what :func:`run_rank` prepared."""
+        self._descriptors, self._reserved = Descriptors(wire), reserved
         self._rank_end = RankEnd(wire)
         self._hello = hello
         self._connection = connection
@@ -130,9 +132,8 @@ class RankEngine(IPEngine):
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
         app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
-        kernel.take_charge(
-            Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos), publisher
-        )
+        bootstrap = Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
+        kernel.take_charge(bootstrap, publisher, self._descriptors, self._reserved)
         return kernel
 
     def _say_hello(self) -> None:
@@ -206,6 +207,7 @@ def _place_temporary_files() -> None:
 
 def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
+    reserved = reserve_descriptors()
     stdout, stderr = open_streams(wire)
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
@@ -225,6 +227,8 @@ def run_rank(wire: Wire) -> None:
     engine.log.setLevel(logging.ERROR)
     # The files that cells are compiled from get one name on all ranks, so that warnings which name them are alike.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
+    # Our addresses need no such look, which relies on assertions; PYTHONOPTIMIZE leaves these out.
+    ipyparallel.engine.app.disambiguate_url = lambda url, _location=None: url
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     if is_ipv6(connection.info):
@@ -233,7 +237,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, hello, connection)
+    engine.attach(wire, hello, connection, reserved)
     engine.start()
     sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
     _flush()

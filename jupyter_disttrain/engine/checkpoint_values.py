@@ -10,7 +10,7 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint_folder import CheckpointError, sync
+from .checkpoint_folder import CheckpointError, disk_words, sync
 from .checkpoint_reader import opened
 
 if TYPE_CHECKING:
@@ -31,9 +31,12 @@ def write_values(folder: Path, values: Mapping[str, Any]) -> None:
     Raises
     ------
     CheckpointError
-        If one can't be pickled; the message names it.
+        If one can't be pickled, or the disk takes it not; the message names it.
     """
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint can't be saved: {disk_words(error, folder)}") from None
     for name, value in values.items():
         _write(folder / f"{name}.pt", value.state_dict() if tells_its_state(value) else value, name)
     _write(folder / f"{RANDOM}.pt", _random_states(), "random numbers")
@@ -45,11 +48,10 @@ def _write(path: Path, value: Any, name: str) -> None:
 
     try:
         torch.save(value, path, pickle_module=cloudpickle)  # functions and classes of cells, too
-    except OSError:
-        raise
+        sync(path)
     except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
-        raise CheckpointError(f"{name} can't be saved: {type(error).__name__}: {error}") from None
-    sync(path)
+        why = disk_words(error, path.parent) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{name} can't be saved: {why}") from None
 
 
 def read_value(folder: Path, name: str, *, trust_owner: bool) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint_beside import Beside, words_of
-from .checkpoint_folder import ABOUT, CheckpointError, begin, finish, latest, size_of, sync
+from .checkpoint_folder import ABOUT, CheckpointError, begin, disk_words, finish, latest, size_of, sync
 from .checkpoint_reader import check_version, reader_of
 from .checkpoint_values import read_value, set_random_states, tells_its_state, write_values
 
@@ -70,7 +70,7 @@ class Checkpoints:
         began = time.monotonic()
         kinds = self._kinds(names)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        folder = Path(_from_rank_0(lambda: str(begin(Path(path), session, tag))))
+        folder = Path(_from_rank_0(lambda: str(begin(Path(path), session, tag)), Path(path)))
         if not folder.exists():
             raise CheckpointError(
                 f"{path} is not one folder for all hosts: what rank 0 made there is not seen by rank {rank}; "
@@ -80,9 +80,7 @@ class Checkpoints:
         own = {name: there[name] for name, kind in kinds.items() if kind in (STATE, VALUE)}
         write_values(folder / f"rank{rank}", own)
         if rank == 0:
-            about = folder / ABOUT
-            about.write_text(json.dumps({"names": kinds, "world_size": world_size, "saved_s": time.time()}, indent=1))
-            sync(about)
+            _write_about(folder, {"names": kinds, "world_size": world_size, "saved_s": time.time()})
         state = self._states(kinds)
         dist.barrier()
         if beside:
@@ -94,9 +92,9 @@ class Checkpoints:
             try:
                 save(state, checkpoint_id=folder)
             except CheckpointException as error:
-                raise CheckpointError(f"the checkpoint can't be saved: {words_of(error)}") from None
+                raise CheckpointError(f"the checkpoint can't be saved: {words_of(error, folder)}") from None
         dist.barrier()
-        _from_rank_0(lambda: _finish(folder, keep, began))
+        _from_rank_0(lambda: _finish(folder, keep, began), folder)
 
     def wait(self) -> None:
         """Wait until the last version is written that was begun beside the cells; called on all ranks.
@@ -264,16 +262,30 @@ def _gradients_aside(optimizer: Any) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _from_rank_0(ask: Callable[[], str]) -> str:
-    """Return on all ranks what rank 0 finds; an error of it is every rank's."""
+def _write_about(folder: Path, words: Mapping[str, Any]) -> None:
+    about = folder / ABOUT
+    try:
+        about.write_text(json.dumps(words, indent=1))
+        sync(about)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint can't be saved: {disk_words(error, folder)}") from None
+
+
+def _from_rank_0(ask: Callable[[], str], written: Path | None = None) -> str:
+    """Return on all ranks what rank 0 finds; an error of it is every rank's.
+
+    ``written``: the folder that it writes to.
+    """
     import torch.distributed as dist  # noqa: PLC0415
 
     told: list[Any] = ["", ""]
     if dist.get_rank() == 0:
         try:
             told[0] = ask()
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             told[1] = str(error)
+        except OSError as error:
+            told[1] = f"the checkpoint can't be saved: {disk_words(error, written)}" if written else str(error)
     dist.broadcast_object_list(told, src=0)
     if told[1]:
         raise CheckpointError(told[1])

@@ -34,7 +34,7 @@ from .cut_imports import CutImports
 from .own_code import is_cell
 from .process_group import RELEASE_SIGNAL
 from .shell import NO_VALUE, RankShell
-from .streams import flush_all, restore_streams
+from .streams import Descriptors, flush_all, restore_streams
 from .switches import Switches
 from .untimely import Untimely, outwards
 
@@ -91,8 +91,17 @@ class RankKernel(IPythonParallelKernel):
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
 
-    def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
-        """Take what serves the requests."""
+    def take_charge(
+        self, bootstrap: Bootstrap, publisher: Publisher, descriptors: Descriptors, reserved: list[int]
+    ) -> None:
+        """Take what serves the requests.
+
+        Parameters
+        ----------
+        reserved
+            File descriptors to close before the first cell.
+        """
+        self._descriptors, self._reserved = descriptors, reserved
         self._bootstrap = bootstrap
         self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
@@ -139,6 +148,8 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
+        while self._reserved:
+            os.close(self._reserved.pop())
         self._interrupted = False
         self._untimely.begin_cell()
         signal.signal(signal.SIGINT, self._note_interrupt)
@@ -163,7 +174,10 @@ class RankKernel(IPythonParallelKernel):
         reply = self._with_lost_work(await self._execute(content["code"]))
         self._stop_hearing()
         reply["duration_s"] = time.time() - start
+        changed = self._descriptors.restore()
         restore_streams()
+        if changed:
+            sys.stderr.write(f"{changed}\n")
         for words in self._switches.put_back() if self._interrupted else ():
             sys.stderr.write(f"{words}\n")
         self._bootstrap.metrics.end_cell()
