@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-WAITS = ("_wait_for_program", "wait_for_staging")  # the functions that an interrupt may end
+WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # the functions that an interrupt may end
 
 
 _WHOLE = {  # functions that are left whole, by a part of their file's name
