@@ -251,17 +251,6 @@ def test_the_source_of_functions_and_classes_is_found(notebook: Notebook) -> Non
     assert text[:-1] == ["def f(x):", "    return x  # here", "class Plain:", "    size = 3", *source[3:]]
 
 
-@pytest.mark.parametrize("code", ["sys.exit(3)", "exit()", "quit()", "raise SystemExit('enough')"])
-def test_exit_costs_no_rank_its_life(notebook: Notebook, code: str) -> None:
-    pids = run(notebook, "import os, sys; os.getpid()").check().lines
-    outcome = run(notebook, "print('said')", code)
-    assert outcome.status == "error"
-    assert "SystemExit" in outcome.error
-    assert outcome.lines[0] == "ranks 0-1 │ said"
-    assert "To exit" not in outcome.text
-    assert run(notebook, "os.getpid()").check().lines == pids
-
-
 def test_workers_of_a_dataloader_print_whole_lines(notebook: Notebook) -> None:
     data = [
         "from torch.utils.data import DataLoader, Dataset, get_worker_info",

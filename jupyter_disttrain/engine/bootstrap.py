@@ -256,8 +256,9 @@ class Bootstrap:
 
             device = torch.device(info.device)
             names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index, "hvd": Horovod()}
-        names["comm"] = self.mpi.shown
-        self._push(names)
+        assert self._shell is not None
+        self._shell.given = lambda: names | {"comm": self.mpi.shown}
+        self._shell.give_names()
 
     def _push(self, names: dict[str, Any]) -> None:
         assert self._shell is not None

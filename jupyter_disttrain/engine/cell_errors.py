@@ -88,6 +88,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
+def is_good_exit(error: BaseException | None) -> bool:
+    """Whether a cell ends with e.g. ``sys.exit(0)``, which is a program's success."""
+    return isinstance(error, SystemExit) and (error.code is None or error.code == 0)
+
+
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     """Return the interrupt that led to an error, e.g. to an exit in what deals with interrupts; None if none did."""
     return next((link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None)
@@ -117,7 +122,7 @@ def complete(
         return
     reply["evalue"] = _shorten(_text_of(error))
     reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
-    advice = hint(error) or gpu_errors.advice(error)
+    advice = hint(error) or gpu_errors.advice(error) or shell.advice_on(error)
     reply["device_lost"] = gpu_errors.is_context_lost(error)
     if advice:
         reply["evalue"] += f"; {advice}"

@@ -183,6 +183,9 @@ class RankKernel(IPythonParallelKernel):
         self._bootstrap.metrics.end_cell()
         self._cell = None
         error = shell.last_error if reply["status"] == "error" else None
+        shown = None if error is None else shell._last_traceback  # noqa: SLF001
+        if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
+            error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
         cut_imports = self._imports.clean_up()
         if error is not None and not isinstance(error, KeyboardInterrupt):
             cut_imports += self._imports.behind(error)
@@ -195,7 +198,7 @@ class RankKernel(IPythonParallelKernel):
             cell_errors.complete(reply, shell, options["lines_before"], *interrupts)
         if error is not None:
             cell_errors.let_go(error)
-        shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
+        shell.show_other_tracebacks(shown)
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
         told = {"quiet": quiet, "group": group}

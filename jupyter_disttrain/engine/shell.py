@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import ipykernel.zmqshell
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
@@ -22,7 +24,9 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
 from . import cell_errors, own_code
+from .commands import run_command
 from .output_widgets import RankDisplayPublisher, watch_outputs
+from .script import end_child
 from .sources import find_classes_in_cells
 from .streams import flush_all
 from .untimely import PACKAGE
@@ -40,6 +44,9 @@ NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
 
 
+# What stands above a cell's text: the notebook's magic, as a comment, and empty lines. IPython would drop the lines,
+# and takes no automagic and no indentation below a comment.
+_ABOVE = re.compile(r"\A(?:#%%(?:distributed|rank)\b.*\n)?(?:[^\S\n]*\n)*")
 _INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
 
 
@@ -85,9 +92,12 @@ class RankShell(ZMQInteractiveShell):
     _is_interrupted = False  # meanwhile
     _has_begun = False  # the cell's own code
     _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and what IPython makes of it
+    _runs = False  # a cell; it may run another by run_cell()
+    given: Callable[[], dict[str, Any]] = staticmethod(dict)  # what every rank has
     is_late: Callable[[], bool]  # tells whether the cell was interrupted before its own code began
 
     def __init__(self, **kwargs: Any) -> None:
+        self._pid = os.getpid()
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         sys.breakpointhook = _refuse_breakpoint
@@ -117,8 +127,11 @@ class RankShell(ZMQInteractiveShell):
         if raw == raw_cell:
             self._transformed = None, ""
             return transformed
-        self._transformed = raw_cell, super().transform_cell(raw_cell)  # type: ignore[no-untyped-call]
-        return self._transformed[1]
+        above = _ABOVE.match(raw_cell)
+        assert above is not None  # it matches nothing, too
+        text: str = above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-untyped-call]
+        self._transformed = raw_cell, text
+        return text
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
         """Run a statement; none if the cell was interrupted before it: what IPython calls there swallows interrupts."""
@@ -126,6 +139,47 @@ class RankShell(ZMQInteractiveShell):
             code_obj, async_ = _INTERRUPTED, False
         self._has_begun = True
         return await super().run_code(code_obj, result, async_=async_)  # type: ignore[no-any-return,no-untyped-call]
+
+    async def run_ast_nodes(
+        self,
+        nodelist: Any,
+        cell_name: str,
+        interactivity: str = "last_expr",
+        compiler: Any = compile,
+        result: Any = None,
+    ) -> bool:
+        """Run the statements of a cell; a child that one of them has forked ends with the last."""
+        is_outermost, self._runs = not self._runs, True
+        try:
+            return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)  # type: ignore[no-any-return]
+        finally:
+            if is_outermost:
+                self._runs = False
+                if os.getpid() != self._pid:
+                    self._end_child(sys.exc_info()[1] or result.error_in_exec)
+
+    def _end_child(self, error: BaseException | None) -> NoReturn:
+        """End a forked process as a script would, but for what the rank has to do at its own end."""
+        if isinstance(error, SystemExit):
+            end_child(error.code)
+        self.show_other_tracebacks(None)
+        end_child(0 if error is None else 1)
+
+    def init_user_ns(self) -> None:
+        """Set the names that a session begins with, also after ``%reset``: IPython's, and what every rank has."""
+        super().init_user_ns()  # type: ignore[no-untyped-call]
+        self.give_names()
+
+    def give_names(self) -> None:
+        """Set what every rank has, e.g. after ``del rank``."""
+        self.push(self.given(), interactive=False)  # type: ignore[no-untyped-call]
+
+    def advice_on(self, error: BaseException) -> str:
+        """Return how to get a name back that every rank has; empty if the error is no other."""
+        name = getattr(error, "name", None)
+        if type(error) is not NameError or name in self.user_ns or name not in self.given():
+            return ""
+        return f"every rank has {name} until it is deleted; get_ipython().give_names() brings it back"
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002
@@ -191,6 +245,8 @@ class RankShell(ZMQInteractiveShell):
 
 # ipykernel asks for it before each cell, and to read it from the function takes as long as to reply.
 InteractiveShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
+# In place of IPython's, with which a program that asks for input waits for ever.
+ipykernel.zmqshell.system = run_command  # type: ignore[attr-defined,assignment]
 RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by this name
 
 

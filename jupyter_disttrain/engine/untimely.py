@@ -44,7 +44,7 @@ STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 CUT_AFTER_SECONDS = 10.0  # from the first press; only then may another one cut off the import of a library
 LONGEST_SECONDS = 2.0  # for other code that should be left whole: what takes longer hangs, and is cut off
 LOOK_SECONDS = 1.0  # between two looks at whether an import has ended whose end was not seen
-WAITS = ("_wait_for_program", "wait_for_staging")  # the functions that an interrupt may end
+WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # the functions that an interrupt may end
 
 
 _WHOLE = {  # functions that are left whole, by a part of their file's name

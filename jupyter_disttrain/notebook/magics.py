@@ -235,15 +235,15 @@ class DistributedMagics(FileMagics):
         if args.watch and self.views.has_page:
             self.views.show(cluster)
         self._sync_before_cell(cluster, chosen)
-        code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         run = cluster.run(
-            code,
+            # As a comment, so that line 3 of the cell is line 3 on the ranks, which read the cell without it.
+            cell if args.bare else f"#{magic} {line}".rstrip() + f"\n{cell}",
             chosen,
             values=args.out is not None,
             block=not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
             timeout_s=args.timeout,
             listener=None if args.noblock else self._screen(cluster, chosen, below_view=args.watch),
-            origin=origin_of(self.shell, lines_before),
+            origin=origin_of(self.shell),
         )
         if args.noblock:
             self._waits_for(cluster, run, args.out)
@@ -401,14 +401,3 @@ class DistributedMagics(FileMagics):
         for name in args.names:
             by_rank = {rank: named[name] for rank, named in values.items()}
             self.shell.user_ns[name] = by_rank[ranks[0]] if len(ranks) == 1 else by_rank
-
-
-def _numbered(magic: str, line: str, cell: str) -> tuple[str, int]:
-    """Return the code for the ranks and the lines of the cell before it.
-
-    The magic's own line stays as a comment, so that line 3 of the notebook's cell is line 3 in a traceback, unless the
-    cell begins with another cell magic, which has to stand first.
-    """
-    if cell.lstrip().startswith("%%"):
-        return cell, 1
-    return f"#{magic} {line}".rstrip() + "\n" + cell, 0
