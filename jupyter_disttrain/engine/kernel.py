@@ -163,15 +163,14 @@ class RankKernel(IPythonParallelKernel):
             sys.stderr.write(f"{words}\n")
         self._bootstrap.metrics.end_cell()
         self._cell = None
-        error = shell.last_error if reply["status"] == "error" else None
+        error = shell.error if reply["status"] == "error" else None
         group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
-        if reply["status"] == "error":
+        if error is not None:
             interrupts = self._interrupted, self._publisher.was_interrupted
             cell_errors.complete(reply, shell, options["lines_before"], *interrupts)
-        if error is not None:
             cell_errors.let_go(error)
-        shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
+        shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
         told = {"quiet": quiet, "group": group}
@@ -190,12 +189,14 @@ class RankKernel(IPythonParallelKernel):
                 raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
         except KeyboardInterrupt as error:
-            # It came in the moment before or after the cell's own code, or after what that ended with was told.
-            told = self.shell.told
-            if told is None:
-                self.shell.last_error = error
-            name = type(self.shell.last_error).__name__
-            return {"status": "error", "ename": name, "evalue": "", "traceback": told or []}
+            # It came in the moment before or after the cell's own code, or while ipykernel asked for the error's text.
+            if not self.shell.has_report:
+                self.shell.end_with(error)
+            return {"status": "error"}
+        except Exception:
+            if self.shell.error is None:
+                raise
+            return {"status": "error"}  # ipykernel asked for the error's text, and that raised
 
     def _stop_hearing(self) -> None:
         """Have SIGINT mean nothing from here on; one whose handler is the cell's own may come at this very moment."""
