@@ -284,7 +284,9 @@ class CellFailure:
     time_s: float  # seconds since the epoch, on the rank that failed first
     of_group: bool = False  # it came out of a process group: often another rank is the cause
     file: str = ""  # the script's, without its folder
-    variants: tuple[tuple[int, str], ...] = ()  # rank and message of those whose message has other numbers in it
+    details: tuple[str, ...] = ()  # notes, and the texts of the errors that led to this one or are in it
+    raised_at: str = ""  # the innermost frame of the traceback
+    variants: tuple[tuple[int, str], ...] = ()  # of the other ranks: what theirs differs in, where it does
 
     @property
     def where(self) -> str:

@@ -343,11 +343,11 @@ class CellRun:
                 self._gives_up_at = max(time.monotonic() + LAST_SECONDS, self._interrupted_at + GIVE_UP_SECONDS)
             self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
         if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
-            self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures))
+            self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures, self))
 
     def _on_deadline(self) -> None:
         if self._is_forced:
-            self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out")))
+            self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out"), run=self))
         self._is_forced, self.timed_out = self.timed_out, True
         self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
         self._interrupt(sorted(self.state.running), forced=self._is_forced)
@@ -370,9 +370,10 @@ class CellRun:
         if self.timed_out:
             causes = [failure.headline for failure in failures if failure.ename != "KeyboardInterrupt"]
             also = f"; before that {'; '.join(causes)}" if causes else ""
-            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}", self.notes)
+            what = f"the cell ran longer than {timeout_s:g} s and was interrupted{also}"
+            raise CellTimeoutError(what, self.notes, self)
         if failures:
-            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes)
+            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self)
 
 
 def not_back(ranks: Collection[int], last_resort: str) -> str:

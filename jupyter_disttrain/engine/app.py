@@ -49,6 +49,7 @@ from .connection import (
     Connection,
 )
 from .crash_reports import begin_reports
+from .escapes import escaping
 from .hellos import Hellos
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners, is_held_to
@@ -82,6 +83,7 @@ class RankEngine(IPEngine):
         self._connection = connection
         self._hellos = Hellos()
         self.session.metadata = {"engine": self.ident}  # on every message: whose it is
+        self.session.pack = escaping(self.session.pack)
 
     async def complete_registration(self, msg: list[bytes], *_tunnels: Any) -> None:
         """Open the channels, start the kernel and keep saying hello until the client answers."""

@@ -145,7 +145,7 @@ class Checkpoints:
             try:
                 load(state, storage_reader=reader_of(folder, trust_owner=trust_owner))
             except CheckpointException as error:
-                raise CheckpointError(f"the checkpoint can't be loaded: {words_of(error)}") from None
+                raise CheckpointError(f"the checkpoint can't be loaded: {words_of(error, folder)}") from None
             self._put(kinds, state)
         rank, saved_by = dist.get_rank(), about["world_size"]
         own = folder / f"rank{rank if rank < saved_by else 0}"

@@ -182,8 +182,7 @@ class RankKernel(IPythonParallelKernel):
             sys.stderr.write(f"{words}\n")
         self._bootstrap.metrics.end_cell()
         self._cell = None
-        error = shell.last_error if reply["status"] == "error" else None
-        shown = None if error is None else shell._last_traceback  # noqa: SLF001
+        error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
         cut_imports = self._imports.clean_up()
@@ -193,12 +192,11 @@ class RankKernel(IPythonParallelKernel):
             reply["cut_imports"] = cut_imports
         group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
-        if reply["status"] == "error":
+        if error is not None:
             interrupts = self._interrupted, self._publisher.was_interrupted
             cell_errors.complete(reply, shell, options["lines_before"], *interrupts)
-        if error is not None:
             cell_errors.let_go(error)
-        shell.show_other_tracebacks(shown)
+        shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
         told = {"quiet": quiet, "group": group}
@@ -217,20 +215,22 @@ class RankKernel(IPythonParallelKernel):
                 raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
         except KeyboardInterrupt as error:
-            # It came in the moment before or after the cell's own code, or after what that ended with was told.
-            told = self.shell.told
-            if told is None:
-                self.shell.last_error = error
-            name = type(self.shell.last_error).__name__
-            return {"status": "error", "ename": name, "evalue": "", "traceback": told or []}
+            # It came in the moment before or after the cell's own code, or while ipykernel asked for the error's text.
+            if not self.shell.has_report:
+                self.shell.end_with(error)
+            return {"status": "error"}
+        except Exception:
+            if self.shell.error is None:
+                raise
+            return {"status": "error"}  # ipykernel asked for the error's text, and that raised
 
     def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Return an error in place of a cell's good end where what it did on the GPU was aborted meanwhile."""
         group = self._bootstrap.group
         if reply["status"] != "ok" or group is None or not group.lost_work:
             return reply
-        error = self.shell.last_error = cell_errors.ReleasedError(cell_errors.LOST_WORK)
-        return {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": []}
+        self.shell.end_with(cell_errors.ReleasedError(cell_errors.LOST_WORK))
+        return {"status": "error"}
 
     def _on_release(self, _number: int, frame: Any) -> None:
         """Raise in the cell's code before a collective on the GPU that is aborted gives it values that are not valid.
