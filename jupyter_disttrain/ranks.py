@@ -15,6 +15,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MAX_LABEL = 20  # characters of a label before lines; more take from the text
 _PART = re.compile(r"^\s*(\d+)\s*(?:[-:]\s*(\d+)\s*)?$")
 
 
@@ -142,3 +143,19 @@ def label_ranks(ranks: Iterable[int]) -> str:
     """Write ranks with their noun: ``"rank 0"``, ``"ranks 0-3"``."""
     chosen = sorted(set(ranks))
     return f"rank{'' if len(chosen) == 1 else 's'} {format_ranks(chosen)}"
+
+
+def short_label(ranks: Iterable[int]) -> str:
+    """Write ranks with their noun, and those of many scattered ranks in short.
+
+    Examples
+    --------
+    >>> short_label(range(2, 64, 3))
+    '21 ranks: 2,5,…,62'
+    """
+    label = label_ranks(ranks)
+    if len(label) <= MAX_LABEL:
+        return label
+    chosen = sorted(set(ranks))
+    first, second, *_, last = format_ranks(chosen).split(",")
+    return f"{len(chosen)} ranks: {first},{second},…,{last}"

@@ -100,6 +100,89 @@ def test_what_differs_stands_in_the_order_of_the_ranks_between_what_is_common(
     assert shown(transcript_of(chunks)) == [*expected, (everyone, "end")]
 
 
+@st.composite
+def interleaved_twice(draw: st.DrawFn) -> tuple[list[Chunk], list[Chunk]]:
+    lines = dict(enumerate(draw(st.lists(LINES, min_size=2, max_size=4))))
+    texts = {rank: "".join(f"{line}\n" for line in said) for rank, said in lines.items()}
+    return draw(interleaved(texts)), draw(interleaved(texts))
+
+
+@given(interleaved_twice())
+def test_the_outcome_does_not_depend_on_which_rank_was_faster(orders: tuple[list[Chunk], list[Chunk]]) -> None:
+    first, second = map(transcript_of, orders)
+    assert shown(first) == shown(second)
+
+
+@given(st.permutations([rank for rank in range(4) for _ in range(6)]))
+@settings(max_examples=5)
+def test_long_output_ends_in_the_order_of_the_ranks(order: list[int]) -> None:
+    left = {
+        rank: [[f"{rank}: {line}" for line in range(at, at + 250)] for at in range(0, 1500, 250)] for rank in range(4)
+    }
+    expected = [((rank,), line) for rank, blocks in left.items() for lines in blocks for line in lines]
+    transcript = transcript_of((rank, "stdout", "\n".join([*left[rank].pop(0), ""])) for rank in order)
+    assert shown(transcript) == expected
+    assert [len(section.rows) for section in transcript.sections] == [500] * 12
+
+
+def test_scattered_groups_stand_before_what_each_rank_printed_alone() -> None:
+    words = {rank: ["odd" if rank % 2 else "even", f"mine {rank}"] for rank in range(4)}
+    transcript = transcript_of((rank, "stdout", "\n".join([*words[rank], ""])) for rank in (3, 0, 1, 2))
+    own = [((rank,), f"mine {rank}") for rank in range(4)]
+    assert shown(transcript) == [((0, 2), "even"), ((1, 3), "odd"), *own]
+
+
+@given(st.permutations([rank for rank in range(3) for _ in range(7)]))
+def test_bars_stand_in_the_order_of_the_ranks_above_what_was_printed_under_them(order: list[int]) -> None:
+    def pieces(rank: int) -> list[tuple[str, str]]:
+        steps = [[("stdout", f"step {at}\n"), ("stderr", f"\r{at} of 3, {rank} s")] for at in range(3)]
+        return [("stderr", "\r0 of 3"), *(piece for step in steps for piece in step)]
+
+    left = {rank: pieces(rank) for rank in range(3)}
+    transcript = Transcript(1000, 1 << 30)
+    begun: set[int] = set()
+    for rank in order:
+        begun.add(rank)
+        transcript.say(rank, *left[rank].pop(0))
+        last = [min(row.ranks) for row in rows_of(transcript)[-len(begun) :]]
+        if len(begun) == sum(7 - len(rest) for rest in left.values()):  # nothing but bars
+            assert last == sorted(begun)
+    transcript.close()
+    bars = [((rank,), f"2 of 3, {rank} s") for rank in range(3)]
+    assert shown(transcript) == [*bars, *(((0, 1, 2), f"step {at}") for at in range(3))]
+
+
+def test_displays_that_differ_in_random_ids_are_shown_once() -> None:
+    alike = [
+        '<style>#T_{0}7355_row0 {{color: red}}</style><table id="T_{0}7355"><td id="T_{0}7355_row0">1</td></table>',
+        '<div id="1b671a64-40d5-491e-99b0-da01ff1f33{0}{0}"></div><script>show("1b671a6440d5491e99b0da01ff1f33{0}{0}")</script>',
+    ]
+    differ = ["<td>1b671a64-40d5-491e-99b0-da01ff1f33{0}{0}</td>", "<td>T_{0}7355</td>"]
+    transcript = Transcript(1000, 1 << 30)
+    for rank, letter in enumerate("ab"):
+        for markup in [*alike, *differ]:
+            data = {"text/html": markup.format(letter), "text/plain": f"<Styler at 0x7f{letter}0>"}
+            transcript.show(rank, data, {}, None, "display_data")
+        transcript.show(rank, {"text/plain": f"[<Line2D at 0x7f{letter}0>]"}, {}, None, "execute_result")
+        transcript.show(rank, {"text/plain": f"'0x7f{letter}0'"}, {}, None, "execute_result")
+    transcript.close()
+    everyone, zero, one = (0, 1), (0,), (1,)
+    ranks = [tuple(sorted(row.ranks)) for row in rows_of(transcript)]
+    assert ranks == [everyone, everyone, zero, zero, one, one, everyone, zero, one]
+
+
+def test_a_display_of_which_nothing_can_be_seen_has_no_label() -> None:
+    transcript = Transcript(1000, 1 << 30)
+    for rank in range(2):
+        transcript.show(rank, {"text/plain": "50 %"}, {}, f"bar {rank}", "display_data")
+        transcript.show(rank, {"text/html": "", "text/plain": "<HTML object>"}, {}, None, "display_data")
+        transcript.show(rank, {"text/plain": ""}, {}, f"bar {rank}", "update_display_data")
+        transcript.say(rank, "stdout", "end\n")
+    transcript.close()
+    assert shown(transcript) == [((0, 1), "end")]
+    assert len(transcript.sections) == 1
+
+
 MOVES = ["\r", "\x08", "\x1b[A", "\x1b[2A", "\x1b[B", "\x1b[K", "\x1b[2K", "\x1b[?25l", "\x1b[3J"]
 COLOURS = ["\x1b[31m", "\x1b[1;32m", "\x1b[39m", "\x1b[0m", "\x1b[38;5;9m"]
 TEXTS = ["\n", "\r\n", "\n\n", "x", "long text", "é🙂", "  ", "\x00"]

@@ -56,6 +56,12 @@ class Section:
         return not self.data and not self.rows
 
     @property
+    def is_blank(self) -> bool:
+        """Whether it is a display of which nothing can be seen."""
+        data = self.data
+        return data is not None and not str(data.get("text/html", "".join(map(str, data.values())))).strip()
+
+    @property
     def is_full(self) -> bool:
         """Whether lines belong elsewhere: it holds enough, or grows so slowly that drawing it again costs more."""
         return len(self.rows) >= (SLOW_SECTION_ROWS if self.draws >= SLOW_SECTION_DRAWS else SECTION_ROWS)

@@ -5,21 +5,21 @@ Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks 
 
 The output is a row of displays that are updated in place, so that a front end, nbclient and nbconvert all end with the
 same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours. Beside
-the text stands how its labels are to be read: JupyterLab makes a tab for each rank of it (labextension/src/tabs.ts).
+the text stands which ranks printed which line: JupyterLab makes a tab for each rank of it (labextension/src/tabs.ts).
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..cluster.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
-from ..ranks import label_ranks
+from ..ranks import label_ranks, short_label
 from .rows import TAIL_ROWS
 from .transcript import Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..cluster.cell_run import CellRun
     from ..cluster.events import Event
@@ -74,7 +74,8 @@ class Screen:
         self._labelled = len(ranks) > 1
         self._ranks = sorted(ranks)
         self._width = len(label_ranks(range(world_size))) if self._labelled else 0
-        self._labels: dict[tuple[frozenset[int], str], str] = {}  # what was made before, because lines are many
+        self._label_width = self._width  # of the labels on the screen: those of scattered ranks are longer
+        self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # made before, because lines are many
         self._log_folder = log_folder
         self._forward_comm = forward_comm
         self._below_view = below_view
@@ -83,6 +84,7 @@ class Screen:
         self._progress: list[str] = []
         self._progress_at = time.monotonic() + progress_after_s
         self._names: list[str] = []  # the sink's, of the places on the screen from above
+        self._texts: list[str | None] = []  # what is drawn there; None: a display
         self._filled = 0  # places that hold something
         self._carrier: Section | None = None  # what stands below everything was last drawn with it
         self._changed = False
@@ -113,17 +115,17 @@ class Screen:
         if not run.failures and not run.timed_out:
             self._notes += run.notes  # else the error tells them
         self._progress = []
-        self._draw()
-        if self._below_view:
-            for name in self._names[self._filled :]:
-                self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
-        elif self._filled < len(self._names):
+        self._fit_labels(self._width)
+        count = len(self._visible(self._below()))
+        if not self._below_view and count < len(self._names):
             # Places that hold nothing any more would be empty boxes.
-            self._sink.clear(wait=self._filled > 0)
+            self._sink.clear(wait=count > 0)
             self._names.clear()
-            for section in self._transcript.sections:
-                section.place = -1
-            self._draw()
+            self._texts.clear()
+            self._filled = 0
+        self._draw()
+        for name in self._names[self._filled :]:
+            self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
         self._sink.close(self._transcript.sections)
 
     def _take(self, event: Event, run: CellRun) -> None:
@@ -198,65 +200,106 @@ class Screen:
 
     def _draw(self) -> None:
         self._changed = False
+        self._fit_labels(self._label_width)
         below = self._below()
-        carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
-        for section in (carrier, self._carrier):
-            if section is not None:
-                section.dirty = True  # it carries what it did not, or no longer
-        self._carrier = carrier
-        visible = [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
+        visible = self._visible(below)
         for place, section in enumerate(visible):
             if self._labelled and section.data and place:
                 of_ranks = tuple(sorted(visible[place - 1].rows[-1].ranks))  # its label is the line above
                 section.dirty = section.dirty or of_ranks != section.of_ranks
                 section.of_ranks = of_ranks
             if section.dirty or section.place != place:
-                self._draw_section(section, place, [*below, *self._progress] if section is carrier else [])
+                self._draw_section(section, place, [*below, *self._progress] if section is self._carrier else [])
         for place in range(len(visible), self._filled):
             self._sink.show(self._names[place], {}, {})
+            self._texts[place] = None
         self._filled = len(visible)
+
+    def _visible(self, below: list[str]) -> list[Section]:
+        """Return the sections that are to be seen; one of them carries what stands below everything."""
+        carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
+        for section in (carrier, self._carrier):
+            if section is not None:
+                section.dirty = True  # it carries what it did not, or no longer
+        self._carrier = carrier
+        return [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
 
     def _can_see(self, section: Section) -> bool:
         return bool(section.data) or any(self._labelled or row.stream != "label" for row in section.rows)
 
+    def _fit_labels(self, width: int) -> None:
+        """Make the column of labels as wide as the longest one, and at least so wide."""
+        if not self._labelled:
+            return
+        groups = {row.ranks for section in self._transcript.sections if section.dirty for row in section.rows}
+        width = max([width, *(len(short_label(ranks)) for ranks in groups if ranks)])
+        if width != self._label_width:
+            self._label_width = width
+            self._labels.clear()
+            for section in self._transcript.sections:
+                section.dirty = True
+
     def _draw_section(self, section: Section, place: int, below: list[str]) -> None:
-        before = section.place, section.drawn
         section.dirty, section.place = False, place
-        if section.data is None:
-            section.drawn = "\n".join([*self._lines(section.rows), *below])
-            if before == (place, section.drawn):
-                return  # e.g. a progress line that says the same
-        section.draws += 1
         data, metadata = section.data, section.metadata
         if data is None:
+            lines, of_lines = self._lines(section.rows)
+            section.drawn = "\n".join([*lines, *below])
+            if place < len(self._texts) and self._texts[place] == section.drawn:
+                return  # e.g. a progress line that says the same
             data = {"text/plain": section.drawn}
             if self._labelled:
-                data[RANKS_MIME] = {"version": 1, "ranks": self._ranks, "width": self._width}
+                data[RANKS_MIME] = {"version": 2, "ranks": self._ranks, **of_lines}
         elif section.of_ranks:
             metadata = metadata | {"disttrain": {"ranks": list(section.of_ranks)}}
+        section.draws += 1
+        text = None if section.data is not None else section.drawn
         if place < len(self._names):
             self._sink.show(self._names[place], data, metadata)
+            self._texts[place] = text
         else:
             self._names.append(self._sink.show(None, data, metadata))
+            self._texts.append(text)
 
-    def _lines(self, rows: Iterable[Row]) -> list[str]:
-        return [self._line(row.ranks, row.stream, row.text) for row in rows if self._labelled or row.stream != "label"]
+    def _lines(self, rows: Iterable[Row]) -> tuple[list[str], dict[str, Any]]:
+        """Return lines, and whose they are.
 
-    def _line(self, ranks: frozenset[int], stream: str, text: str) -> str:
+        ``groups`` are sets of ranks, ``lines`` runs of lines: how many, by which group, after how many characters of
+        label. The last lines, of which nothing is told, are for all ranks. A label above a display is nobody's line.
+        """
+        texts: list[str] = []
+        groups: dict[tuple[int, ...], int] = {}
+        runs: list[list[int]] = []
+        for row in rows:
+            if not self._labelled and row.stream == "label":
+                continue
+            label, cut = self._label(row.ranks, row.stream) if self._labelled else ("", 0)
+            texts.append(self._line(label, row.stream, row.text))
+            ranks = () if row.stream == "label" else tuple(sorted(row.ranks))
+            run = [1 + row.text.count("\n"), groups.setdefault(ranks, len(groups)), cut]
+            if runs and runs[-1][1:] == run[1:]:
+                runs[-1][0] += run[0]
+            else:
+                runs.append(run)
+        return texts, {"groups": list(groups), "lines": runs}
+
+    def _line(self, label: str, stream: str, text: str) -> str:
         if "\x1b" in text:
             text += RESET
         if not self._labelled:
             return f"{RED}{text}{RESET}" if stream == "stderr" and "\x1b" not in text else text
-        label = self._labels.get((ranks, stream)) or self._make_label(ranks, stream)
         if "\n" in text:
-            text = text.replace("\n", "\n" + self._make_label((), stream))
+            text = text.replace("\n", "\n" + self._label(frozenset(), stream)[0])
         return label + text
 
-    def _make_label(self, ranks: Collection[int], stream: str) -> str:
-        bar = f"{RESET}{RED}┃{RESET}" if stream == "stderr" else f"│{RESET}"
-        label = f"{QUIET}{label_ranks(ranks) if ranks else '':<{self._width}} {bar} "
-        self._labels[frozenset(ranks), stream] = label
-        return label
+    def _label(self, ranks: frozenset[int], stream: str) -> tuple[str, int]:
+        """Return what stands before a line, and how many characters of it are left out where the rank is known."""
+        known = self._labels.get((ranks, stream))
+        if known is None:
+            name = f"{QUIET}{short_label(ranks) if ranks else '':<{self._label_width}} "
+            label = f"{name}{RESET}{RED}┃{RESET} " if stream == "stderr" else f"{name}│{RESET} "
+            known = self._labels[ranks, stream] = label, len(name if stream == "stderr" else label)
+        return known
 
     def _below(self) -> list[str]:
         """Return what stands below everything for good: what is not shown, notes."""
@@ -266,7 +309,7 @@ class Screen:
             logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
             size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
             lines.append(f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
-            lines += self._lines(_merge_tails(hidden))
+            lines += self._lines(_merge_tails(hidden))[0]
         return lines + [f"{RED}{note}{RESET}" for note in self._notes]
 
 

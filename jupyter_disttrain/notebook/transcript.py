@@ -4,23 +4,32 @@ Covers: which lines and displays are alike, in what order they stand, the bound 
 Does not cover: control characters (``terminal``), putting it on a screen (``screen``).
 
 Each rank reads as a sequence, and the transcript is one merge of these sequences: the order in a rank never changes.
-A line that another rank said too, after the last thing that both said, is shown once; what the slower rank alone said
-before it moves in front of it. So it does not matter which rank is faster. Finding a line is a look-up and moving is
-limited to a few lines: the cost of n lines is n.
+While the cell runs, a line that another rank printed too, after the last one that both printed, is shown once; what the
+slower rank alone printed before it moves in front of it. Finding a line is a look-up and moving is limited to a few
+lines: the cost of n lines is n. When the cell has ended, the sequences are merged once more (``merge``), which no longer
+depends on who was faster.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from .merge import merge
 from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Alike, Hidden, Row, Section, alone, insert_row, row_key
 from .terminal import Writer
 
 MOVABLE_ROWS = 1000  # of one rank's own lines that may still move in front of a common one
-GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks
+GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks while the cell runs
+
+# What differs from run to run and means nothing: addresses, and ids in HTML's tags, styles and scripts.
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_RANDOM_ID = re.compile(r"\bT_[0-9a-f]{5}|[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
 class Transcript:
@@ -35,7 +44,8 @@ class Transcript:
     def __init__(self, max_lines: int, max_bytes: int) -> None:
         self.sections: list[Section] = []
         self.hidden = Hidden()
-        self._left_lines, self._left_bytes = max_lines, max_bytes
+        self._max_lines = self._left_lines = max_lines
+        self._left_bytes = max_bytes
         self._is_full = False
         self._count = 0
         self._common: dict[int, tuple[float, ...]] = {}  # by rank: where the last row stands that it can't move past
@@ -64,9 +74,10 @@ class Transcript:
             return
         self._clear_if_due(rank)
         if set(data) <= {"text/plain"} and display_id is None:
-            self.add(rank, "result", data.get("text/plain", ""))
+            text = data.get("text/plain", "")
+            self.add(rank, "result", text, ("result", _ADDRESS.sub("at 0x", text)))
             return
-        like = None if display_id else ("rich", json.dumps(data, sort_keys=True, default=str))
+        like = None if display_id else ("rich", _without_ids(data))
         row = self._find(rank, like)
         if row is None:
             row = self._new_row(rank, "label", "")
@@ -117,38 +128,47 @@ class Transcript:
         # In the order in which they were begun: a rank's later line must not be passed by its earlier one.
         for writer in sorted(self._writers.values(), key=lambda writer: writer.first_open_key):
             writer.close()
-        self._order_last_rows()
-        self._join_sections()
+        self._remove_blank_displays()
+        self._put_in_order()
 
-    def _join_sections(self) -> None:
-        """Leave no empty section, and none apart from the lines above that has no reason to be."""
-        sections: list[Section] = []
+    def _remove_blank_displays(self) -> None:
+        """Leave no label above nothing, e.g. above a progress bar that removed itself."""
+        for row in [above.rows[-1] for above, below in pairwise(self.sections) if below.is_blank and above.rows]:
+            self._remove(row)
+
+    def _put_in_order(self) -> None:
+        """Merge what the ranks printed once more, and divide it anew: nothing of that depends on their speed."""
+        displays = {above.rows[-1]: below for above, below in pairwise(self.sections) if below.data is not None}
+        own: dict[int, list[Row]] = {}
         for section in self.sections:
-            above = sections[-1] if sections else None
-            if above is not None and above.data is None and section.data is None and not above.is_full:
-                above.rows += section.rows
-                above.dirty = above.dirty or bool(section.rows)
-            elif not section.is_empty:
-                sections.append(section)
-        self.sections = sections
-
-    def _order_last_rows(self) -> None:
-        """Put what each rank said last in the order of the ranks, as if all said one more line."""
-        blocks = [own for _, own in sorted(self._private.items()) if own]
-        if all(before[-1].key < after[0].key for before, after in pairwise(blocks)):
-            return
-        last = self.sections[-1] if self.sections and self.sections[-1].data is None else self._new_section()
-        end = Row((self._number(),), "", "end", frozenset(), last)
-        last.rows.append(end)
-        for rank in sorted(self._private):
-            self._gather(rank, end)
-        last.rows.remove(end)
+            for row in section.rows:
+                for rank in row.ranks:
+                    own.setdefault(rank, []).append(row)
+        placed: set[Row] = set()
+        lines = merge({rank: [row.like for row in rows] for rank, rows in own.items()})
+        if len(lines) > self._max_lines:
+            return  # fewer lines were found alike than while they came, and all of them would be beyond the bound
+        self.sections, text = [], None
+        for line in lines:
+            rank, place = line[0]
+            row, display = own[rank][place], displays.get(own[rank][place])
+            if row in placed:  # ranks shared it that no longer do
+                row, display = replace(row), display and replace(display, place=-1)
+            placed.add(row)
+            if text is None or len(text.rows) >= SECTION_ROWS:
+                text = self._new_section()
+            row.key, row.ranks, row.section = (self._number(),), frozenset(rank for rank, _ in line), text
+            text.rows.append(row)
+            if display is not None:
+                self.sections.append(display)
+                text = None
+        self._alike, self._common, self._private, self._displays = Alike(), {}, {}, {}
 
     # Rows
 
-    def add(self, rank: int, stream: str, text: str) -> Row | None:
+    def add(self, rank: int, stream: str, text: str, like: Any = None) -> Row | None:
         """Place a complete line: with its like, or at the end; None beyond the bound."""
-        like = (stream, text)
+        like = like or (stream, text)
         row = self._find(rank, like)
         if row is not None:
             self._join(rank, row)
@@ -254,11 +274,14 @@ class Transcript:
         return above
 
     def _settle(self, rank: int, row: Row) -> None:
-        """Take note of a new row that only this rank has said."""
+        """Take note of a new row that only this rank has said, finished or not."""
         if row.key < self._common.get(rank, ()):
             return
         private = self._private.setdefault(rank, [])
-        insert_row(private, row)
+        at = bisect_left(private, row.key, key=row_key)
+        if at < len(private) and private[at] is row:
+            return  # since it was begun
+        private.insert(at, row)
         if len(private) > MOVABLE_ROWS:
             self._common[rank] = private.pop(0).key
 
@@ -289,16 +312,37 @@ class Transcript:
         section.dirty = True
         return row
 
+    def _open_row(self, rank: int, stream: str) -> Row:
+        """Begin a line; unfinished ones at the end, such as progress bars, stand in the order of the ranks."""
+        row = self._new_row(rank, stream, "", is_open=True)
+        rows = row.section.rows
+        at = len(rows) - 1
+        while at > 0 and rows[at - 1].open and min(rows[at - 1].ranks) > rank:
+            at -= 1
+        if at < len(rows) - 1:
+            rows.pop()
+            below = rows[at].key
+            key = (*rows[at - 1].key, row.key[0]) if at > 0 else below
+            row.key = key if key < below else (*below[:-1], below[-1] - 0.25, row.key[0])
+            insert_row(rows, row)
+        self._settle(rank, row)
+        return row
+
     def finish(self, rank: int, row: Row) -> Row | None:
         """Close an open row: it joins its like, or stays, or is beyond the bound."""
         like = (row.stream, row.text)
-        alike = self._find(rank, like)
+        alike = self._find_for_open(rank, row, like)
         if alike is not None or self._is_full or self._left_lines < 0:
             self._remove(row)
             if alike is None:
                 self.hidden.add(rank, row.stream, [row.text])
             else:
+                private = self._private.pop(rank, [])
+                at = bisect_left(private, row.key, key=row_key)
+                self._private[rank] = private[:at]
                 self._join(rank, alike)
+                for later in private[at:]:  # than the beginning of this line
+                    self._settle(rank, later)
             return alike
         row.open = False
         row.section.dirty = True
@@ -306,12 +350,19 @@ class Transcript:
         self._settle(rank, row)
         return row
 
+    def _find_for_open(self, rank: int, row: Row, like: Any) -> Row | None:
+        """Return the row that an open one can join without passing what the rank has printed since it began that."""
+        if row.key <= self._common.get(rank, ()):
+            return None
+        alike = self._find(rank, like)
+        later = next((own for own in self._private.get(rank, ()) if own.key > row.key), None)
+        return alike if later is None or (alike is not None and alike.key < later.key) else None
+
     def reopen(self, rank: int, row: Row, text: str) -> Row:
         """Change a complete line; what other ranks share with it stays theirs."""
         row.section.dirty = True
         if row.ranks == {rank}:
             self._alike.remove(row)
-            self._private[rank] = [own for own in self._private.get(rank, ()) if own is not row]
             row.open = True
             self.retype(row, text)
             return row
@@ -319,6 +370,7 @@ class Transcript:
         own = Row((*row.key, self._number()), "", row.stream, alone(rank), row.section, open=True)
         insert_row(row.section.rows, own)
         self._left_lines -= 1
+        self._settle(rank, own)
         self.retype(own, text)
         return own
 
@@ -337,6 +389,11 @@ class Transcript:
     def _remove(self, row: Row) -> None:
         if row.stream == "label":
             self.sections.remove(self._display_of(row))
+        for rank in row.ranks:
+            private = self._private.get(rank, [])
+            at = bisect_left(private, row.key, key=row_key)
+            if at < len(private) and private[at] is row:
+                del private[at]
         self._take_out(row)
         self._left_lines += 1
         self._left_bytes += len(row.text)
@@ -351,6 +408,14 @@ class Transcript:
         self._alike.remove(row)
 
 
+def _without_ids(data: dict[str, Any]) -> str:
+    """Return a display as text without what is random in it."""
+    markup = data.get("text/html")
+    if isinstance(markup, str):
+        data = data | {"text/html": _MARKUP.sub(lambda tag: _RANDOM_ID.sub("", tag[0]), markup)}
+    return _ADDRESS.sub("at 0x", json.dumps(data, sort_keys=True, default=str))
+
+
 class _Paper:
     """The lines of one stream of one rank, as its :class:`Writer` sees them."""
 
@@ -360,7 +425,7 @@ class _Paper:
         self._stream = stream
 
     def open_row(self) -> Row:
-        return self._transcript._new_row(self._rank, self._stream, "", is_open=True)  # noqa: SLF001
+        return self._transcript._open_row(self._rank, self._stream)  # noqa: SLF001
 
     def rewrite(self, row: Row, text: str) -> Row:
         """Change the line."""
