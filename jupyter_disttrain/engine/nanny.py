@@ -362,7 +362,7 @@ class Nanny:
         self._on_wire()
         self._read_pipes()
         self._voice.flush(end_of_cell=True)
-        self._log.write(self._witness.crash())
+        self._log.write(self._witness.crash(), "stderr")
         death = self._witness.death(self._engine, *ended, expected=self._expected_end)
         self._publish_record(death)
         if self._out.keeps and not self._expected_end:

@@ -81,7 +81,7 @@ class Voice:
 
     def hear(self, name: str, data: bytes) -> None:
         """Take bytes of one stream."""
-        self._log.write(data)
+        self._log.write(data, name)
         stream = self._streams[name]
         self._gather(stream, stream.admit(without_noise(data) if name == "stderr" else data))
 

@@ -2,7 +2,13 @@
  * Messages to data: checks what arrives from outside.
  */
 
-import type { DeviceHistory, ICluster, IMetricsPacket } from './types';
+import type {
+  DeviceHistory,
+  ICluster,
+  ILog,
+  ILogPart,
+  IMetricsPacket
+} from './types';
 
 export interface IUnreadable {
   id: string;
@@ -55,6 +61,30 @@ function isUnreadable(value: unknown): value is IUnreadable {
 export function isDeviceHistory(value: unknown): value is DeviceHistory {
   return (
     isRecord(value) && Object.values(value).every(each => Array.isArray(each))
+  );
+}
+
+/** The logs in a reply of the server or the kernel. */
+export function readLogs(value: unknown): ILog[] {
+  const logs: unknown[] =
+    isRecord(value) && Array.isArray(value.logs) ? value.logs : [];
+  return logs.filter(isLog);
+}
+
+function isLog(value: unknown): value is ILog {
+  return (
+    isRecord(value) &&
+    typeof value.rank === 'number' &&
+    Array.isArray(value.parts) &&
+    value.parts.every(isLogPart)
+  );
+}
+
+function isLogPart(value: unknown): value is ILogPart {
+  return (
+    isRecord(value) &&
+    (value.stream === 'stdout' || value.stream === 'stderr') &&
+    typeof value.text === 'string'
   );
 }
 

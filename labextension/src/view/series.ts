@@ -136,6 +136,12 @@ export function smooth(line: Line, weight: number): Line {
   });
 }
 
+/** Whether all lines are the same, as those of an all-reduced value are. */
+export function isCommon(lines: Line[]): boolean {
+  const [first = [], ...others] = lines;
+  return others.every(line => line.every((value, at) => value === first[at]));
+}
+
 /** Mean, least and greatest over lines, at each step. */
 export function band(lines: Line[]): {
   mean: Line;
