@@ -43,7 +43,7 @@ export class Client {
   /** Tells whether the server is reached. */
   readonly connectionChanged = new Signal<this, boolean>(this);
 
-  state: IState = { clusters: [], unreadable: [] };
+  state: IState = { clusters: [], starting: [], unreadable: [] };
   isConnected = false;
   private socket: WebSocket | null = null;
   private pause = FIRST_PAUSE;

@@ -39,6 +39,10 @@ export class ClustersPanel extends Widget {
     class: 'jdt-notes',
     role: 'status'
   });
+  private readonly starting = element('div', {
+    class: 'jdt-starting',
+    role: 'status'
+  });
   private readonly empty: HTMLElement;
   private readonly content = element('div', { class: 'jdt-content' });
   private plots: Plots = 'all';
@@ -95,7 +99,13 @@ export class ClustersPanel extends Widget {
     notify();
     this.tabs.setAttribute('aria-label', trans.__('clusters'));
     arrowKeys(this.tabs);
-    this.node.append(this.notes, this.tabs, this.empty, this.content);
+    this.node.append(
+      this.notes,
+      this.starting,
+      this.tabs,
+      this.empty,
+      this.content
+    );
     client.stateChanged.connect(this.onState);
     client.connectionChanged.connect(this.onConnection);
     this.take(client.state);
@@ -145,7 +155,13 @@ export class ClustersPanel extends Widget {
     }
     this.showTabs(state);
     this.choose(this.chosen);
-    this.empty.hidden = clusters.length > 0;
+    const { starting } = state;
+    setText(
+      this.starting,
+      starting.map(each => `${each.name}: ${each.text}`).join('\n')
+    );
+    this.starting.hidden = starting.length === 0;
+    this.empty.hidden = clusters.length + starting.length > 0;
     const said = state.unreadable.map(each =>
       this.trans.__(
         'The cluster %1 was started by version %2 of jupyter_disttrain, and this server has %3: restart one of them.',

@@ -17,8 +17,17 @@ export interface IUnreadable {
   own: string;
 }
 
+/** A cluster whose ranks have not all come up yet. */
+export interface IStarting {
+  id: string;
+  name: string;
+  /** E.g. "starting: 3 of 4 ranks, importing torch". */
+  text: string;
+}
+
 export interface IState {
   clusters: ICluster[];
+  starting: IStarting[];
   unreadable: IUnreadable[];
 }
 
@@ -41,13 +50,26 @@ export function readState(value: unknown): IState | null {
     return null;
   }
   const found: unknown[] = value.clusters;
+  const starting: unknown[] = Array.isArray(value.starting)
+    ? value.starting
+    : [];
   const others: unknown[] = Array.isArray(value.unreadable)
     ? value.unreadable
     : [];
   return {
     clusters: found.filter(isCluster),
+    starting: starting.filter(isStarting),
     unreadable: others.filter(isUnreadable)
   };
+}
+
+function isStarting(value: unknown): value is IStarting {
+  return (
+    isRecord(value) &&
+    typeof value.id === 'string' &&
+    typeof value.name === 'string' &&
+    typeof value.text === 'string'
+  );
 }
 
 function isUnreadable(value: unknown): value is IUnreadable {
