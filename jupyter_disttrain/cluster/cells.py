@@ -213,7 +213,7 @@ class Cells:
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):
                 self._guardian.note(memory.held(self._launch.table))
-            uneven = self._launch.steps.replied(rank, entry.group, content.get("collectives", {}), failed=failed)
+            uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
             broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
                 self._launch.mpi_revoked = broken = True
