@@ -122,17 +122,16 @@ def test_a_death_is_named_with_its_signal_and_last_words() -> None:
 
 def in_step() -> Steps:
     steps = Steps()
-    steps.formed({rank: {"0": 1} for rank in range(RANKS)}, "session/1")
+    steps.formed({rank: {"collectives": {"0": 1}} for rank in range(RANKS)}, "session/1")
     return steps
 
 
 def cell(steps: Steps, totals: dict[int, int], failed: set[int] | None = None, group: str = "0") -> bool:
     """Run a cell on some ranks; returns whether the groups have to be formed again."""
     steps.sent(totals)
-    replies = [
-        steps.replied(rank, "session/1", {group: total}, failed=rank in (failed or ()))
-        for rank, total in totals.items()
-    ]
+    failed = failed or set()
+    reports = {rank: {"collectives": {group: total}} for rank, total in totals.items()}
+    replies = [steps.replied(rank, "session/1", reports[rank], failed=rank in failed) for rank in totals]
     return any(replies)
 
 
@@ -146,17 +145,21 @@ def test_whatever_cells_left_a_failed_one_finds_it(cells: list[tuple[set[int], b
         formed_again = cell(steps, {rank: totals[rank] for rank in ranks}, ranks if fails else set())
         assert formed_again == (fails and len(set(totals.values())) > 1)
         if formed_again:
-            steps.formed({rank: {"0": 1} for rank in range(RANKS)}, "session/1")
+            steps.formed({rank: {"collectives": {"0": 1}} for rank in range(RANKS)}, "session/1")
             totals = dict.fromkeys(range(RANKS), 1)
 
 
 def test_a_rank_whose_reply_is_not_in_is_compared_once_it_is() -> None:
     steps = in_step()
     steps.sent(range(RANKS))
-    assert not steps.replied(0, "session/1", {"0": 2}, failed=True), "the others may be about to call it"
-    assert not steps.replied(1, "session/1", {"0": 2}, failed=False)
+    assert not steps.replied(0, "session/1", {"collectives": {"0": 2}}, failed=True), (
+        "the others may be about to call it"
+    )
+    assert not steps.replied(1, "session/1", {"collectives": {"0": 2}}, failed=False)
     assert steps.notes() == []
-    assert steps.replied(2, "session/1", {"0": 1}, failed=False), "it has ended well, but never meets the others"
+    assert steps.replied(2, "session/1", {"collectives": {"0": 1}}, failed=False), (
+        "it has ended well, but never meets the others"
+    )
 
 
 def test_ranks_that_lag_over_cells_that_end_well_are_noted_once() -> None:
@@ -187,5 +190,28 @@ def test_a_rank_that_died_or_was_formed_with_others_begins_again() -> None:
     steps.died(0)
     assert not cell(steps, {1: 1, 2: 1}, {1, 2})
     steps.sent([0])  # a reply of the group before says nothing of this one
-    steps.formed({1: {"0": 1}, 2: {"0": 1}}, "session/2")
-    assert not steps.replied(0, "session/1", {"0": 7}, failed=True)
+    steps.formed({rank: {"collectives": {"0": 1}} for rank in (1, 2)}, "session/2")
+    assert not steps.replied(0, "session/1", {"collectives": {"0": 7}}, failed=True)
+
+
+def messages(steps: Steps, ranks: dict[int, dict[str, int]], failed: set[int] | None = None) -> bool:
+    """Run a cell on ranks that have sent and received so many messages by its end."""
+    steps.sent(ranks)
+    report = {rank: {"collectives": {"0": 1}, "messages": counts} for rank, counts in ranks.items()}
+    failed = failed or set()
+    replies = [steps.replied(rank, "session/1", report[rank], failed=rank in failed) for rank in ranks]
+    return any(replies)
+
+
+def test_a_message_that_a_failed_cell_has_left_is_not_taken_for_another_s() -> None:
+    for order in ((0, 1, 2), (2, 1, 0)):
+        steps = in_step()
+        messages(steps, {0: {}, 1: {}, 2: {}})
+        counts = {0: {"0>1": 1}, 1: {}, 2: {}}
+        assert messages(steps, {rank: counts[rank] for rank in order}, {0}), "sent, and not received"
+    steps = in_step()
+    messages(steps, {0: {}, 1: {}, 2: {}})
+    assert not messages(steps, {0: {"0>1": 1}, 1: {"0>1": 1}, 2: {}}, {0, 1}), "sent and received"
+    assert not messages(steps, {0: {"0>1": 2}}), "it is received in a later cell"
+    assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "which has not begun to when it fails"
+    assert messages(steps, {1: {"0>1": 3}}, {1}), "more than was sent"

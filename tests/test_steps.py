@@ -108,3 +108,22 @@ def test_ranks_in_step_keep_their_group_when_a_cell_fails(three: Cluster, pids: 
         three.run("1 / 0")
     assert generation() == before
     assert is_whole(three, pids)
+
+
+def test_a_message_that_a_failed_cell_has_left_is_not_received_by_a_later_one(
+    three: Cluster, pids: dict[int, int]
+) -> None:
+    swap = """x = torch.zeros(1)
+if rank == 0: dist.send(torch.full((1,), 42.0), 1)
+if rank == 1: dist.recv(x, 0)
+x.item()"""
+    for ranks in ("all", "0"):
+        with pytest.raises(RankFailure, match="ZeroDivisionError"):
+            three.run("if rank == 0:\n    work = dist.isend(torch.ones(1), 1)\n    1 / 0", ranks)
+        assert three.run(swap, timeout_s=20).results == {0: 0.0, 1: 42.0, 2: 0.0}
+    # What a cell that ended well has sent is received by a later one, whatever fails meanwhile.
+    three.run("work = dist.isend(torch.full((1,), 7.0), 1)", 0)
+    with pytest.raises(RankFailure, match="ZeroDivisionError"):
+        three.run("1 / 0", 1)
+    assert three.run("dist.recv(x, group_src=0); x.item()", 1, timeout_s=20).results == {1: 7.0}
+    assert is_whole(three, pids)

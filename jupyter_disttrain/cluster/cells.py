@@ -219,7 +219,7 @@ class Cells:
                 self._guardian.note(memory.held_on_gpus(self._guardian.remarks.vitals))
             if content.get("device_lost"):
                 self._guardian.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
-            uneven = self._launch.steps.replied(rank, entry.group, content.get("collectives", {}), failed=failed)
+            uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
             broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
                 self._launch.mpi_revoked = broken = True

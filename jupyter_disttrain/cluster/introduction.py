@@ -109,16 +109,16 @@ class Introduction:
         for entry, future in asked:
             entry.forming = future
         lost: dict[str, list[int]] = {}
-        totals: dict[int, dict[str, int]] = {}
+        reports: dict[int, Message] = {}
         group = "none" if self.config.backend == "none" else f"session/{self.generation}"
         for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
             for line in content["lost"]:
                 lost.setdefault(line, []).append(entry.info.rank)
             self.mpi_lost = self.mpi_lost or content["mpi_lost"]
             entry.group = group
-            totals[entry.info.rank] = content["collectives"]
+            reports[entry.info.rank] = content
         self.mpi_revoked = False
-        self.steps.formed(totals, group)
+        self.steps.formed(reports, group)
         return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
 
     def _wait(

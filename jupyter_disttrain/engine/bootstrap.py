@@ -18,7 +18,7 @@ from .compiled_parts import watch_builds
 from .connection import SAMPLE
 from .frameworks import check_tensorflow
 from .groups import leave_defaults_open
-from .hooks import collectives
+from .hooks import counts
 from .horovod_world import Horovod, HorovodWorld
 from .library_defaults import set_defaults
 from .library_states import note_imports
@@ -146,8 +146,7 @@ class Bootstrap:
         if self.group is not None:
             lost += self.group.form(request["address"], request["port"], request["generation"])
         lost += self.horovod.settle(request["generation"])
-        counted = collectives(self.group, self.horovod.calls)
-        return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost, "collectives": counted}, []
+        return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost} | counts(self.group, self.horovod.calls), []
 
     def _do_open_port(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Reply a port at which the programs of one ``%dist_run`` meet, if this is rank 0, and this rank's own."""

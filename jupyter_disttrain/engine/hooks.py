@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from .process_group import Group
 
 
-def collectives(group: Group | None, horovod: HorovodCalls) -> dict[str, int]:
-    """Return how many collectives this rank has called in each process group since that was made."""
-    return {} if group is None else group.collectives | horovod.counted
+def counts(group: Group | None, horovod: HorovodCalls) -> dict[str, Any]:
+    """Return how many collectives this rank has called in each process group since that was made, and messages."""
+    if group is None:
+        return {"collectives": {}, "messages": None}
+    told = group.counts
+    return told | {"collectives": told["collectives"] | horovod.counted}
 
 
 def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException | None) -> tuple[str, dict[str, Any]]:
@@ -33,5 +36,5 @@ def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException 
     if group is None:
         return "none", {"group_error": of_group}
     group.broken = group.broken or of_group
-    told = {"group_error": of_group, "collectives": collectives(group, horovod)}
+    told = {"group_error": of_group} | counts(group, horovod)
     return group.tag, told | {"step_cut_off": error is not None and is_step_cut_off()}

@@ -348,10 +348,9 @@ class RankKernel(IPythonParallelKernel):
         runs = running is not None and running["request"] == cell
         begun = cell in self._begun
         told = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
-        told |= {"group": "none", "generation": 0, "collectives": {}}
+        told |= {"group": "none", "generation": 0} | hooks.counts(group, self._bootstrap.horovod.calls)
         if group is not None:
-            collectives = hooks.collectives(group, self._bootstrap.horovod.calls)
-            told |= {"group": group.tag, "generation": group.generation, "collectives": collectives}
+            told |= {"group": group.tag, "generation": group.generation}
         content, buffers = self._last_reply
         return (told | content | {"ended": True}, buffers) if content.get("cell") == cell else (told, [])
 

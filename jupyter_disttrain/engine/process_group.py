@@ -141,6 +141,7 @@ class Group:
             self._abort_devices()
             self._destroy_all()
         forget_half_ended_groups()
+        self._counts.begin_again()
         c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
         if self._port != port:
             self._store = self._connect(address, port)
@@ -331,9 +332,11 @@ class Group:
         self._cell, self._inits, self.lost_work = cell, 0, False
 
     @property
-    def collectives(self) -> dict[str, int]:
-        """How many collectives this rank has called in each group since that was made."""
-        return {} if self.broken else self._counts.totals(self.groups.of_cells)
+    def counts(self) -> dict[str, Any]:
+        """How many collectives this rank has called in each group since that was made, and messages likewise."""
+        if self.broken:
+            return {"collectives": {}, "messages": None}
+        return {"collectives": self._counts.totals(self.groups.of_cells), "messages": self._counts.messages}
 
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.
@@ -361,6 +364,7 @@ class Group:
         ) -> None:
             self._show_hidden()
             self._give_way()
+            self._counts.begin_again()
             self.since_ns = time.time_ns()
             self._own_tag = f"own/{self._cell}"
             if init_method in (None, "env://") and store is None:
