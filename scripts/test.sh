@@ -9,6 +9,7 @@ source scripts/system.sh
 # Playwright brings a node that wants libatomic; plots and pages want a font.
 packages=()
 have_any chromium chromium-browser google-chrome || packages+=(chromium)
+have_any gcc || packages+=(gcc libc6-dev)  # the library in the place of NVML
 if have_any dpkg; then packages+=(fonts-dejavu-core libatomic1); fi
 
 select=()
