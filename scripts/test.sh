@@ -9,7 +9,6 @@ source scripts/system.sh
 # Playwright brings a node that wants libatomic; plots and pages want a font.
 packages=()
 have_any chromium chromium-browser google-chrome || packages+=(chromium)
-have_any gcc || packages+=(gcc libc6-dev)  # the library in the place of NVML
 if have_any dpkg; then packages+=(fonts-dejavu-core libatomic1); fi
 
 select=()
@@ -17,6 +16,9 @@ if ! provide "the browser tests" "${packages[@]}"; then
   echo "Left out: the tests that drive JupyterLab in Chromium (pytest -m browser)." >&2
   select=(-m "not browser")
 fi
+
+# For the library that stands in for NVML.
+have_any gcc || provide "the tests of GPUs" gcc libc6-dev || echo "tests/test_gpus.py needs gcc." >&2
 
 scripts/lab.sh || echo "Skipped: the tests over several hosts." >&2
 exec .venv/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"
