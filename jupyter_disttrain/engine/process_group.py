@@ -289,8 +289,9 @@ class Group:
             if self.groups.have_devices:
                 self.lost_work = True
                 _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
-                self._abort = threading.Thread(target=self._abort_devices, name="disttrain release", daemon=True)
-                self._abort.start()  # this thread goes on answering
+                if self._abort is None or not self._abort.is_alive():
+                    self._abort = threading.Thread(target=self._abort_devices, name="disttrain release", daemon=True)
+                    self._abort.start()  # this thread goes on answering
             self._end_waits()
 
     def _abort_devices(self) -> None:
