@@ -128,11 +128,11 @@ class MpiWorld:
             if not self._heals or self.failure or generation < self._generation or self.comm is None:
                 return
             call = self._call() if self._runs_cell else None
-            is_late = forced or others == "many" or (call is not None and call.waits_for_many)
+            is_late = others == "many" or (call is not None and call.waits_for_many)
             if self._is_respawning or not is_late:
                 self._revoke(forced=forced)
             is_helping = self._helping is not None and self._helping.is_alive()
-            if (is_late or others) and not self._is_respawning and not is_helping:
+            if (forced or is_late or others) and not self._is_respawning and not is_helping:
                 args = generation, forced, is_late
                 self._helping = threading.Thread(target=self._help_others, args=args, name="mpi release", daemon=True)
                 self._helping.start()
@@ -176,18 +176,20 @@ class MpiWorld:
         mpi: Any = self._mpi
         begun = time.monotonic()
         taken: list[Any] = []  # what is being received, and where to
-        while (passed := time.monotonic() - begun) < HELP_SECONDS and not mpi.Is_finalized():
-            with self._turns:
-                if generation < self._generation or self._is_respawning:
-                    return  # all are in a new world, or make one
-                mpi.COMM_SELF.Iprobe()  # MPI works in any of its calls
-                if is_late:
-                    taken += receive_all(mpi)
-                if is_late and passed > RECEIVE_SECONDS:
-                    is_late = False
-                    self._revoke(forced=forced)
-            time.sleep(HELP_PAUSE_SECONDS)
-        _UNFINISHED.extend(each for each in taken if not is_received(mpi, each[0]))
+        try:
+            while (passed := time.monotonic() - begun) < HELP_SECONDS and not mpi.Is_finalized():
+                with self._turns:
+                    if generation < self._generation or self._is_respawning:
+                        return  # all are in a new world, or make one
+                    mpi.COMM_SELF.Iprobe()  # MPI works in any of its calls
+                    if is_late:
+                        taken += receive_all(mpi)
+                    if is_late and passed > RECEIVE_SECONDS:
+                        is_late = False
+                        self._revoke(forced=forced)
+                time.sleep(HELP_PAUSE_SECONDS)
+        finally:
+            _UNFINISHED.extend(each for each in taken if mpi.Is_finalized() or not is_received(mpi, each[0]))
 
     def _wake_who_waits(self) -> None:
         """Have Open MPI look once more at what its calls wait for.
