@@ -192,9 +192,9 @@ def test_figures_are_those_of_the_rank_s_gpu_and_count_no_process_that_can_t_be_
 )
 def test_errors_of_gpus_come_with_advice(text: str, is_lost: bool, says: str) -> None:
     error = RuntimeError(text)
-    assert gpu_errors.is_context_lost(error) == is_lost
-    assert says in gpu_errors.advice(error)
-    assert bool(gpu_errors.advice(error)) == bool(says)
+    assert gpu_errors.is_context_lost(str(error)) == is_lost
+    assert says in gpu_errors.advice(error, str(error))
+    assert bool(gpu_errors.advice(error, str(error))) == bool(says)
 
 
 def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:

@@ -197,6 +197,9 @@ class Guardian(Looking):
             self.release(forced=action.forced)
         elif self._launch.is_being_stopped:
             return
+        elif action.do is Do.KILL:
+            assert action.rank is not None
+            self._kill(action.rank)
         elif action.do is Do.REPLACE:
             assert action.rank is not None
             self._help(self._replace, action.rank)
@@ -208,8 +211,14 @@ class Guardian(Looking):
             self._help(self._end, self._stop)
 
     def release(self, *, forced: bool = False) -> None:
-        """Have whoever waits in a collective, or for the group to be formed, get an error."""
-        request = {"do": "release", "generation": self._launch.generation, "forced": forced}
+        """Have whoever waits in a collective, or for the group to be formed, get an error.
+
+        All are told whether one waits in MPI ("one", or "many" if for several requests at once), as all take part then.
+        """
+        with self._changed:
+            seen = {look.told.get("mpi") for look in self._fresh_looks().values() if look.told is not None}
+        mpi = next((each for each in ("many", "one") if each in seen), "")
+        request = {"do": "release", "generation": self._launch.generation, "forced": forced, "mpi": mpi}
         for entry in self._launch.table:
             if entry.state != "dead":
                 future = self._launch.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
@@ -221,6 +230,15 @@ class Guardian(Looking):
             why = f"{content['ename']}: {content['evalue']}"
             rank = info.rank
             self.note(f"rank {rank} on {info.host} could not be released: {why}; {stuck_remedy(self._launch, [rank])}")
+
+    def _kill(self, rank: int) -> None:
+        """End the process of a rank that does not leave a call of MPI; what follows is as after any death."""
+        entry, told = self._launch.table[rank], self.looks[rank].told or {}
+        self.note(
+            f"rank {rank} on {entry.info.host} was in {told.get('call', 'MPI')}, which does not end when its "
+            "communicator is revoked: after three interrupts its process was ended"
+        )
+        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "signal", "signal": int(signal.SIGKILL)})
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:
         helper = threading.Thread(target=work, args=args, name="disttrain recovery", daemon=True)

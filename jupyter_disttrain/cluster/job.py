@@ -33,6 +33,8 @@ from .tunnel import Tunnel, split, tunnel_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import psutil
+
     from ..messages import NannyHello, RankHello
     from ..ranks import RankInfo
     from .link import Message
@@ -205,6 +207,10 @@ class JobProcesses:
 
     def start(self) -> None:
         """Do nothing: they run."""
+
+    def rank_processes(self) -> list[psutil.Process]:
+        """Return none: they are the job's."""
+        return []
 
     def check(self) -> None:
         """Do nothing: a job's processes are its launcher's business."""

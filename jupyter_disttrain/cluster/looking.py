@@ -155,5 +155,6 @@ class Looking:
             content = None
         with self._changed:
             look = self.looks[rank] = self.looks[rank].answered(time.monotonic(), content)
-            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program))
+            in_mpi = content is not None and bool(content.get("mpi"))
+            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program), in_mpi=in_mpi)
             self._changed.notify_all()

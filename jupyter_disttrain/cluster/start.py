@@ -34,6 +34,7 @@ from .rank_table import RankEntry, decide, node_of
 from .reach import Reach
 from .registry import ClusterFile, Hold, Sign
 from .replacement import Replacement
+from .shared_memory import scarce_shared_memory
 from .start_progress import StartProgress
 from .steps import Steps
 from .tunnel import tunnel_of
@@ -175,8 +176,11 @@ class Launch(Replacement):
             self.progress.forms()
             self._introduce(entries)
         except BaseException as error:  # whatever it was, nothing that was started may stay; it is raised again
+            scarce = scarce_shared_memory(self.config) if isinstance(error, LaunchError) else ""
             self.stop()
             raise_interrupted(error)
+            if scarce:
+                raise LaunchError(f"{scarce}:\n{error}") from error
             raise
         self._started = True
         self.write()

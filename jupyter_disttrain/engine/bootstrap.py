@@ -20,6 +20,7 @@ from .frameworks import check_tensorflow
 from .groups import leave_defaults_open
 from .hooks import counts
 from .horovod_world import Horovod, HorovodWorld
+from .interface_variables import wrong_interfaces
 from .library_defaults import set_defaults
 from .library_states import note_imports
 from .local_modules import LocalModules, note_files
@@ -27,7 +28,7 @@ from .meeting_place import MeetingPlace
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
 from .pasted import refuse_spawn
-from .process_group import Group
+from .process_group import Group, RendezvousError
 from .progress import Progress
 from .replacing import replace_everywhere
 from .sampler import Sampler
@@ -144,7 +145,12 @@ class Bootstrap:
         mpi_lost = self.mpi.settle(request["generation"], request["mpi_lost"], revoked=request["mpi_revoked"])
         lost = self._show(self.mpi.take_new())
         if self.group is not None:
-            lost += self.group.form(request["address"], request["port"], request["generation"])
+            try:
+                lost += self.group.form(request["address"], request["port"], request["generation"])
+            except RuntimeError as error:
+                if wrong := wrong_interfaces():
+                    raise RendezvousError(f"{wrong} %dist_init") from error
+                raise
         lost += self.horovod.settle(request["generation"])
         return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost} | counts(self.group, self.horovod.calls), []
 
@@ -213,7 +219,7 @@ class Bootstrap:
                 told = where(self.group, self.horovod.calls, cell, request.get("about", ()))
                 told["program"] = self.scripts.programs.doing
             case "release":
-                self._release(request["generation"], forced=request["forced"])
+                self._release(request["generation"], forced=request["forced"], mpi=request["mpi"])
             case "heard":
                 self._hellos.was_heard()
             case "respawn":
@@ -228,11 +234,11 @@ class Bootstrap:
                 raise ValueError(f"a rank knows no {other!r} beside a cell")
         return {"status": "ok", **told}
 
-    def _release(self, generation: int, *, forced: bool) -> None:
-        """Have whatever waits for other ranks end with an error."""
+    def _release(self, generation: int, *, forced: bool, mpi: str) -> None:
+        """Have whatever waits for other ranks end with an error; ``mpi``: see ``cluster.guardian.Guardian.release``."""
         if self.group is not None:
             self.group.release(generation)
-        self.mpi.release(generation, forced=forced)
+        self.mpi.release(generation, forced=forced, others=mpi)
         self.horovod.release(generation)
         self.scripts.programs.release(generation)
         self.staging.release()

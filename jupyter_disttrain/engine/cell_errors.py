@@ -99,11 +99,11 @@ def complete(
     if ends_by_interrupt or (interrupted and reply.get("group_error")):
         reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _as_interrupt(error, shell)}
         return
-    reply["device_lost"] = gpu_errors.is_context_lost(error)
     report = shell.report()
+    reply["device_lost"] = gpu_errors.is_context_lost(report.text)
     reply |= {"ename": type(error).__name__, "evalue": report.text, "traceback": report.lines}
     reply |= {"details": report.details, "raised_at": report.raised_at}
-    advice = hint(error, report.text) or gpu_errors.advice(error) or shell.advice_on(error)
+    advice = hint(error, report.text) or gpu_errors.advice(error, report.text) or shell.advice_on(error)
     if advice:
         reply["evalue"] += f"; {advice}"
         reply["traceback"] = [*report.lines, advice]

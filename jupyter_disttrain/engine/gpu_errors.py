@@ -17,14 +17,13 @@ _LOST = re.compile(
 _NCCL = re.compile(r"NCCL error|unhandled (system|cuda) error|ncclSystemError|ncclUnhandledCudaError", re.IGNORECASE)
 
 
-def is_context_lost(error: BaseException) -> bool:
-    """Return whether this process can't use its GPU any more."""
-    return bool(_LOST.search(str(error)))
+def is_context_lost(text: str) -> bool:
+    """Return whether an error of this text means that the process can't use its GPU any more."""
+    return bool(_LOST.search(text))
 
 
-def advice(error: BaseException) -> str:
-    """Return what the user can do; empty if there is nothing to say."""
-    text = str(error)
+def advice(error: BaseException, text: str) -> str:
+    """Return what the user can do about an error of this text; empty if there is nothing to say."""
     if _LOST.search(text):
         return (
             "this process can't use its GPU any more, so it ends and the rank gets a new one; with "

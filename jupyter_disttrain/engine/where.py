@@ -69,6 +69,7 @@ def where(
     in_mpi = mpi_call(frame) if frames and told["call"] is None else None
     if in_mpi is not None:
         told["call"] = f"MPI {in_mpi.name}"
+        told["mpi"] = "many" if in_mpi.waits_for_many else "one"
         # A loop comes by the same line again and again, with other values.
         told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
