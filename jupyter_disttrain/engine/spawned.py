@@ -1,7 +1,7 @@
 """Refuse processes that would have to import a cell.
 
-Covers: what a cell hands to a new process that is not forked: by ``Process`` (and so by a DataLoader), by a pool's tasks,
-by ``ProcessPoolExecutor``.
+Covers: what a cell hands to a new process that is not forked: by ``Process`` (and so by a DataLoader), by a pool's
+tasks, by ``ProcessPoolExecutor``.
 Does not cover: libraries that send code by value, such as joblib; ``mp.spawn`` of the cell's own function (``pasted``).
 
 Such a process finds functions and classes by importing their module, and a cell's is ``__main__``, without a file. In
