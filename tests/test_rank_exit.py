@@ -59,12 +59,13 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         for rank in (0, 1):
             found = {name: (folder / f"{name}-{rank}").read_bytes() for name in FOUND}
             assert found == FOUND
-            assert gzip.open(folder / f"zipped-{rank}.gz", "rt").read() == "buffered"
+            assert gzip.decompress((folder / f"zipped-{rank}.gz").read_bytes()) == b"buffered"
             assert zipfile.ZipFile(folder / f"archive-{rank}.zip").read("name") == b"buffered"
         assert not [path for path in folder.iterdir() if path.name.startswith("tmp")]
         # Also in the midst of a cell; what waits for ever is ended by the limit, and the others are not.
         code = "import atexit, time\natexit.register(time.sleep, 1000 * rank)\n"
-        code += f"atexit.register(lambda: open(f'{folder}/midst-{{rank}}', 'w').write('done'))\ntime.sleep(1000)"
+        code += f"atexit.register(lambda: open(f'{folder}/midst-{{rank}}', 'w').write('done'))\n"
+        code += f"open(f'{folder}/began-{{rank}}', 'w').close()\ntime.sleep(1000)"
         cluster.run(code, block=False)
         for rank in (0, 1):
             assert wait_until(lambda rank=rank: (folder / f"began-{rank}").exists())  # type: ignore[misc]
