@@ -111,6 +111,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
+        self.killed: list[str] = []  # ranks that took too long to end at the last shutdown or reset, in words
         self._job_watch = None
         self._places = {}
         self._brought_code = {}
@@ -369,6 +370,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                 try:
                     self._launch.stop()
                 finally:  # Slurm may refuse to end a job; who waits for a cell waits in vain all the same
+                    self.killed = self._launch.killed
                     self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
                 self._start(fresh)
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
@@ -389,6 +391,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                 self._stop_looking()
                 self._launch.stop()
         finally:  # as above
+            self.killed = self._launch.killed
             self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
 

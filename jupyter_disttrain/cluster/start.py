@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -109,6 +110,7 @@ class Launch(Replacement):
         self.steps = Steps()
         self.note_of_devices = ""  # why ranks use the CPU although there is an accelerator
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
+        self.killed: list[str] = []  # ranks that took too long to end, in words
         self.cut_s = 0.0  # that no host of a job has answered
         self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
         self._moves = Moves(config, self._reach)
@@ -300,6 +302,8 @@ class Launch(Replacement):
 
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
+        if self.link is None and message["header"]["msg_type"] == RankDeath.msg_type:
+            self._note_end(RankDeath.from_content(message["content"]))
         if not self._started or self._awaits_rank:
             self._arrivals.take(message)
             if self.link is not None:  # else it is said again
@@ -371,6 +375,21 @@ class Launch(Replacement):
                 link.close()
             self._let_go()
             self._give_back()
+
+    def _note_end(self, death: RankDeath) -> None:
+        """Note a rank that was killed because it took too long to end; called on the link's thread."""
+        entry = next((each for each in self.table if each.engine == death.engine), None)
+        if entry is None or not death.expected:
+            return
+        whose = f"rank {entry.info.rank} on {entry.info.host}"
+        if death.signal_number == signal.SIGALRM:
+            self.killed.append(
+                f"{whose} was killed: its atexit functions, its threads and its open files took longer than 2 s to end"
+            )
+        elif death.signal_number == signal.SIGKILL:
+            self.killed.append(
+                f"{whose} was killed: it did not react within 3 s, so its atexit functions and open files may be lost"
+            )
 
     def _give_back(self) -> None:
         with deferred_interrupts():

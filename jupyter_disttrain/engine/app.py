@@ -6,6 +6,7 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -57,15 +58,16 @@ from .mpi_world import finalize, join_starters
 from .on_import import on_import
 from .process_group import RendezvousError
 from .publisher import Publisher
+from .rank_exit import RankExit
 from .setup import HOST, NETWORK
 from .shell import RankProfile
-from .streams import Descriptors, open_streams
+from .streams import Descriptors, flush_all, open_streams
 from .wire import IDENTITY, RankEnd, Wire, reserve_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FINALIZE_SECONDS = 2.0  # less than a nanny's patience
+FINALIZE_SECONDS = 2.7  # after a rank was asked to end; less than a nanny's patience
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
@@ -134,6 +136,9 @@ class RankEngine(IPEngine):
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
         app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
+        global _exit  # noqa: PLW0603  (of this process)
+        atexit.unregister(kernel.shell.atexit_operations)  # it deletes variables, and some would wait for other ranks
+        _exit = RankExit()
         bootstrap = Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
         kernel.take_charge(bootstrap, publisher, self._descriptors, self._reserved)
         return kernel
@@ -155,12 +160,21 @@ class RankEngine(IPEngine):
         signal.signal(signal.SIGTERM, _end)
 
 
+_exit: RankExit | None = None  # None until the rank's kernel is there
+
+
 def _end(number: int, _frame: Any) -> None:
+    signal.signal(signal.SIGTERM, ignore_signal)  # it ends already; a launcher may ask, too
+    signal.signal(signal.SIGINT, ignore_signal)
+    began = time.monotonic()
+    _flush()
+    if _exit is not None:
+        _exit.run()
+        flush_all(sys.stdout, sys.stderr)
     # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
     # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
-    _flush()
     if os.environ.get(LAUNCH_RANK):
-        finalize(FINALIZE_SECONDS)
+        finalize(FINALIZE_SECONDS - (time.monotonic() - began))
     # The signal's own effect: a rank that somebody else ends is told of as what it is.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

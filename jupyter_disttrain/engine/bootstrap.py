@@ -34,6 +34,7 @@ from .replacing import replace_everywhere
 from .sampler import Sampler
 from .script_modules import note_modules
 from .scripts import Scripts
+from .spawned import refuse_cells
 from .staging import Staging
 from .torch_state import note_switches
 from .where import where
@@ -119,6 +120,7 @@ class Bootstrap:
             leave_defaults_open()
             self.horovod.enter()
             self.progress.count_steps()
+        refuse_cells()
         if os.environ.get(SAMPLE):
             self._start_sampler()
         environment = request["environment"] | {"MASTER_ADDR": request["address"]}

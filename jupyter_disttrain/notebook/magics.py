@@ -155,7 +155,7 @@ class DistributedMagics(FileMagics):
                     self._forget(cluster)
             self._waiting.pop(cluster.name, None)
             self._close_relay(cluster)
-            line_shown.end(started_text(cluster))
+            line_shown.end("\n".join([*cluster.killed, started_text(cluster)]))
 
     @documented
     @line_magic
@@ -165,7 +165,8 @@ class DistributedMagics(FileMagics):
         several = len(self._clusters) > 1
         for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
             self._end(cluster)
-            print(f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
+            ended = f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended"
+            print("\n".join([*cluster.killed, ended]))  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)
