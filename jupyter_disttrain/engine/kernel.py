@@ -31,6 +31,7 @@ from ..values import dump_value
 from . import cell_errors, hooks
 from .connection import KEEP
 from .own_code import is_cell
+from .questions import InputOnRankError
 from .shell import NO_VALUE, RankShell
 from .streams import flush_all, restore_streams
 from .switches import Switches
@@ -311,8 +312,8 @@ class RankKernel(IPythonParallelKernel):
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""
-        raise cell_errors.InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
+        raise InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
         """Refuse, for the same reason."""
-        raise cell_errors.InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")
+        raise InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")
