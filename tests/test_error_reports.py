@@ -144,6 +144,21 @@ print('last')"""
     assert places == sorted(places)
 
 
+def test_an_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Cluster, tmp_path: Path) -> None:
+    library = "import sys\ndef fit(step):\n    try: step()\n    except KeyboardInterrupt: sys.exit(1)\n"
+    (tmp_path / "library_that_exits.py").write_text(library)
+    torchless.run(
+        f"import os, signal, sys; sys.path.insert(0, {str(tmp_path)!r})\nimport library_that_exits\n\n"
+        "def step():\n    os.kill(os.getpid(), signal.SIGINT)\n    while True: pass"
+    )
+    failure = only_failure(torchless, "x = 1\nlibrary_that_exits.fit(step)")
+    assert failure.headline.partition(", ")[2] == "line 2: KeyboardInterrupt"
+    text = plain(failure)
+    assert "jupyter_disttrain" not in text
+    places = [text.index(part) for part in ("----> 2 library_that_exits.fit(step)", "in fit(step)", "in step()")]
+    assert places == sorted(places)
+
+
 # What is shown
 
 
@@ -197,10 +212,8 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
             ["    +------------------------------------", "rank 1: KeyError: 1"],
         ),
         (
-            "raise RuntimeError('Expected to finish. ' * 40 + f'Missing on {rank}: 0 1.' + ' See the docs.' * 9)",
-            [
-                "rank 1: RuntimeError: … finish. Expected to finish. Missing on 1: 0 1. See the docs. See the docs. See …"
-            ],
+            "raise RuntimeError('Expected an end. ' * 40 + f'Missing on {rank}: 0 1.' + ' See the docs.' * 9)",
+            ["rank 1: RuntimeError: … an end. Expected an end. Missing on 1: 0 1. See the docs. See the docs. …"],
         ),
     ],
     ids=["notes", "words", "keys", "causes", "members", "long texts"],

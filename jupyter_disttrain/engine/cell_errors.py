@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from .shell import RankShell
 
 
-class InputOnRankError(EOFError):
-    """Something on a rank asked a person; who reads input and bears its end, as where there is none, bears this too."""
-
-    def __init__(self, question: str) -> None:
-        debugger = question.startswith("breakpoint")
-        remedy = (
-            "print what you need, or call the function in the notebook after %dist_pull of its arguments"
-            if debugger
-            else "ask in a notebook cell of its own, then %dist_push the answer"
-        )
-        super().__init__(f"{question} can't be answered on a rank; {remedy}")
-
-
 class ReleasedError(RuntimeError):
     """A rank waited for others that will not come, and was released."""
 

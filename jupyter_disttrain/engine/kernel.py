@@ -33,6 +33,7 @@ from .connection import KEEP
 from .cut_imports import CutImports
 from .own_code import is_cell
 from .process_group import RELEASE_SIGNAL
+from .questions import InputOnRankError
 from .shell import NO_VALUE, RankShell
 from .streams import Descriptors, flush_all, restore_streams
 from .switches import Switches
@@ -356,8 +357,8 @@ class RankKernel(IPythonParallelKernel):
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""
-        raise cell_errors.InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
+        raise InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
         """Refuse, for the same reason."""
-        raise cell_errors.InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")
+        raise InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")

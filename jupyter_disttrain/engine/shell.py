@@ -1,6 +1,7 @@
 """IPython on a rank, where it differs from IPython in a notebook.
 
-Covers: what ``exit`` and ``breakpoint`` do, where tracebacks go, remembering the last value.
+Covers: what ``exit`` does, which error a cell ended with, where tracebacks go, remembering the last value.
+Does not cover: what is shown of an error (``tracebacks``), what asks the user (``questions``).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
-from . import cell_errors, own_code, tracebacks
+from . import own_code, tracebacks
 from .commands import run_command
 from .output_widgets import RankDisplayPublisher, watch_outputs
+from .questions import refuse_debugger, refuse_questions
 from .script import end_child
 from .sources import find_classes_in_cells
 from .streams import flush_all
@@ -104,7 +106,7 @@ class RankShell(ZMQInteractiveShell):
         self._pid = os.getpid()
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        sys.breakpointhook = _refuse_breakpoint
+        refuse_questions()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         find_classes_in_cells()
         watch_outputs()
@@ -187,9 +189,9 @@ class RankShell(ZMQInteractiveShell):
         yield
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
-        """Have IPython's tracebacks say where frames are left out."""
+        """Have tracebacks trimmed, those too that magics print."""
         super().init_traceback_handlers(custom_exceptions)
-        tracebacks.show_gaps(self.InteractiveTB)
+        tracebacks.trim_all(self.InteractiveTB)
 
     # Errors
 
@@ -202,6 +204,19 @@ class RankShell(ZMQInteractiveShell):
         if result is not None and result.error_in_exec is not None:
             return result.error_in_exec
         return self._other_error
+
+    def debugger(self, force: bool = False) -> None:
+        """Refuse ``%debug``."""
+        if force:
+            refuse_debugger("%debug")()
+
+    def _set_call_pdb(self, val: Any) -> None:
+        """Refuse ``%pdb on``; the setting of a profile is left aside."""
+        if val and self._depth:
+            refuse_debugger("%pdb")()
+        super()._set_call_pdb(False)  # type: ignore[no-untyped-call]
+
+    call_pdb = property(InteractiveShell._get_call_pdb, _set_call_pdb)  # noqa: SLF001
 
     def is_of_code(self, error: BaseException) -> bool:
         """Whether code that ran has raised an error, rather than the compiler that read the cell."""
@@ -337,8 +352,3 @@ RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by
 def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:
     """Print what IPython would page, as for ``name?``: a rank has no pager."""
     sys.stdout.write((text["text/plain"] if isinstance(text, dict) else text).rstrip() + "\n")
-
-
-def _refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """Refuse, as ``input()`` is refused."""
-    raise cell_errors.InputOnRankError("breakpoint()")

@@ -351,9 +351,16 @@ class _Gap(RepeatedFrames):
         self.text = text
 
 
-def show_gaps(formatter: Any) -> None:
-    """Have IPython's traceback formatter say where frames are left out."""
+def trim_all(formatter: Any) -> None:
+    """Have IPython's traceback formatter trim what it formats, and say where frames are left out."""
     get_records, format_record = formatter.get_records, formatter.format_record
+    structured_traceback = formatter.structured_traceback
+
+    def trim(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **options: Any) -> Any:
+        if error is None or trace is not error.__traceback__:
+            return structured_traceback(kind, error, trace, *args, **options)
+        with trimmed(error):
+            return structured_traceback(kind, error, error.__traceback__, *args, **options)
 
     def with_gaps(*args: Any, **options: Any) -> list[Any]:
         records = []
@@ -369,4 +376,4 @@ def show_gaps(formatter: Any) -> None:
             return f"    [... skipping {record._sd.text}]\n"  # noqa: SLF001
         return str(format_record(record))
 
-    formatter.get_records, formatter.format_record = with_gaps, format_gap
+    formatter.structured_traceback, formatter.get_records, formatter.format_record = trim, with_gaps, format_gap
