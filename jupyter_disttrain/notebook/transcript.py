@@ -6,8 +6,8 @@ Does not cover: control characters (``terminal``), putting it on a screen (``scr
 Each rank reads as a sequence, and the transcript is one merge of these sequences: the order in a rank never changes.
 While the cell runs, a line that another rank printed too, after the last one that both printed, is shown once; what the
 slower rank alone printed before it moves in front of it. Finding a line is a look-up and moving is limited to a few
-lines: the cost of n lines is n. When the cell has ended, the sequences are merged once more (``merge``), which no longer
-depends on who was faster.
+lines: the cost of n lines is n. When the cell has ended, the sequences are merged once more (``merge``), and that does
+not depend on who was faster.
 """
 
 from __future__ import annotations
