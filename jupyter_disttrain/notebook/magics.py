@@ -23,6 +23,7 @@ from .script_magics import origin_of
 from .sinks import sink_for
 from .slurm_arguments import WaitingLine, slurm_of
 from .status import attached_text, kept_text, started_text, status_text
+from .terminal_screen import TerminalScreen
 from .transformers import Transformers
 from .views import Views
 
@@ -258,7 +259,7 @@ class DistributedMagics(FileMagics):
 
     def _screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
         relay = self._relays.setdefault(cluster.name, CommRelay(cluster.send_comm))
-        return Screen(
+        return (Screen if hasattr(self.shell, "kernel") else TerminalScreen)(
             sink_for(self.shell),
             ranks,
             cluster.world_size,
