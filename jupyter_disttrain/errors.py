@@ -122,13 +122,13 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         interrupted = [failure for failure in self.failures if failure.ename == "KeyboardInterrupt"]
         for failure in self.failures:
             if failure in interrupted[1:]:
-                lines.append(f"{BOLD_RED}{failure.headline}{RESET}")  # all ranks were, so one traceback is enough
+                lines.append(f"{BOLD}{failure.headline}{RESET}")  # all ranks were, so one traceback is enough
                 continue
-            lines += (f"{BOLD_RED}{failure.where}{RESET}", *failure.traceback)
+            lines += (f"{BOLD}{failure.where}{RESET}", *failure.traceback)
             if failure.ename == "RankDied":
-                lines.append(f"{BOLD_RED}RankDied{RESET}: {failure.evalue}; the other ranks keep their variables")
+                lines.append(f"{BOLD}RankDied{RESET}: {failure.evalue}; the other ranks keep their variables")
             elif not failure.traceback:
-                lines.append(f"{BOLD_RED}{failure.ename}{RESET}: {failure.evalue}")
+                lines.append(f"{BOLD}{failure.ename}{RESET}: {failure.evalue}")
             lines += _variants(failure)
         return [*lines, *self._render_waited(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
 

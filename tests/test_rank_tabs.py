@@ -72,6 +72,87 @@ def test_one_rank_is_read_alone_and_all_again(open_notebook: Callable[..., Page]
     assert all(each.is_visible() for each in figures.all())
 
 
+SCATTERED = """%%distributed
+import sys
+from IPython.display import HTML
+print("even" if rank % 2 == 0 else "odd")
+print("mine", rank)
+print("three" if rank in (0, 1, 3) else "rest", file=sys.stderr)
+display([rank, "x" * 60, "y" * 60])
+display(HTML(f"<b>figure of {rank}</b>"))
+if rank == 2: raise ValueError("fails")"""
+LONG = "%%distributed\nfor line in range(700): print(rank, line)"
+# What a notebook holds that was saved by version 0.1: labels of scattered ranks are wider than the column.
+OLD = (
+    "\x1b[34mranks 0,2,4 │\x1b[0m even\n"
+    "\x1b[34mranks 1,3 │\x1b[0m odd\n"
+    "\x1b[34mrank 1    │\x1b[0m own\n"
+    "\x1b[34m          │\x1b[0m of two lines\n"
+    "\x1b[34mrank 1    \x1b[0m\x1b[31m┃\x1b[0m aside\n"
+    "\x1b[31ma note for all\x1b[0m"
+)
+
+
+@pytest.mark.browser
+def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: Page) -> None:
+    name = "scattered.ipynb"
+    sources = [START.replace("-n 3", "-n 5"), SCATTERED, LONG, "the output of an earlier version"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
+    notebook.cells[3].outputs = [nbformat.v4.new_output("display_data", data)]
+    nbformat.write(notebook, lab_server.root / name)
+    page.goto(lab_server.link(name))
+    wait_for_notebook(page)
+    for index in range(3):
+        run_cell(page, index)
+        wait_for_end(page, index)
+    area = area_of(page, 1)
+    figures = area.locator("b", has_text="figure of")
+    take_picture(page, "scattered")
+    for rank in range(5):
+        area.get_by_role("tab", name=str(rank), exact=True).click()
+        area.locator(".jdt-ranks-text", has_text=f"mine {rank}").wait_for()
+        lines = ["even" if rank % 2 == 0 else "odd", f"mine {rank}", "three" if rank in (0, 1, 3) else "rest"]
+        assert said(area) == [*lines, f"[{rank},", f"'{'x' * 60}',", f"'{'y' * 60}']"]
+        assert [each.is_visible() for each in figures.all()] == [each == rank for each in range(5)]
+        assert area.get_by_text("ValueError: fails").last.is_visible()
+    assert area.evaluate("node => node.innerText.trim().endsWith('4')"), "tabs come after the text"
+
+    area = area_of(page, 2)
+    fold = area.locator(".jdt-fold:visible")
+    assert fold.inner_text() == "… 3,100 more lines; show them"
+    assert len(said(area)) == 400
+    area.get_by_role("tab", name="3", exact=True).click()
+    area.get_by_text("… 300 more lines").wait_for()
+    assert (said(area)[0], len(said(area)), said(area)[-1]) == ("3 0", 400, "3 699")
+    fold.click()
+    fold.wait_for(state="detached")
+    assert said(area) == [f"3 {line}" for line in range(700)]
+    middle = area.get_by_text("3 350").bounding_box()
+    area.locator("pre").first.hover()
+    assert middle is not None
+    page.mouse.wheel(0, middle["y"])
+    page.wait_for_function("() => document.querySelectorAll('.jdt-rank-area')[1].getBoundingClientRect().top < -1000")
+    at = area.get_by_role("tab", name="all").bounding_box()
+    assert at is not None
+    assert 0 < at["y"] < 300, "the tabs stay in view"
+    take_picture(page, "scattered_long")
+
+    area = area_of(page, 3)
+    area.get_by_role("tab", name="1", exact=True).click()
+    area.locator(".jdt-one-rank, .jdt-ranks-text").first.wait_for()
+    page.wait_for_function(
+        "text => !document.querySelectorAll('.jdt-rank-area')[2].innerText.includes(text)", arg="even"
+    )
+    assert said(area) == ["odd", "own", "of two lines", "aside", "a note for all"]
+    area.get_by_role("tab", name="0", exact=True).click()
+    page.wait_for_function(
+        "text => !document.querySelectorAll('.jdt-rank-area')[2].innerText.includes(text)", arg="odd"
+    )
+    assert said(area) == ["even", "a note for all"]
+
+
 @pytest.mark.browser
 def test_what_a_chosen_rank_says_next_is_seen(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(

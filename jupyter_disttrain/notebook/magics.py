@@ -24,6 +24,7 @@ from .sinks import sink_for
 from .slurm_arguments import slurm_of
 from .status import attached_text, kept_text, started_text, status_text
 from .status_line import StatusLine
+from .terminal_screen import TerminalScreen
 from .transformers import Transformers
 from .views import Views
 
@@ -264,7 +265,7 @@ class DistributedMagics(FileMagics):
 
     def _screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
         relay = self._relays.setdefault(cluster.name, CommRelay(cluster.send_comm))
-        return Screen(
+        return (Screen if hasattr(self.shell, "kernel") else TerminalScreen)(
             sink_for(self.shell),
             ranks,
             cluster.world_size,

@@ -116,6 +116,9 @@ class Screen:
             self._notes += run.notes  # else the error tells them
         self._progress = []
         self._fit_labels(self._width)
+        self._finish()
+
+    def _finish(self) -> None:
         count = len(self._visible(self._below()))
         if not self._below_view and count < len(self._names):
             # Places that hold nothing any more would be empty boxes.
@@ -126,7 +129,6 @@ class Screen:
         self._draw()
         for name in self._names[self._filled :]:
             self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
-        self._sink.close(self._transcript.sections)
 
     def _take(self, event: Event, run: CellRun) -> None:
         self._changed = True

@@ -5,16 +5,11 @@ Covers: a notebook's output, IPython in a terminal.
 
 from __future__ import annotations
 
-import sys
 import uuid
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from IPython.core.interactiveshell import InteractiveShell
-
-    from .rows import Section
 
 
 class Sink(Protocol):
@@ -25,9 +20,6 @@ class Sink(Protocol):
 
     def clear(self, *, wait: bool) -> None:
         """Remove all displays; with ``wait`` when the next one is shown."""
-
-    def close(self, sections: Sequence[Section]) -> None:
-        """Take note that nothing changes any more."""
 
 
 class NotebookSink:
@@ -48,27 +40,16 @@ class NotebookSink:
         """Clear the cell's output."""
         self._publisher.clear_output(wait)
 
-    def close(self, sections: Sequence[Section]) -> None:
-        """Do nothing: all is there."""
-
 
 class TerminalSink:
-    """IPython in a terminal, where nothing can be changed once it is printed: everything is printed at the end."""
+    """IPython in a terminal, where nothing can be changed once it is printed; cells have their own way there."""
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:  # noqa: ARG002
-        """Wait for the end."""
+        """Do nothing: what matters is printed at the end."""
         return shown_as or "terminal"
 
     def clear(self, *, wait: bool) -> None:
-        """Do nothing: nothing was printed yet."""
-
-    def close(self, sections: Sequence[Section]) -> None:
-        """Print."""
-        for section in sections:
-            text = section.drawn if section.data is None else str(section.data.get("text/plain", ""))
-            if text:
-                sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        """Do nothing: nothing was printed."""
 
 
 def sink_for(shell: InteractiveShell) -> Sink:

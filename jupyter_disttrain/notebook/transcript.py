@@ -6,8 +6,8 @@ Does not cover: control characters (``terminal``), putting it on a screen (``scr
 Each rank reads as a sequence, and the transcript is one merge of these sequences: the order in a rank never changes.
 While the cell runs, a line that another rank printed too, after the last one that both printed, is shown once; what the
 slower rank alone printed before it moves in front of it. Finding a line is a look-up and moving is limited to a few
-lines: the cost of n lines is n. When the cell has ended, the sequences are merged once more (``merge``), which no longer
-depends on who was faster.
+lines: the cost of n lines is n. When the cell has ended, the sequences are merged once more (``merge``), and that does
+not depend on who was faster.
 """
 
 from __future__ import annotations
@@ -93,10 +93,11 @@ class Transcript:
     def _update(self, rank: int, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None) -> None:
         row = self._displays.get((rank, display_id or ""))
         if row is not None:
-            section = self._display_of(row)
+            section = self.display_of(row)
             section.data, section.metadata, section.dirty = data, metadata, True
 
-    def _display_of(self, label: Row) -> Section:
+    def display_of(self, label: Row) -> Section:
+        """Return the display below its label."""
         return self.sections[self.sections.index(label.section) + 1]
 
     def clear(self, rank: int, *, wait: bool) -> None:
@@ -233,7 +234,7 @@ class Transcript:
 
     def _move(self, own: Row, row: Row, rank: int, after: tuple[float, ...]) -> None:
         """Put one of a rank's own rows between ``after`` and ``row``; of several ranks in the order of the ranks."""
-        display = self._display_of(own) if own.stream == "label" else None
+        display = self.display_of(own) if own.stream == "label" else None
         self._take_out(own)
         gap = (*row.key[:-1], row.key[-1] - 0.5)  # between the row and the one before it
         own.key = (*gap, rank, self._number())
@@ -388,7 +389,7 @@ class Transcript:
 
     def _remove(self, row: Row) -> None:
         if row.stream == "label":
-            self.sections.remove(self._display_of(row))
+            self.sections.remove(self.display_of(row))
         for rank in row.ranks:
             private = self._private.get(rank, [])
             at = bisect_left(private, row.key, key=row_key)

@@ -1,12 +1,12 @@
 /**
- * Tabs over what ranks said: all of them merged, or one alone.
+ * Tabs over what ranks printed: all of it merged, or one rank alone.
  *
- * Covers: reading the labels of the lines, the tabs, hiding other ranks'
- * figures.
+ * Covers: the tabs of an output area, the lines of one rank, hiding other
+ * ranks' figures, folding long output.
  * Does not cover: merging, which the kernel does (notebook/transcript.py).
  *
  * The text is the same that every other front end shows; beside it stands
- * only which ranks there are and how wide the labels are.
+ * which ranks printed which line.
  */
 
 import type { INotebookTracker } from '@jupyterlab/notebook';
@@ -17,100 +17,158 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
-import { arrowKeys, element, markTab } from './view/dom';
+import { element } from './view/dom';
+import { RankChooser } from './chooser';
+import { isRanks, linesOf, type IRanks } from './rank_lines';
 
 export const RANKS_MIME = 'application/vnd.disttrain.ranks+json';
 
-/** Past this many ranks tabs are too many: a list is chosen from. */
-const MOST_TABS = 8;
-const SELECT = 'jdt-select-rank';
+/** Longer output is folded to its first and last lines. */
+const MOST_LINES = 600;
+const FIRST_LINES = 300;
+const LAST_LINES = 100;
 
-/** How the labels in the text are to be read. */
-interface IRanks {
-  version: number;
-  ranks: number[];
-  width: number;
-}
+type OnSelect = (node: HTMLElement, rank: number | null) => void;
 
-function isRanks(data: unknown): data is IRanks {
-  return (
-    isRecord(data) &&
-    data.version === 1 &&
-    Array.isArray(data.ranks) &&
-    typeof data.width === 'number'
-  );
-}
+/** What the outputs of one cell have in common: the rank, the fold. */
+class Area {
+  private static readonly areas = new WeakMap<HTMLElement, Area>();
+  private readonly members = new Set<RankOutput>();
+  private readonly chooser: RankChooser;
+  private isOpen = false;
+  private isDue = false;
 
-function isRecord(data: unknown): data is Record<string, unknown> {
-  return typeof data === 'object' && data !== null;
-}
-
-/** The ranks that a label names: "rank 1", "ranks 0,2-3". */
-export function ranksOf(label: string): number[] {
-  const list = label.replace(/^ranks? /, '').trim();
-  if (!/^[\d,-]+$/.test(list)) {
-    return [];
+  /** Return the area that an output is in. */
+  static of(member: RankOutput, onSelect: OnSelect): Area {
+    const node =
+      member.node.closest<HTMLElement>('.jp-OutputArea') ?? member.node;
+    const area = this.areas.get(node) ?? new Area(node, member.trans, onSelect);
+    this.areas.set(node, area);
+    return area;
   }
-  return list.split(',').flatMap(part => {
-    const [first = 0, last = first] = part.split('-').map(Number);
-    return Array.from({ length: last - first + 1 }, (_, at) => first + at);
-  });
-}
 
-/**
- * The lines of one rank, without their labels.
- *
- * A line without a label belongs to the line above it; one that no label
- * column stands before, as a note below everything, belongs to all.
- */
-export function linesOf(text: string, rank: number, width: number): string {
-  const column = new RegExp(
-    // Colour, label, then a bar: red and thick for stderr.
-    `^(?:\\u001b\\[\\d+m)?(.{${String(width)}}) ((?:\\u001b\\[\\d*m)*[│┃](?:\\u001b\\[\\d*m)*) ?`
-  );
-  let isShown = true;
-  const lines: string[] = [];
-  for (const line of text.split('\n')) {
-    const found = column.exec(line);
-    if (found === null) {
-      lines.push(line);
-      continue;
-    }
-    const [head, label = '', bar = ''] = found;
-    if (label.trim()) {
-      isShown = ranksOf(label).includes(rank);
-    }
-    if (isShown) {
-      lines.push(
-        (bar.includes('┃') ? `${bar} ` : '') + line.slice(head.length)
-      );
-    }
+  private constructor(
+    private readonly node: HTMLElement,
+    trans: TranslationBundle,
+    private readonly onSelect: OnSelect
+  ) {
+    this.chooser = new RankChooser(trans, () => {
+      this.draw();
+    });
   }
-  return lines.join('\n');
+
+  get rank(): number | null {
+    return this.chooser.chosen;
+  }
+
+  add(member: RankOutput): void {
+    this.members.add(member);
+    this.node.classList.add('jdt-rank-area');
+    this.node.append(this.chooser.node); // below the text: it is read first
+    this.update();
+  }
+
+  remove(member: RankOutput): void {
+    this.members.delete(member);
+    // What is cleared to be drawn again comes back before this is looked at.
+    setTimeout(() => {
+      if (this.members.size === 0) {
+        this.chooser.node.remove();
+        this.chooser.choose(null);
+        this.isOpen = false;
+        this.node.classList.remove('jdt-rank-area');
+      }
+    });
+  }
+
+  open(): void {
+    this.isOpen = true;
+    this.update();
+  }
+
+  /** Draw soon: several outputs often change together. */
+  update(): void {
+    if (this.isDue) {
+      return;
+    }
+    this.isDue = true;
+    requestAnimationFrame(() => {
+      this.isDue = false;
+      this.draw();
+    });
+  }
+
+  private draw(): void {
+    const members = [...this.members].sort((one, other) =>
+      one.node.compareDocumentPosition(other.node) &
+      Node.DOCUMENT_POSITION_FOLLOWING
+        ? -1
+        : 1
+    );
+    const [first] = members;
+    if (first === undefined) {
+      return;
+    }
+    this.chooser.offer(
+      first.ranks,
+      members.map(member => member.panelId)
+    );
+    const counts = members.map(member => member.count(this.rank));
+    const total = counts.reduce((sum, count) => sum + count, 0);
+    const isFolded = !this.isOpen && total > MOST_LINES;
+    let start = 0;
+    members.forEach((member, at) => {
+      const count = counts[at] ?? 0;
+      const head = isFolded ? clamp(FIRST_LINES - start, count) : count;
+      const tail = isFolded
+        ? clamp(start + count - (total - LAST_LINES), count - head)
+        : 0;
+      const isHere =
+        isFolded && start <= FIRST_LINES && start + count > FIRST_LINES;
+      const hidden = isHere ? total - FIRST_LINES - LAST_LINES : 0;
+      member.draw(this.rank, head, tail, hidden);
+      start += count;
+    });
+    this.onSelect(this.node, this.rank); // figures may have come, too
+  }
 }
 
-/** Shows a display that several ranks said. */
+function clamp(value: number, most: number): number {
+  return Math.max(0, Math.min(value, most));
+}
+
+/** Shows lines that several ranks printed. */
 export class RankOutput extends Widget implements IRenderMime.IRenderer {
-  private readonly text = element('div', { class: 'jdt-ranks-text' });
-  private tabs: HTMLElement | null = null;
-  private ranks: number[] = [];
+  private static made = 0;
+  readonly panelId = `jdt-rank-text-${String(RankOutput.made++)}`;
+  ranks: number[] = [];
+  private readonly head = element('div', { class: 'jdt-ranks-text' });
+  private readonly fold = element('button', {
+    type: 'button',
+    class: 'jdt-fold'
+  });
+  private readonly tail = element('div', { class: 'jdt-ranks-text' });
+  private area: Area | null = null;
   private source = '';
-  private width = 0;
-  private chosen: number | null = null;
+  private whose: IRanks | null = null;
+  private lines: { rank: number | null; lines: string[] } | null = null;
+  private readonly drawnTexts = new Map<HTMLElement, string>();
   private drawn: Promise<void> = Promise.resolve();
 
   constructor(
     private readonly options: IRenderMime.IRendererOptions,
-    private readonly trans: TranslationBundle,
-    private readonly onSelect: (node: HTMLElement, rank: number | null) => void
+    readonly trans: TranslationBundle,
+    private readonly onSelect: OnSelect
   ) {
     super();
     this.addClass('jp-RenderedText');
     this.addClass('jdt-ranks');
-    this.node.appendChild(this.text);
-    this.node.addEventListener(SELECT, event => {
-      const rank: unknown = event instanceof CustomEvent ? event.detail : null;
-      this.choose(typeof rank === 'number' ? rank : null);
+    this.node.append(this.head, this.fold, this.tail);
+    this.node.id = this.panelId;
+    this.node.setAttribute('role', 'tabpanel');
+    this.fold.hidden = true;
+    this.fold.addEventListener('click', () => {
+      this.area?.open();
     });
   }
 
@@ -121,127 +179,75 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
     if (typeof text === 'string') {
       this.source = text;
     }
-    if (isRanks(data) && data.ranks.join() !== this.ranks.join()) {
-      this.ranks = data.ranks;
-      this.width = data.width;
-      this.makeTabs();
+    this.whose = isRanks(data) ? data : null;
+    this.ranks = this.whose?.ranks ?? [];
+    this.lines = null;
+    if (this.area === null) {
+      this.draw(null, Math.min(this.count(null), FIRST_LINES), 0, 0);
+    } else {
+      this.area.update();
     }
-    await this.draw();
-    if (this.chosen !== null) {
-      this.onSelect(this.node, this.chosen); // figures may have come, too
-    }
+    await this.drawn;
   }
 
-  /** Do as the outputs do that the cell has put out before. */
   protected override onAfterAttach(message: Message): void {
     super.onAfterAttach(message);
-    const area = this.node.closest('.jp-OutputArea');
-    const other = area?.querySelector<HTMLElement>('[data-chosen]');
-    if (other?.dataset.chosen !== undefined) {
-      this.choose(Number(other.dataset.chosen));
-    }
+    this.area = Area.of(this, this.onSelect);
+    this.area.add(this);
   }
 
-  /** Draw once what was drawn before is there. */
-  private draw(): Promise<void> {
+  protected override onBeforeDetach(message: Message): void {
+    this.area?.remove(this);
+    this.area = null;
+    super.onBeforeDetach(message);
+  }
+
+  /** The number of lines, of all ranks or of one. */
+  count(rank: number | null): number {
+    return this.linesOf(rank).length;
+  }
+
+  /** Draw the first and the last lines; between them so many are folded. */
+  draw(rank: number | null, head: number, tail: number, hidden: number): void {
+    const lines = this.linesOf(rank);
+    this.render(this.head, lines.slice(0, head).join('\n'));
+    this.render(this.tail, tail > 0 ? lines.slice(-tail).join('\n') : '');
+    this.fold.hidden = hidden === 0;
+    this.fold.textContent = this.trans.__(
+      '… %1 more lines; show them',
+      hidden.toLocaleString('en')
+    );
+    this.toggleClass('jdt-empty', head + tail === 0 && hidden === 0);
+  }
+
+  private linesOf(rank: number | null): string[] {
+    let known = this.lines;
+    if (known?.rank !== rank) {
+      known = { rank, lines: linesOf(this.source, this.whose, rank) };
+      this.lines = known;
+    }
+    return known.lines;
+  }
+
+  /** Draw a text once what was drawn before is there. */
+  private render(host: HTMLElement, source: string): void {
+    if (this.drawnTexts.get(host) === source) {
+      return;
+    }
+    this.drawnTexts.set(host, source);
     this.drawn = this.drawn.then(async () => {
-      const { chosen, source, width } = this;
-      const before = [...this.text.childNodes];
-      await renderText({
-        host: this.text, // to which it is added
-        sanitizer: this.options.sanitizer,
-        source: chosen === null ? source : linesOf(source, chosen, width)
-      });
+      const before = [...host.childNodes];
+      if (source !== '') {
+        await renderText({
+          host, // to which it is added
+          sanitizer: this.options.sanitizer,
+          source
+        });
+      }
       before.forEach(node => {
         node.remove();
       });
     });
-    return this.drawn;
-  }
-
-  private makeTabs(): void {
-    this.tabs?.remove();
-    this.tabs =
-      this.ranks.length > MOST_TABS ? this.makeList() : this.makeTabBar();
-    this.node.prepend(this.tabs);
-  }
-
-  private makeTabBar(): HTMLElement {
-    const bar = element('div', {
-      class: 'jdt-rank-tabs',
-      role: 'tablist',
-      'aria-label': this.trans.__('ranks')
-    });
-    for (const rank of [null, ...this.ranks]) {
-      const tab = element(
-        'button',
-        {
-          type: 'button',
-          role: 'tab',
-          'data-rank': String(rank ?? ''),
-          title:
-            rank === null
-              ? this.trans.__('what all ranks said')
-              : this.trans.__('what rank %1 said', rank)
-        },
-        rank === null ? this.trans.__('all') : String(rank)
-      );
-      markTab(tab, rank === this.chosen);
-      tab.addEventListener('click', () => {
-        this.select(rank);
-      });
-      bar.append(tab);
-    }
-    arrowKeys(bar);
-    return bar;
-  }
-
-  private makeList(): HTMLElement {
-    const list = element('select', {
-      'aria-label': this.trans.__('the rank whose output is shown')
-    });
-    for (const rank of [null, ...this.ranks]) {
-      const words =
-        rank === null
-          ? this.trans.__('all ranks')
-          : this.trans.__('rank %1', rank);
-      list.append(element('option', { value: String(rank ?? '') }, words));
-    }
-    list.addEventListener('change', () => {
-      this.select(list.value === '' ? null : Number(list.value));
-    });
-    return element('div', { class: 'jdt-rank-tabs' }, list);
-  }
-
-  /** Choose a rank in all that the cell has put out. */
-  private select(rank: number | null): void {
-    const area = this.node.closest('.jp-OutputArea') ?? this.node;
-    const others = area.querySelectorAll('.jdt-ranks');
-    for (const each of others.length > 0 ? others : [this.node]) {
-      each.dispatchEvent(new CustomEvent(SELECT, { detail: rank }));
-    }
-    this.onSelect(this.node, rank);
-  }
-
-  private choose(rank: number | null): void {
-    if (rank === this.chosen) {
-      return;
-    }
-    this.chosen = rank;
-    this.toggleClass('jdt-one-rank', rank !== null);
-    if (rank === null) {
-      delete this.node.dataset.chosen;
-    } else {
-      this.node.dataset.chosen = String(rank);
-    }
-    for (const tab of this.node.querySelectorAll('[role=tab]')) {
-      markTab(tab, tab.getAttribute('data-rank') === String(rank ?? ''));
-    }
-    const list = this.node.querySelector('select');
-    if (list !== null) {
-      list.value = String(rank ?? '');
-    }
-    void this.draw();
   }
 }
 
@@ -257,11 +263,15 @@ export function hideOthers(
     return;
   }
   cell.outputArea.widgets.forEach((widget, at) => {
-    const said: unknown = cell.outputArea.model.get(at).metadata.disttrain;
-    if (isRecord(said) && Array.isArray(said.ranks)) {
-      widget.setHidden(rank !== null && !said.ranks.includes(rank));
+    const told: unknown = cell.outputArea.model.get(at).metadata.disttrain;
+    if (isRecord(told) && Array.isArray(told.ranks)) {
+      widget.setHidden(rank !== null && !told.ranks.includes(rank));
     }
   });
+}
+
+function isRecord(data: unknown): data is Record<string, unknown> {
+  return typeof data === 'object' && data !== null;
 }
 
 /** The factory for the registry of what can be shown. */
