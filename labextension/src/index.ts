@@ -80,8 +80,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     ]);
     launcher?.add({
       command: CommandIDs.newNotebook,
-      category: trans.__('Notebook'),
-      rank: 100
+      category: trans.__('Other'),
+      rank: 0
     });
   }
 };

@@ -11,7 +11,7 @@ import type { ILines } from './plot';
 import { Plot } from './plot';
 import type { Quantity } from './scales';
 import type { MetricStore, Series } from './series';
-import { band, isCommon, smooth } from './series';
+import { band, commonOf, smooth } from './series';
 import type { DeviceHistory, Plots, Translate } from './types';
 
 /** More ranks than this are drawn as their mean with a band, at first. */
@@ -225,6 +225,10 @@ export class Charts {
       );
       this.plots.set(key, plot);
       (time ? this.devices : this.metrics).grid.append(plot.node);
+      if (time) {
+        const at = DEVICES.findIndex(device => device.title === title);
+        plot.node.style.order = String(at);
+      }
     }
     plot.resize(plot.node.clientWidth);
     plot.show(this.asWanted(data, !time), this.isLog && !time);
@@ -294,12 +298,12 @@ export class Charts {
       return data;
     }
     const values = lines.map(each => each.values);
-    if (mayBeCommon && isCommon(values)) {
+    const common = mayBeCommon ? commonOf(values) : null;
+    if (common !== null) {
       const label = hidden.length
         ? this.trans('all others')
         : this.trans('all ranks');
-      const [first = []] = values;
-      return { x, lines: [{ label, rank: null, values: first }], hidden };
+      return { x, lines: [{ label, rank: null, values: common }], hidden };
     }
     if (!isMean) {
       return data;

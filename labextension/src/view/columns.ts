@@ -29,7 +29,7 @@ export function columnsOf(trans: Translate): IColumn[] {
   const size = (value: number | undefined): string | null =>
     value === undefined ? null : bytes(value);
   const rate = (value: number | undefined): string | null =>
-    value === undefined ? null : short(value);
+    value === undefined ? null : short(value, 3);
   const right = 'right';
   const column = (
     place: number,
@@ -86,7 +86,7 @@ function gpuNotes({ gpu }: IRank, trans: Translate): string | null {
 
 /** Keeps how wide columns have been, so that they do not come and go. */
 export class Fitting {
-  private readonly longest = new Map<IColumn, number>();
+  private readonly longest = new Map<IColumn, string>();
   private readonly measure = document.createElement('canvas').getContext('2d');
   private width = 0;
 
@@ -104,21 +104,24 @@ export class Fitting {
       return columns;
     }
     this.measure.font = font;
-    const digit = this.measure.measureText('0').width;
     const isBrief = Number.isFinite(mostState);
     let left = width;
     const kept = new Set<IColumn>();
     for (const column of columns.toSorted((a, b) => a.place - b.place)) {
-      const texts = ranks.map(rank => column.text(rank)?.length ?? 0);
-      const most = Math.max(this.longest.get(column) ?? 0, ...texts);
-      this.longest.set(column, most);
+      const longest = ranks
+        .map(rank => column.text(rank) ?? '')
+        .reduce(longer, this.longest.get(column) ?? '');
+      this.longest.set(column, longest);
+      this.measure.font = font;
+      const text = this.measure.measureText(
+        // The mark before a state is as wide as two characters.
+        column.isCut ? `${longest.slice(0, mostState)}00` : longest
+      ).width;
       this.measure.font = `600 ${font}`;
       const { width: title } = this.measure.measureText(
         isBrief ? column.brief : column.title
       );
-      // The mark before a state takes two more.
-      const shown = column.isCut ? Math.min(most, mostState) + 2 : most;
-      left -= Math.max(title, digit * shown) + padding;
+      left -= Math.max(title, text) + padding;
       if (left < 0 && column.place > 0) {
         break;
       }
@@ -126,6 +129,10 @@ export class Fitting {
     }
     return columns.filter(column => kept.has(column));
   }
+}
+
+function longer(one: string, other: string): string {
+  return other.length > one.length ? other : one;
 }
 
 export interface IRoom {

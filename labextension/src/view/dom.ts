@@ -127,13 +127,13 @@ export function duration(seconds: number): string {
     : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-/** A number with three significant digits. */
-export function short(value: number): string {
+/** A number with some significant digits. */
+export function short(value: number, digits = 4): string {
   if (value === 0) {
     return '0';
   }
   const size = Math.abs(value);
   return size >= 1e5 || size < 1e-3
     ? value.toExponential(2)
-    : value.toLocaleString('en', { maximumSignificantDigits: 4 });
+    : value.toLocaleString('en', { maximumSignificantDigits: digits });
 }

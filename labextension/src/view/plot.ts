@@ -227,7 +227,7 @@ export class Plot {
         ...data.lines.map(each => ({
           label: each.label,
           spanGaps: true,
-          points: { show: data.x.length < 3 },
+          points: { show: (self: uPlot) => self.data[0].length < 3 },
           ...own(each)
         }))
       ],

@@ -11,6 +11,9 @@ import type { IMetricsPacket } from './types';
 /** Steps of one metric that are kept; the earlier half is thinned beyond. */
 const MOST_STEPS = 8000;
 
+/** By so many steps ranks may be apart that log the same. */
+const LATE_STEPS = 50;
+
 export type Line = (number | null)[];
 
 /** One metric: x ascending, one line per rank. */
@@ -136,10 +139,26 @@ export function smooth(line: Line, weight: number): Line {
   });
 }
 
-/** Whether all lines are the same, as those of an all-reduced value are. */
-export function isCommon(lines: Line[]): boolean {
-  const [first = [], ...others] = lines;
-  return others.every(line => line.every((value, at) => value === first[at]));
+/**
+ * The line that all share, as those of an all-reduced value do; null where
+ * there is none. The last steps may have come from some ranks only.
+ */
+export function commonOf(lines: Line[]): Line | null {
+  const common = [...(lines[0] ?? [])];
+  const known = lines.map(() => 0);
+  for (const [index, line] of lines.entries()) {
+    for (const [at, value] of line.entries()) {
+      if (value === null) {
+        continue;
+      }
+      known[index] = (known[index] ?? 0) + 1;
+      if (value !== (common[at] ??= value)) {
+        return null;
+      }
+    }
+  }
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  return least > 0 && most - least <= LATE_STEPS ? common : null;
 }
 
 /** Mean, least and greatest over lines, at each step. */

@@ -297,7 +297,11 @@ export class RankTable {
       node.infiniband_received_bytes_per_s + node.infiniband_sent_bytes_per_s;
     const busy = node.cpu_percent.toFixed(0);
     return {
-      brief: [count, load, `${bytes(used)} / ${bytes(total)}`].join(' · '),
+      brief: [
+        count,
+        load,
+        `${(used / 2 ** 30).toFixed(1)}/${bytes(total)}`
+      ].join(' · '),
       all: [
         count,
         t('%1 cores %2 % busy', String(node.cores), busy),
