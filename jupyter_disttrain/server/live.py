@@ -103,6 +103,8 @@ class LiveCluster:
             return
         if channel == FIGURES:
             self.telemetry.take(rank, msg_type, content)
+        elif msg_type == "status" and content["execution_state"] == "idle":
+            self.telemetry.end_cell(rank)
         elif msg_type == RankDeath.msg_type:
             with self._lock:
                 self._dead.add(rank)
