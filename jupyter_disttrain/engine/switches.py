@@ -1,10 +1,12 @@
 """Switches of torch that an interrupt can leave as they should not stay.
 
-Covers: gradients and autocast, which code turns for a while and back again.
+Covers: gradients, autocast and anomaly detection, which code turns for a while and back again; modes, transforms and
+the hook of ``torch.compile``, which code enters and leaves.
 Does not cover: interrupts that are put off (``untimely``).
 
 ``torch.no_grad()`` and every optimizer's step turn gradients off, and on again at their end, in Python code. An
-interrupt that falls into that end skips it, and without gradients no model on the rank trains any more.
+interrupt that falls into that end skips it, and without gradients no model on the rank trains any more. In the same way
+``torch.compile`` and ``torch.device("meta")`` enter modes in which operators make tensors without data.
 """
 
 from __future__ import annotations
@@ -23,24 +25,27 @@ class Switches:
     """How a cell found the switches."""
 
     def __init__(self) -> None:
-        self._found: dict[str, bool] = {}
+        self._found: dict[str, Any] = {}
 
     def note(self) -> None:
         """Take note of them before a cell."""
-        self._found = {name: read() for name, read, _ in _switches()}
+        self._found = {name: read() for name, read, _ in (*_switches(), *_depths())}
 
     def put_back(self) -> list[str]:
-        """Set them as they were noted; return what is to be said of those that were not so."""
-        said = []
+        """Set them as they were noted; return what is to be reported of those that were not so."""
+        reports = []
         for name, read, write in _switches():
             before = self._found.get(name)
             if before is not None and read() != before:
                 write(before)
                 word = "on" if before else "off"
-                said.append(
+                reports.append(
                     f"{name} is {word} again, as before the cell: the interrupt had skipped what turns it {word}"
                 )
-        return said
+        for name, read, leave in _depths():
+            left = leave(self._found[name]) if name in self._found and read() > self._found[name] else []
+            reports += [f"{each} was left, as before the cell: the interrupt had skipped that" for each in left]
+        return reports
 
 
 def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]]]:
@@ -48,9 +53,52 @@ def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]
     if torch is None:
         return
     yield "torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled
+    yield "torch's anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled
     for device in AUTOCAST:
         yield (
             f"torch.autocast({device!r})",
             partial(torch.is_autocast_enabled, device),
             partial(torch.set_autocast_enabled, device),
         )
+
+
+def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[int], list[str]]]]:
+    """Yield what code enters and leaves: its name, how deep the rank is in, what leaves deeper ones and names them."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    core = torch._C  # noqa: SLF001  (torch's own Python code enters and leaves by these)
+    functorch, compiler = core._functorch, core._dynamo.eval_frame  # noqa: SLF001
+
+    def leave_modes(depth: int) -> list[str]:
+        left = []
+        while core._len_torch_dispatch_stack() > depth:  # noqa: SLF001
+            left.append(type(core._pop_torch_dispatch_stack(None)).__name__)  # noqa: SLF001
+        return left
+
+    def leave_function_modes(depth: int) -> list[str]:
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001  (set_default_device)
+        left = []
+        while (now := core._len_torch_function_stack()) > depth:  # noqa: SLF001
+            if core._get_function_stack_at(now - 1) is default:  # noqa: SLF001
+                break
+            left.append(type(core._pop_torch_function_stack()).__name__)  # noqa: SLF001
+        return left
+
+    def leave_transforms(depth: int) -> list[str]:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        return ["a transform of torch.func"]
+
+    def is_compiling() -> int:
+        hook = compiler.set_eval_frame(None)
+        compiler.set_eval_frame(hook)
+        return int(hook is not None)
+
+    def leave_compiler(_depth: int) -> list[str]:
+        compiler.set_eval_frame(None)
+        return ["torch.compile"]
+
+    yield "modes", core._len_torch_dispatch_stack, leave_modes  # noqa: SLF001
+    yield "function modes", core._len_torch_function_stack, leave_function_modes  # noqa: SLF001
+    yield "transforms", functorch.get_dynamic_layer_stack_depth, leave_transforms
+    yield "torch.compile", is_compiling, leave_compiler
