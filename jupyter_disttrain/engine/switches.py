@@ -42,8 +42,9 @@ class Switches:
                 reports.append(
                     f"{name} is {word} again, as before the cell: the interrupt had skipped what turns it {word}"
                 )
-        for name, read, leave in _depths():
-            left = leave(self._found[name]) if name in self._found and read() > self._found[name] else []
+        for name, depth, leave in _depths():
+            is_deeper = name in self._found and depth() > self._found[name]
+            left = leave(self._found[name]) if is_deeper else []
             reports += [f"{each} was left, as before the cell: the interrupt had skipped that" for each in left]
         return reports
 
@@ -62,43 +63,54 @@ def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]
         )
 
 
+# None of what follows is public in torch: a version that lacks one of these functions must not cost every cell.
+
+
 def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[int], list[str]]]]:
     """Yield what code enters and leaves: its name, how deep the rank is in, what leaves deeper ones and names them."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
-    core = torch._C  # noqa: SLF001  (torch's own Python code enters and leaves by these)
-    functorch, compiler = core._functorch, core._dynamo.eval_frame  # noqa: SLF001
+    core = torch._C  # noqa: SLF001
+    functorch, compiler = getattr(core, "_functorch", None), getattr(getattr(core, "_dynamo", None), "eval_frame", None)
+    if hasattr(core, "_len_torch_dispatch_stack"):
+        yield "modes", core._len_torch_dispatch_stack, partial(_leave_modes, core)  # noqa: SLF001
+    if hasattr(core, "_len_torch_function_stack"):
+        yield "function modes", core._len_torch_function_stack, partial(_leave_function_modes, torch)  # noqa: SLF001
+    if hasattr(functorch, "get_dynamic_layer_stack_depth"):
+        yield "transforms", functorch.get_dynamic_layer_stack_depth, partial(_leave_transforms, functorch)
+    if hasattr(compiler, "set_eval_frame"):
+        yield "torch.compile", partial(_is_compiling, compiler), partial(_leave_compiler, compiler)
 
-    def leave_modes(depth: int) -> list[str]:
-        left = []
-        while core._len_torch_dispatch_stack() > depth:  # noqa: SLF001
-            left.append(type(core._pop_torch_dispatch_stack(None)).__name__)  # noqa: SLF001
-        return left
 
-    def leave_function_modes(depth: int) -> list[str]:
-        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001  (set_default_device)
-        left = []
-        while (now := core._len_torch_function_stack()) > depth:  # noqa: SLF001
-            if core._get_function_stack_at(now - 1) is default:  # noqa: SLF001
-                break
-            left.append(type(core._pop_torch_function_stack()).__name__)  # noqa: SLF001
-        return left
+def _leave_modes(core: Any, depth: int) -> list[str]:
+    left = []
+    while core._len_torch_dispatch_stack() > depth:  # noqa: SLF001
+        left.append(type(core._pop_torch_dispatch_stack(None)).__name__)  # noqa: SLF001
+    return left
 
-    def leave_transforms(depth: int) -> list[str]:
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        return ["a transform of torch.func"]
 
-    def is_compiling() -> int:
-        hook = compiler.set_eval_frame(None)
-        compiler.set_eval_frame(hook)
-        return int(hook is not None)
+def _leave_function_modes(torch: Any, depth: int) -> list[str]:
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001  (of set_default_device)
+    core, left = torch._C, []  # noqa: SLF001
+    while (now := core._len_torch_function_stack()) > depth:  # noqa: SLF001
+        if core._get_function_stack_at(now - 1) is default:  # noqa: SLF001
+            break
+        left.append(type(core._pop_torch_function_stack()).__name__)  # noqa: SLF001
+    return left
 
-    def leave_compiler(_depth: int) -> list[str]:
-        compiler.set_eval_frame(None)
-        return ["torch.compile"]
 
-    yield "modes", core._len_torch_dispatch_stack, leave_modes  # noqa: SLF001
-    yield "function modes", core._len_torch_function_stack, leave_function_modes  # noqa: SLF001
-    yield "transforms", functorch.get_dynamic_layer_stack_depth, leave_transforms
-    yield "torch.compile", is_compiling, leave_compiler
+def _leave_transforms(functorch: Any, depth: int) -> list[str]:
+    functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    return ["a transform of torch.func"]
+
+
+def _is_compiling(compiler: Any) -> int:
+    hook = compiler.set_eval_frame(None)
+    compiler.set_eval_frame(hook)
+    return int(hook is not None)
+
+
+def _leave_compiler(compiler: Any, _depth: int) -> list[str]:
+    compiler.set_eval_frame(None)
+    return ["torch.compile"]
