@@ -25,7 +25,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .on_import import before_import
-from .untimely import is_body_of_library, outwards
+from .untimely import INSTALLED, STANDARD_LIBRARY, is_body_of_library, outwards
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -133,7 +133,8 @@ def _is_whole(name: str, module: ModuleType | None) -> bool:
 def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
     """Take modules out, and those imported meanwhile that hold something of them; return the names of all."""
     modules = {**cut.begun, **{name: module for name, module in cut.stack.items() if module is not None}}
-    kept = {name: module for name, module in modules.items() if _is_extension(module)}
+    extensions = {name: module for name, module in modules.items() if _is_extension(module)}
+    kept = {name for name, module in modules.items() if name in extensions or not (cut.library or _is_own(module))}
     out = set(first)
     while True:
         objects = {id(modules[name]) for name in out if name in modules}
@@ -154,7 +155,7 @@ def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
             delattr(parent, _last(name))
         if module is not None:
             _unregister_operators(module)
-    for name, module in kept.items():
+    for name, module in extensions.items():
         if _parent(name) in out:
             before_import(_parent(name), _Put(_last(name), module))
     return out
@@ -197,6 +198,12 @@ def _unregister_operators(module: ModuleType) -> None:
 def _is_extension(module: ModuleType) -> bool:
     spec = vars(module).get("__spec__")
     return isinstance(getattr(spec, "loader", None), importlib.machinery.ExtensionFileLoader)
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Whether a module is the user's: a library that was imported whole by one stays whole."""
+    file = str(vars(module).get("__file__"))
+    return not (INSTALLED.search(file) or file.startswith(STANDARD_LIBRARY))
 
 
 def _parent(name: str) -> str:

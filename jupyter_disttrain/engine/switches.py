@@ -72,7 +72,8 @@ def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[int], list[str
     if torch is None:
         return
     core = torch._C  # noqa: SLF001
-    functorch, compiler = getattr(core, "_functorch", None), getattr(getattr(core, "_dynamo", None), "eval_frame", None)
+    functorch: Any = getattr(core, "_functorch", None)
+    compiler: Any = getattr(getattr(core, "_dynamo", None), "eval_frame", None)
     if hasattr(core, "_len_torch_dispatch_stack"):
         yield "modes", core._len_torch_dispatch_stack, partial(_leave_modes, core)  # noqa: SLF001
     if hasattr(core, "_len_torch_function_stack"):
