@@ -7,6 +7,7 @@ Does not cover: the cells themselves (``fault_cells``).
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,11 @@ def _first(name: str) -> Callable[[Cluster, Round, str, int, float], float]:
         return interrupted(cluster, result, code, first_s, lambda: press(cluster), ends=True)
 
     return strike
+
+
+def why_no_transformers() -> str:
+    """Return why transformers can't be imported; empty if it can."""
+    return "" if importlib.util.find_spec("transformers") else "transformers is not installed"
 
 
 FIRST_FAULTS = {f"first {name}": _first(name) for name in FIRSTS}

@@ -45,11 +45,12 @@ class Round:
     fault: str
     cell: str
     usable_s: float | None = None  # from the fault until an all_reduce of all ranks was done
-    named_s: float | None = None  # from the failure until it was told
+    named_s: float | None = None  # from the failure until it was reported
     prepare: str = ""  # the cell that was run before
     probe: str = ""  # what uses once more what was interrupted
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks that had the marks
-    told: str = ""  # all that was shown of how the cell ended
+    restart: bool = False  # the ranks, after all is checked
+    shown: str = ""  # how the cell ended
     missed: bool = False  # the cell ended before anything struck it
     lost: str = ""  # why the session did not come back
     dropped: bool = False  # the next cell did not run on every rank
@@ -94,7 +95,7 @@ def _expect_failure(cluster: Cluster, result: Round, code: str) -> float:
     except RankFailure as error:
         struck_at = min(failure.time_s for failure in error.failures)
         result.named_s = watcher.named_at - struck_at
-        result.told = words(error)
+        result.shown = words(error)
         return struck_at
     raise AssertionError("a cell that never ends has ended")
 
@@ -133,7 +134,7 @@ def interrupted(
         if not moments:
             raise EarlyFailureError(words(error)) from error
         struck_at = moments[-1]
-        result.told, result.gave_up = words(error), isinstance(error, GivenUpError)
+        result.shown, result.gave_up = words(error), isinstance(error, GivenUpError)
     else:
         if not ends:
             raise AssertionError("a cell that never ends has ended")
@@ -222,7 +223,7 @@ def _killed(cluster: Cluster, result: Round, code: str, processes: Sequence[psut
     except RankFailure as error:
         if not moments:
             raise EarlyFailureError(words(error)) from error
-        result.named_s, result.told = watcher.named_at - moments[0], words(error)
+        result.named_s, result.shown = watcher.named_at - moments[0], words(error)
         return moments[0]
     finally:
         _join(thread)
@@ -256,15 +257,15 @@ def _kill_two_nannies(cluster: Cluster, result: Round, code: str, victim: int, d
     return _killed(cluster, result, code, _nannies(cluster, victim, 2), delay_s)
 
 
-def _mpiexec(cluster: Cluster) -> psutil.Process:
-    """Return the process that has started the ranks: the one above a nanny that this process has started."""
-    (nanny,) = _nannies(cluster, 0, 1)
-    return next(each for each in nanny.parents() if each.name() in ("mpiexec", "prterun", "prte"))
+def _mpiexec() -> psutil.Process:
+    """Return the process that has started the ranks."""
+    names = ("mpiexec", "prterun", "prte")
+    return next(each for each in psutil.Process().children(recursive=True) if each.name() in names)
 
 
 def _stop_mpiexec(cluster: Cluster, result: Round, code: str, _victim: int, delay_s: float) -> float:
     """Stop mpiexec as a job control would, press stop, and have it go on later."""
-    mpiexec = _mpiexec(cluster)
+    mpiexec = _mpiexec()
 
     def press() -> None:
         mpiexec.suspend()
@@ -276,12 +277,17 @@ def _stop_mpiexec(cluster: Cluster, result: Round, code: str, _victim: int, dela
 
 
 def _kill_mpiexec(cluster: Cluster, result: Round, code: str, _victim: int, delay_s: float) -> float:
-    """Kill mpiexec: all ranks end with it, which has to be said, and a reset brings the session back."""
-    struck_at = _killed(cluster, result, code, [_mpiexec(cluster)], delay_s)
-    if "%dist_reset" not in result.told:
-        result.damaged = f"mpiexec is gone: {result.told}"
-    cluster.reset()
-    return struck_at
+    """Kill mpiexec, and press stop in what its ranks go on with."""
+    mpiexec = _mpiexec()
+
+    def press() -> None:
+        mpiexec.kill()
+        time.sleep(delay_s)
+        if any(entry.state == "running" for entry in cluster.table):
+            _press()
+
+    result.restart = True  # without it no rank could be replaced with its MPI
+    return interrupted(cluster, result, code, delay_s, press)
 
 
 @contextmanager
@@ -321,8 +327,8 @@ def _full_disk(cluster: Cluster, result: Round, code: str, _victim: int, delay_s
             result.lost = "what the ranks printed was not all shown"
         cluster.run(result.prepare, timeout_s=PATIENCE_S)
         struck_at = interrupted(cluster, result, code, delay_s, _press)
-        cluster.run("kept, dist.all_reduce(tensor)", timeout_s=PATIENCE_S)
-        cluster.reset()
+        result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
+        result.restart = True
         return struck_at
 
 

@@ -28,7 +28,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import DisttrainError
 
 from .fault_cells import CELLS, CHECK, COUNT, IMPORTS, MARKS, MPI_CELL, PREPARE, PROBES
-from .fault_firsts import FIRST_FAULTS
+from .fault_firsts import FIRST_FAULTS, why_no_transformers
 from .fault_kinds import FAULTS as ANYWHERE
 from .fault_kinds import GRACE_S, MPI_FAULTS, PATIENCE_S, Round, why_no_disk, words
 
@@ -39,6 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "faults.md"
 PROBE_S = 180.0  # for a whole first use of what was interrupted, on few cores
 LONGEST_DELAY_S = 0.6
 FAULTS = ANYWHERE | FIRST_FAULTS
+REQUIREMENTS = {"full disk": why_no_disk, "first import of transformers": why_no_transformers}
 ALLOWED_GROWTH = 6  # descriptors or threads of one process over a campaign
 
 
@@ -117,6 +118,8 @@ class Campaign:
         result.usable_s = None if result.lost or result.missed else time.time() - struck_at
         if result.probe and not result.lost:
             _use_again(cluster, result)
+        if result.restart and not result.lost:
+            cluster.reset()
         return result
 
     @staticmethod
@@ -149,7 +152,7 @@ def _use_again(cluster: Cluster, result: Round) -> None:
         cluster.run(result.probe, timeout_s=PROBE_S)
     except (DisttrainError, KeyboardInterrupt) as error:
         result.damaged = words(error)
-        result.named = "%dist_reset -r" in result.damaged + result.told
+        result.named = "%dist_reset -r" in result.damaged + result.shown
         cluster.reset()
 
 
@@ -180,7 +183,7 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
         "",
         counts + f"{missed} cells had ended before anything struck them.",
         "",
-        "| fault | rounds | median | p95 | longest | told after (median) |",
+        "| fault | rounds | median | p95 | longest | reported after (median) |",
         "|---|---|---|---|---|---|",
     ]
     for fault in FAULTS:
@@ -188,8 +191,8 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
         if found:
             median = statistics.median(found)
             named = [each.named_s for each in rounds if each.fault == fault and each.named_s is not None]
-            told = f"{statistics.median(named) * 1000:.0f} ms" if named else "-"
-            figures = f"{median:.2f} s | {_p95(found):.2f} s | {found[-1]:.2f} s | {told}"
+            reported = f"{statistics.median(named) * 1000:.0f} ms" if named else "-"
+            figures = f"{median:.2f} s | {_p95(found):.2f} s | {found[-1]:.2f} s | {reported}"
             lines.append(f"| {fault} | {len(found)} | {figures} |")
     lines += ["", *(f"- lost: {each.fault} in {each.cell}: {each.lost}" for each in lost)]
     lines += [f"- damaged{' (named)' * each.named}: {each.fault} in {each.cell}: {each.damaged}" for each in damaged]
@@ -213,12 +216,13 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without it
-    if "full disk" in arguments.fault and (reason := why_no_disk()):
-        print(f"full disk is left out: {reason}", flush=True)
-        arguments.fault.remove("full disk")
-    texts, failed = [], False
+    left_out = {name: reason for name, why in REQUIREMENTS.items() if name in arguments.fault and (reason := why())}
+    notes = [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    print("\n".join(notes), flush=True)
+    texts, failed = notes, False
     for seed in arguments.seed:
-        campaign = Campaign(random=random.Random(seed), faults=arguments.fault)
+        faults = [fault for fault in arguments.fault if fault not in left_out]
+        campaign = Campaign(random=random.Random(seed), faults=faults)
         kinds = [(n, launcher) for n in arguments.ranks for launcher in arguments.launcher]
         for at, (n, launcher) in enumerate(kinds):
             campaign.session(n, launcher, len(range(at, arguments.rounds, len(kinds))))

@@ -6,17 +6,22 @@ The modules here interrupt their own process at a known line, as often as ``pres
 from __future__ import annotations
 
 import _bisect
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.errors import GivenUpError, RankFailure
 
+from .process_tools import wait_until
 from .recovery_tools import HOST, SUM
 
 if TYPE_CHECKING:
-    from jupyter_disttrain import Cluster
+    from collections.abc import Sequence
+
+    from jupyter_disttrain import CellRun, Cluster
+    from jupyter_disttrain.cluster.events import Event
 
 pytestmark = pytest.mark.parametrize("cluster", ["local"], indirect=True)
 
@@ -41,6 +46,14 @@ MODULES = {
     "operators": f"from torch.library import Library\nhere = Library('cut_off', 'DEF')\n{CUT}",
     "site-packages/slowly/__init__": f"from . import part\n{CUT}whole = 1",
     "site-packages/slowly/part": "",
+    "site-packages/endless": """import time
+from jupyter_disttrain.engine import untimely
+print("begun", flush=True)
+while not allowed.exists(): time.sleep(0.01)
+untimely.CUT_AFTER_SECONDS = 0
+print("late", flush=True)
+while True: time.sleep(0.01)
+""",
 }
 PRESS = "import builtins, importlib, sys; builtins.presses = [1] * {}"
 
@@ -156,3 +169,44 @@ def test_a_library_is_left_whole_until_stop_is_pressed_late(modules: Cluster) ->
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     assert late.notes == [f"the import of slowly was cut off on ranks 0-1 ({HOST}); {remedy}"]
     assert value(modules, "import slowly; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
+
+
+class ThreePresses:
+    """Press stop three times once both ranks have printed something."""
+
+    def __init__(self) -> None:
+        self.pressed = 0
+
+    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
+        """Press once."""
+        if self.pressed < 3 and all(run.stdout.values()):
+            self.pressed += 1
+            signal.raise_signal(signal.SIGINT)
+
+    def on_end(self, run: CellRun) -> None:
+        """Do nothing."""
+
+
+def test_an_import_that_is_cut_off_after_the_prompt_came_back_is_named(modules: Cluster, tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    modules.run(
+        f"import builtins, pathlib; builtins.allowed = pathlib.Path({str(allowed)!r})\n"
+        "from jupyter_disttrain.engine import untimely; kept_s = untimely.CUT_AFTER_SECONDS"
+    )
+    run = modules.run("import endless", block=False)
+    run.listen(ThreePresses())
+    with pytest.raises(GivenUpError):
+        run.wait()
+    allowed.touch()
+    assert wait_until(lambda: interrupted_all(modules))
+    late = modules.run("untimely.CUT_AFTER_SECONDS = kept_s")
+    remedy = "%dist_reset -r 0-1 replaces just those ranks"
+    assert late.notes == [f"the import of endless was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    with pytest.raises(RankFailure, match="NameError"):
+        modules.run("no_such_name")
+
+
+def interrupted_all(cluster: Cluster) -> bool:
+    """Interrupt ranks that still run; return whether none does."""
+    cluster.interrupt()
+    return all(entry.state != "running" for entry in cluster.table)

@@ -98,7 +98,17 @@ finally:
 """
 
 
-@pytest.mark.parametrize("code", [FINALIZERS, FORKS], ids=["finalizers", "forks"])
+CALLBACKS = """
+import time, weakref
+class Held: pass
+while True:
+    held = Held()
+    reference = weakref.ref(held, lambda _: time.sleep(0.2))
+    del held
+"""
+
+
+@pytest.mark.parametrize("code", [FINALIZERS, FORKS, CALLBACKS], ids=["finalizers", "forks", "callbacks"])
 def test_where_python_only_prints_what_is_raised(three: Cluster, pids: dict[int, int], code: str) -> None:
     run = interrupt_at(three, code, "0.2")
     assert "Exception ignored" not in "".join(run.stderr.values())
@@ -170,6 +180,32 @@ def test_the_end_of_a_step_that_turns_gradients_on_again(three: Cluster, pids: d
     assert three.run("torch.set_grad_enabled(False); 1").stderr == dict.fromkeys(range(3), "")
     assert three.run("torch.is_grad_enabled()").results == dict.fromkeys(range(3), False)
     three.run("torch.set_grad_enabled(True)")
+    assert is_whole(three, pids)
+
+
+ENTERED = """
+import time
+from torch._subclasses.fake_tensor import FakeTensorMode
+torch.set_default_device("cpu")
+torch.autograd.set_detect_anomaly(True)
+torch._C._functorch._vmap_increment_nesting(2, "error")
+FakeTensorMode().__enter__()
+torch.device("meta").__enter__()
+torch._C._dynamo.eval_frame.set_eval_frame(False)
+time.sleep(100)
+"""
+
+
+def test_modes_that_an_interrupt_kept_code_from_leaving(three: Cluster, pids: dict[int, int]) -> None:
+    run = interrupt_at(three, ENTERED, "time.sleep(100)")
+    for name in ("FakeTensorMode", "DeviceContext", "a transform of torch.func", "torch.compile"):
+        assert f"{name} was left, as before the cell" in run.stderr[0]
+    assert "torch's anomaly detection is off again" in run.stderr[2]
+    found = three.run(
+        "(torch.ones(2).sum().item(), torch.is_anomaly_enabled(), torch.get_default_device().type)"
+    ).results
+    assert found == dict.fromkeys(range(3), (2.0, False, "cpu"))
+    three.run("torch.set_default_device(None)")
     assert is_whole(three, pids)
 
 

@@ -100,7 +100,11 @@ class CellRun:
         """Hand in an event, from any one thread at a time."""
         if self.ended_s is None:  # else it belongs to the next cell
             self._note(event)
+        was_done = self._arrived.done
         self._arrived.apply(event)
+        if self._arrived.done and not was_done and self.ended_s is not None:  # nothing else is shown of it any more
+            for words in self._arrived.cut_imports(self._stuck_remedy):
+                self._guardian.note(words)
         self._events.put(event)
 
     def abandon(self, reason: str) -> None:

@@ -25,10 +25,10 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .on_import import before_import
-from .untimely import is_body_of_library, outwards
+from .untimely import INSTALLED, STANDARD_LIBRARY, is_body_of_library, outwards
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from types import FrameType
 
 
@@ -46,8 +46,8 @@ class CutImports:
 
     def __init__(self) -> None:
         self._cuts: list[_Cut] = []  # of the cell that runs
-        self._taken_out: set[str] = set()
-        self._damaged: set[str] = set()  # libraries
+        self._taken_out: dict[str, str] = {}  # modules, each with the one to name; its library where it is of one
+        self._libraries: set[str] = set()
 
     def note(self, frame: FrameType | None) -> None:
         """Note what is being imported; called by a handler of SIGINT, right before it raises."""
@@ -57,7 +57,8 @@ class CutImports:
             spec = _spec_of(each)
             if spec is None:
                 continue
-            stack.setdefault(spec.name, sys.modules.get(spec.name))
+            module = sys.modules.get(spec.name)
+            stack.setdefault(spec.name, module if isinstance(module, ModuleType) else None)
             if is_body_of_library(each) or isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
                 library = spec.name
         if not stack:
@@ -72,37 +73,45 @@ class CutImports:
     def clean_up(self) -> list[str]:
         """Take out what the cell's interrupts left half imported; return the modules that may still be damaged."""
         cuts, self._cuts = self._cuts, []
-        told = []
+        damaged = []
         for cut in cuts:
             whole = [name for name, module in cut.stack.items() if _is_whole(name, module)]
             if next(iter(cut.stack)) in whole:
                 continue  # the innermost one's own code dealt with the interrupt
             half = [name for name in cut.stack if name not in whole]
-            taken = _take_out({*half, *whole[:1]}, cut)
-            self._taken_out |= taken
+            for name in _take_out({*half, *whole[:1]}, cut):
+                self._taken_out[name] = cut.library or name
             if cut.library:
-                self._damaged.add(cut.library)
-                told.append(cut.library)
+                self._libraries.add(cut.library)
+                damaged.append(cut.library)
             elif whole:
-                told.append(half[-1])  # what caught the interrupt has gone on without it
-        return told
+                damaged.append(half[-1])  # what caught the interrupt has gone on without it
+        return damaged
 
     def behind(self, error: BaseException) -> list[str]:
-        """Return which modules, whose import was cut off earlier, an error comes from."""
-        libraries = {name.partition(".")[0]: name for name in self._damaged}
+        """Return which modules, whose import was cut off earlier, an error seems to come from."""
         found: dict[str, None] = {}
         link: BaseException | None = error
         seen: set[int] = set()
         while link is not None and id(link) not in seen:
             seen.add(id(link))
-            for frame, _ in traceback.walk_tb(link.__traceback__):
-                name = str(frame.f_globals.get("__name__", ""))
-                if frame.f_code.co_name == "<module>" and name in self._taken_out and name not in sys.modules:
-                    found[name] = None
-                if library := libraries.get(name.partition(".")[0]):
-                    found[library] = None
+            for name in _modules_in(link):
+                culprit = self._taken_out.get(name, "")
+                if culprit in self._libraries or (culprit and name not in sys.modules):  # else it is whole by now
+                    found[culprit] = None
             link = link.__cause__ or link.__context__
         return list(found)
+
+
+def _modules_in(error: BaseException) -> Iterator[str]:
+    """Yield the modules whose code an error went through, and the one of which it says that something is missing."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        yield str(frame.f_globals.get("__name__", ""))
+    if isinstance(error, ImportError):
+        yield str(error.name)
+    holder = error.obj if isinstance(error, AttributeError) else None
+    if isinstance(holder, ModuleType):
+        yield holder.__name__
 
 
 def _spec_of(frame: FrameType) -> importlib.machinery.ModuleSpec | None:
@@ -124,7 +133,8 @@ def _is_whole(name: str, module: ModuleType | None) -> bool:
 def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
     """Take modules out, and those imported meanwhile that hold something of them; return the names of all."""
     modules = {**cut.begun, **{name: module for name, module in cut.stack.items() if module is not None}}
-    kept = {name: module for name, module in modules.items() if _is_extension(module)}
+    extensions = {name: module for name, module in modules.items() if _is_extension(module)}
+    kept = {name for name, module in modules.items() if name in extensions or not (cut.library or _is_own(module))}
     out = set(first)
     while True:
         objects = {id(modules[name]) for name in out if name in modules}
@@ -141,11 +151,11 @@ def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
         if sys.modules.get(name) is module or name in first:
             sys.modules.pop(name, None)
         parent = sys.modules.get(_parent(name))
-        if parent is not None and module is not None and vars(parent).get(_last(name)) is module:
+        if isinstance(parent, ModuleType) and module is not None and vars(parent).get(_last(name)) is module:
             delattr(parent, _last(name))
         if module is not None:
             _unregister_operators(module)
-    for name, module in kept.items():
+    for name, module in extensions.items():
         if _parent(name) in out:
             before_import(_parent(name), _Put(_last(name), module))
     return out
@@ -188,6 +198,12 @@ def _unregister_operators(module: ModuleType) -> None:
 def _is_extension(module: ModuleType) -> bool:
     spec = vars(module).get("__spec__")
     return isinstance(getattr(spec, "loader", None), importlib.machinery.ExtensionFileLoader)
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Whether a module is the user's: a library that was imported whole by one stays whole."""
+    file = str(vars(module).get("__file__"))
+    return not (INSTALLED.search(file) or file.startswith(STANDARD_LIBRARY))
 
 
 def _parent(name: str) -> str:

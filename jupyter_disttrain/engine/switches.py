@@ -1,10 +1,12 @@
 """Switches of torch that an interrupt can leave as they should not stay.
 
-Covers: gradients and autocast, which code turns for a while and back again.
+Covers: gradients, autocast and anomaly detection, which code turns for a while and back again; modes, transforms and
+the hook of ``torch.compile``, which code enters and leaves.
 Does not cover: interrupts that are put off (``untimely``).
 
 ``torch.no_grad()`` and every optimizer's step turn gradients off, and on again at their end, in Python code. An
-interrupt that falls into that end skips it, and without gradients no model on the rank trains any more.
+interrupt that falls into that end skips it, and without gradients no model on the rank trains any more. In the same way
+``torch.compile`` and ``torch.device("meta")`` enter modes in which operators make tensors without data.
 """
 
 from __future__ import annotations
@@ -23,24 +25,28 @@ class Switches:
     """How a cell found the switches."""
 
     def __init__(self) -> None:
-        self._found: dict[str, bool] = {}
+        self._found: dict[str, Any] = {}
 
     def note(self) -> None:
         """Take note of them before a cell."""
-        self._found = {name: read() for name, read, _ in _switches()}
+        self._found = {name: read() for name, read, _ in (*_switches(), *_depths())}
 
     def put_back(self) -> list[str]:
-        """Set them as they were noted; return what is to be said of those that were not so."""
-        said = []
+        """Set them as they were noted; return what is to be reported of those that were not so."""
+        reports = []
         for name, read, write in _switches():
             before = self._found.get(name)
             if before is not None and read() != before:
                 write(before)
                 word = "on" if before else "off"
-                said.append(
+                reports.append(
                     f"{name} is {word} again, as before the cell: the interrupt had skipped what turns it {word}"
                 )
-        return said
+        for name, depth, leave in _depths():
+            is_deeper = name in self._found and depth() > self._found[name]
+            left = leave(self._found[name]) if is_deeper else []
+            reports += [f"{each} was left, as before the cell: the interrupt had skipped that" for each in left]
+        return reports
 
 
 def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]]]:
@@ -48,9 +54,64 @@ def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]
     if torch is None:
         return
     yield "torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled
+    yield "torch's anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled
     for device in AUTOCAST:
         yield (
             f"torch.autocast({device!r})",
             partial(torch.is_autocast_enabled, device),
             partial(torch.set_autocast_enabled, device),
         )
+
+
+# None of what follows is public in torch: a version that lacks one of these functions must not cost every cell.
+
+
+def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[int], list[str]]]]:
+    """Yield what code enters and leaves: its name, how deep the rank is in, what leaves deeper ones and names them."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    core = torch._C  # noqa: SLF001
+    functorch: Any = getattr(core, "_functorch", None)
+    compiler: Any = getattr(getattr(core, "_dynamo", None), "eval_frame", None)
+    if hasattr(core, "_len_torch_dispatch_stack"):
+        yield "modes", core._len_torch_dispatch_stack, partial(_leave_modes, core)  # noqa: SLF001
+    if hasattr(core, "_len_torch_function_stack"):
+        yield "function modes", core._len_torch_function_stack, partial(_leave_function_modes, torch)  # noqa: SLF001
+    if hasattr(functorch, "get_dynamic_layer_stack_depth"):
+        yield "transforms", functorch.get_dynamic_layer_stack_depth, partial(_leave_transforms, functorch)
+    if hasattr(compiler, "set_eval_frame"):
+        yield "torch.compile", partial(_is_compiling, compiler), partial(_leave_compiler, compiler)
+
+
+def _leave_modes(core: Any, depth: int) -> list[str]:
+    left = []
+    while core._len_torch_dispatch_stack() > depth:  # noqa: SLF001
+        left.append(type(core._pop_torch_dispatch_stack(None)).__name__)  # noqa: SLF001
+    return left
+
+
+def _leave_function_modes(torch: Any, depth: int) -> list[str]:
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001  (of set_default_device)
+    core, left = torch._C, []  # noqa: SLF001
+    while (now := core._len_torch_function_stack()) > depth:  # noqa: SLF001
+        if core._get_function_stack_at(now - 1) is default:  # noqa: SLF001
+            break
+        left.append(type(core._pop_torch_function_stack()).__name__)  # noqa: SLF001
+    return left
+
+
+def _leave_transforms(functorch: Any, depth: int) -> list[str]:
+    functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    return ["a transform of torch.func"]
+
+
+def _is_compiling(compiler: Any) -> int:
+    hook = compiler.set_eval_frame(None)
+    compiler.set_eval_frame(hook)
+    return int(hook is not None)
+
+
+def _leave_compiler(compiler: Any, _depth: int) -> list[str]:
+    compiler.set_eval_frame(None)
+    return ["torch.compile"]

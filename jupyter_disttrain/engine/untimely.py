@@ -13,7 +13,9 @@ KeyboardInterrupt is raised wherever the main thread happens to be. In some plac
 - ``logging`` and ``threading`` take locks in Python code, one step before the ``try`` that gives them back. Cut off
   there, the lock is never given back, and the thread that releases stuck ranks would wait for it.
 - A DataLoader that is cut off while it starts its workers, or ends them, leaves some behind.
-- What is raised in ``__del__``, or in the functions that run around a fork, Python only prints: the interrupt is lost.
+- What is raised in ``__del__``, in the callback of a weak reference, or in the functions that run around a fork, Python
+  only prints: the interrupt is lost. ``__del__`` is left whole; an interrupt that was lost elsewhere comes again at the
+  next line of what runs then.
 - This package's own code, which a cell calls when it prints, would be left half done.
 """
 
@@ -66,6 +68,8 @@ class Untimely:
         self._is_overdue = False
         self._limits: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # whose put() a handler may call
         self._turns = threading.Lock()  # of a signal that is overdue and the begin of a cell
+        self._report_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
         threading.Thread(target=self._watch, name="untimely interrupts", daemon=True).start()
 
     def begin_cell(self) -> None:
@@ -108,6 +112,17 @@ class Untimely:
             return is_overdue
         is_late = self._since is not None and time.monotonic() - self._since >= CUT_AFTER_SECONDS
         return is_late and not is_overdue
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """Have an interrupt come again that Python would only print."""
+        caller = sys._getframe().f_back  # noqa: SLF001  (documented as such)
+        is_lost = issubclass(unraisable.exc_type, KeyboardInterrupt) and os.getpid() == self._pid
+        if not is_lost or caller is None or threading.current_thread() is not threading.main_thread():
+            self._report_unraisable(unraisable)
+        elif self._since is None:
+            self._since = time.monotonic()
+            self._limits.put((self._since, self._since + LOOK_SECONDS))
+            self._trace(caller)
 
     # Being called when the code has been left
 
