@@ -265,3 +265,14 @@ def test_a_rank_that_a_person_ends_is_replaced_whatever_deaths_lead_to() -> None
     assert actions(state, 0.0) == [Do.REPLACE]
     state.on_replaced(1, well=True)
     assert actions(state, 0.0) == [Do.FORM]
+
+
+def test_a_rank_whose_process_is_being_ended_is_waited_for() -> None:
+    state = Recovery(2, Rules())
+    state.on_ending(1)
+    assert not state.settled
+    assert state.actions(0.0) == []  # no group is formed with it
+    state.on_death(1, 1.0)
+    assert [action.do for action in state.actions(1.0)] == [Do.REPLACE]
+    state.on_replaced(1, well=True)
+    assert [action.do for action in state.actions(2.0)] == [Do.FORM]
