@@ -291,3 +291,14 @@ def test_a_rank_that_stays_in_mpi_is_ended_after_three_interrupts() -> None:
         state.on_look(2, now + 0.01, 0.1)
     assert kills[:1] == [(3.1, 1)]
     assert {rank for _, rank in kills} == {1}
+
+
+def test_a_rank_whose_process_is_being_ended_is_waited_for() -> None:
+    state = Recovery(2, Rules())
+    state.on_ending(1)
+    assert not state.settled
+    assert state.actions(0.0) == []  # no group is formed with it
+    state.on_death(1, 1.0)
+    assert [action.do for action in state.actions(1.0)] == [Do.REPLACE]
+    state.on_replaced(1, well=True)
+    assert [action.do for action in state.actions(2.0)] == [Do.FORM]
