@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .reach import Reach
 
 RESPAWN_SECONDS = 5.0  # for the living ranks to start a process together; more where the machine is busy
+MOST_LOAD = 3.0  # of each core, for which that time is given
 REMEDY = "%dist_reset begins a new job"
 
 
@@ -128,7 +129,8 @@ class Replacement(Introduction):
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
             attempt = Respawn(self.open_link, self.table, self._processes, host)
-            limit_s = RESPAWN_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+            load = os.getloadavg()[0] / (os.cpu_count() or 1)
+            limit_s = RESPAWN_SECONDS * min(MOST_LOAD, max(1.0, load))
             try:
                 return self._arrivals.hear_from_one(known, limit_s, attempt.check, in_mpi=True)
             except LaunchError as error:
