@@ -81,6 +81,7 @@ class RankShell(ZMQInteractiveShell):
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
 
+    is_rank = True
     displayhook: RankDisplayHook
     last_error: BaseException | None = None  # that the cell ended with
     scripts: Scripts  # what runs them
@@ -213,6 +214,10 @@ class RankShell(ZMQInteractiveShell):
         """
         self._is_interrupted = self._tells_since is not None and time.monotonic() - self._tells_since < TELL_SECONDS
         return self._is_interrupted
+
+    def forget_tracebacks(self) -> None:
+        """Forget those that were shown."""
+        self._shown = []
 
     @property
     def told(self) -> list[str] | None:

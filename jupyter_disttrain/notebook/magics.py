@@ -23,7 +23,7 @@ from .script_magics import origin_of
 from .sinks import sink_for
 from .slurm_arguments import WaitingLine, slurm_of
 from .status import attached_text, kept_text, started_text, status_text
-from .transformers import Transformers
+from .transformers import Transformers, check_magics
 from .views import Views
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ class DistributedMagics(FileMagics):
 
     def _run(self, magic: str, line: str, cell: str, args: argparse.Namespace, ranks: str) -> None:
         cluster = self._require(args)
+        check_magics(cell, is_bare=args.bare)
         if args.out is not None:
             check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)

@@ -31,8 +31,15 @@ HEAD = (
 
 
 def started_text(cluster: Cluster) -> str:
-    """Say what was started."""
-    return _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
+    """Say what was started, and what of the user's IPython profile failed."""
+    ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
+    troubles: dict[str, list[int]] = {}
+    for entry in cluster.table:
+        for words in entry.troubles:
+            troubles.setdefault(words, []).append(entry.info.rank)
+    return "\n".join(
+        [*(f"{label_ranks(ranks)}, in your IPython profile: {words}" for words, ranks in troubles.items()), ready]
+    )
 
 
 def attached_text(cluster: Cluster) -> str:
