@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,7 +169,10 @@ def _end(number: int, _frame: Any) -> None:
     began = time.monotonic()
     _flush()
     if _exit is not None:
-        _exit.run()
+        try:
+            _exit.run()
+        except BaseException:  # noqa: BLE001  (of the user's code; the process ends all the same)
+            traceback.print_exc()
         flush_all(sys.stdout, sys.stderr)
     # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
     # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
