@@ -66,7 +66,7 @@ def test_startup_files_and_configuration_hold_on_ranks(tmp_path: Path) -> None:
         replaced = notebook.run("%dist_reset -r 1").check().text
         assert "rank 1 on " in replaced
         assert "10-fails.py, line 2: ValueError" in replaced
-        assert notebook.run("%%rank 1\nlast").check().lines == ["rank 1 │ 'all the same'"]
+        assert notebook.run("%%rank 1\nlast").check().lines == ["'all the same'"]
 
 
 def test_what_would_break_a_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

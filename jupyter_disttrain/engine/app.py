@@ -133,7 +133,7 @@ class RankEngine(IPEngine):
             shell_stream=ZMQStream(self.shell_socket),
         )
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
-        app = ProfileApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
+        app = ProfileApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)  # type: ignore[no-untyped-call]
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
         global _exit  # noqa: PLW0603  (of this process)
         atexit.unregister(kernel.shell.atexit_operations)  # it deletes variables, and some would wait for other ranks

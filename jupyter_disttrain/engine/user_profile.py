@@ -129,7 +129,7 @@ class ProfileApp(IPKernelApp):
 
     def _run_exec_lines(self) -> None:
         for line in self.exec_lines:
-            self._shell.run_cell(line, store_history=False)
+            self._shell.run_cell(line, store_history=False)  # type: ignore[no-untyped-call]
             self._note(f"exec_lines {line!r}")
             self._shell.forget_tracebacks()
 
