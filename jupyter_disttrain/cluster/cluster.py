@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from .rank_table import RankEntry
 
 NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
-EXIT_SECONDS = 3.0  # for a rank to end by itself
 SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new process imports torch meanwhile
 
 
@@ -302,16 +301,12 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._check_own()
         chosen = sorted(set(ranks))
         self._launch.try_lost_hosts()
-        gone = {rank: self._launch.table[rank].pid_gone for rank in chosen}
-        idle = {rank for rank in chosen if self._launch.table[rank].state == "idle"}
+        gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
             self._guardian.on_asked(rank)
-            if self._launch.table[rank].state != "dead":  # an idle one runs its atexit functions and closes its files
-                self.signal(rank, signal.SIGTERM if rank in idle else signal.SIGKILL)
-        for rank in idle:
-            if not gone[rank].wait(EXIT_SECONDS):
+            if self._launch.table[rank].state != "dead":
                 self.signal(rank, signal.SIGKILL)
-        for each in gone.values():
+        for each in gone:
             each.wait(NANNY_SECONDS)
         self._guardian.wait_until_settled(SETTLE_SECONDS)
         notes = self._guardian.take_notes()
