@@ -31,6 +31,8 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Bring the magics into this notebook (``%load_ext jupyter_disttrain``)."""
+    if getattr(shell, "is_rank", False):
+        return  # the user's profile loads it wherever IPython starts
     from .notebook import load  # noqa: PLC0415
 
     load(shell)

@@ -50,6 +50,7 @@ RANK_REQUEST = "rank_request"
 # Requests from the client to a rank's nanny, on the control channel; the reply is "nanny_reply".
 NANNY_REQUEST = "nanny_request"
 # The key of our options in an execute_request's metadata.
+IPYTHON_PROFILE = "DISTTRAIN_IPYTHON_PROFILE"  # the folder of the notebook's, in the environment
 OPTIONS = "disttrain"
 
 

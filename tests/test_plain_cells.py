@@ -178,3 +178,18 @@ def test_programs_that_ask_meet_the_end_of_the_input(cluster: Cluster) -> None:
     assert cluster.run("%%script cat\nall that there is", timeout_s=60).stdout[0] == "all that there is\n"
     run = cluster.run("!printf 'a\\nb'; exit 3\n_exit_code, get_ipython().user_ns['_exit_code']")
     assert (run.stdout[0].splitlines()[:2], run.results[0]) == (["a", "b"], (3, 3))
+
+
+def test_a_magic_of_the_notebook_is_refused_before_anything_runs(notebook: Notebook) -> None:
+    for cell in ("print('x')\n%dist_status --text", "for i in range(2):\n    %sync", "x = 1\n\n  \n%dist_push x"):
+        outcome = notebook.run(f"%%distributed\n{cell}")
+        assert outcome.error.startswith("UsageError: %")
+        assert outcome.error.endswith(" runs in the notebook, and this cell on the ranks; give it a cell of its own")
+        assert "x" not in outcome.lines[0]
+    notebook.run("%%distributed\ntext = '''\n%dist_status\n'''").check()
+    notebook.run("%dist_mode -e").check()
+    outcome = notebook.run("print('x')\n%dist_status --text")
+    assert "begin this one with %%local" in outcome.error
+    assert outcome.text.count("%dist_status") == 1
+    assert notebook.run("%%local\nprint('x')\n%dist_status --text").check().lines[0] == "x"
+    notebook.run("%dist_mode -d").check()

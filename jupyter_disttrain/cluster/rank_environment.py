@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..framework_variables import HOST_ID, PCI_ORDER, WITH_GPUS, WITHOUT_GPUS
+from ..messages import IPYTHON_PROFILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
 
 # Of the notebook's environment, what ranks on other hosts are given too: where modules are, and what libraries read.
-FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "IPYTHONDIR", "LANG")
+FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "IPYTHONDIR", "LANG", IPYTHON_PROFILE)
 FORWARDED_PREFIXES = (
     *(
         "CONDA_",

@@ -45,6 +45,7 @@ class RankEntry:
     group: str = _kept(default="")
     sees_shelf: bool = _kept(default=False)  # it shares memory with the client
     place: str = _kept(default="")  # where servers of other frameworks can be reached on it: "address:port"
+    troubles: tuple[str, ...] = ()  # with the user's IPython profile, when its session began
     request: str = ""  # the id of that cell's message
     has_ended: bool = False  # its death was heard of, which is passed on once it is known whether its job has ended
     nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
@@ -56,6 +57,7 @@ class RankEntry:
     def know(self, told: Mapping[str, Any]) -> None:
         """Take what the rank says of itself once it knows who it is."""
         self.sees_shelf, self.place = told["sees_shelf"], told["place"]
+        self.troubles = tuple(told["troubles"])
 
 
 def check_idle(

@@ -103,6 +103,8 @@ class Replacement(Introduction):
                 self._moves.give_up(old.launch_host, host)  # it may be down, or have fewer GPUs
                 self.on_note(f"{host} can't stand in for {old.launch_host}: {' '.join(str(error).split())}")
             else:
+                for words in entry.troubles:
+                    self.on_note(f"rank {rank} on {info.host}, in your IPython profile: {words}")
                 entry.group = "none" if self.config.backend == "none" else "broken"
                 return entry
 

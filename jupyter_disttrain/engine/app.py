@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,6 @@ from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
 from ipyparallel.controller.heartmonitor import Heart
 from ipyparallel.engine.app import IPEngine
-from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
 from ..framework_variables import accelerator_of
@@ -62,10 +62,13 @@ from .rank_exit import RankExit
 from .setup import HOST, NETWORK
 from .shell import RankProfile
 from .streams import Descriptors, flush_all, open_streams
+from .user_profile import ProfileApp, UserProfile
 from .wire import IDENTITY, RankEnd, Wire, reserve_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from traitlets.config import Config
 
 FINALIZE_SECONDS = 2.7  # after a rank was asked to end; less than a nanny's patience
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -77,12 +80,15 @@ class RankEngine(IPEngine):
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
-    def attach(self, wire: Wire, hello: RankHello, connection: Connection, reserved: list[int]) -> None:
+    def attach(
+        self, wire: Wire, hello: RankHello, connection: Connection, profile: UserProfile, reserved: list[int]
+    ) -> None:
         """Take what :func:`run_rank` prepared."""
         self._descriptors, self._reserved = Descriptors(wire), reserved
         self._rank_end = RankEnd(wire)
         self._hello = hello
         self._connection = connection
+        self._profile = profile
         self._hellos = Hellos()
         self.session.metadata = {"engine": self.ident}  # on every message: whose it is
         self.session.pack = escaping(self.session.pack)
@@ -134,12 +140,13 @@ class RankEngine(IPEngine):
             shell_stream=ZMQStream(self.shell_socket),
         )
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
-        app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
+        app = ProfileApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)  # type: ignore[no-untyped-call]
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
         global _exit  # noqa: PLW0603  (of this process)
         atexit.unregister(kernel.shell.atexit_operations)  # it deletes variables, and some would wait for other ranks
         _exit = RankExit()
         bootstrap = Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
+        bootstrap.begin_session = lambda: self._profile.run(app, kernel.shell)
         kernel.take_charge(bootstrap, publisher, self._descriptors, self._reserved)
         return kernel
 
@@ -169,7 +176,10 @@ def _end(number: int, _frame: Any) -> None:
     began = time.monotonic()
     _flush()
     if _exit is not None:
-        _exit.run()
+        try:
+            _exit.run()
+        except BaseException:  # noqa: BLE001  (of the user's code; the process ends all the same)
+            traceback.print_exc()
         flush_all(sys.stdout, sys.stderr)
     # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
     # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
@@ -238,7 +248,8 @@ def run_rank(wire: Wire) -> None:
     sys.path.insert(0, "")
     hello = _prepare()
     connection = Connection.wait(os.environ[CONNECTION_FILE])
-    engine = RankEngine.instance(config=_config(), log_level=logging.ERROR)
+    profile = UserProfile()
+    engine = RankEngine.instance(config=_config(profile.config), log_level=logging.ERROR)
     # Its handler has a level too, but there records are made only to be dropped.
     engine.log.setLevel(logging.ERROR)
     # The files that cells are compiled from get one name on all ranks, so that warnings which name them are alike.
@@ -253,7 +264,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, hello, connection, reserved)
+    engine.attach(wire, hello, connection, profile, reserved)
     engine.start()
     sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
     _flush()
@@ -265,13 +276,13 @@ def _number(connection: Connection) -> int:
     return int(hashlib.sha256(connection.key).hexdigest()[:8], 16)
 
 
-def _config() -> Config:
-    config = Config()
+def _config(config: Config) -> Config:
+    """Return the user's configuration with what a rank needs."""
     config.IPEngine.enable_nanny = False
     config.IPEngine.timeout = 60.0
     config.HistoryManager.enabled = False
     config.InteractiveShell.separate_in = ""
-    config.IPKernelApp.exec_lines = []  # some libraries look for this section to tell a kernel from a terminal
+    config.IPKernelApp.setdefault("ignore_cwd", False)  # libraries look for this section to tell a kernel
     return config
 
 

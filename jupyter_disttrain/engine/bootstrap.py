@@ -70,6 +70,7 @@ class Bootstrap:
         self._cell = cell
         self._hellos = hellos
         self._shell: RankShell | None = None
+        self.begin_session: Callable[[], list[str]] = list  # returns what of the user's profile failed
         self.group: Group | None = None
         self.mpi = MpiWorld()
         self.horovod = HorovodWorld(self.mpi)
@@ -129,7 +130,10 @@ class Bootstrap:
         note_files()
         note_switches()
         note_imports()
-        return {"status": "ok", "sees_shelf": sees_shelf, "place": self._place.name}, []
+        assert self._shell is not None
+        troubles = self.begin_session()
+        self._shell.give_names()  # a startup file may have set one of them
+        return {"status": "ok", "sees_shelf": sees_shelf, "place": self._place.name, "troubles": troubles}, []
 
     def _do_open_store(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Open the store on rank 0 and reply its port."""

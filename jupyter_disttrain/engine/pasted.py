@@ -24,7 +24,7 @@ class SpawnInCellError(RuntimeError):
     """A cell wants processes that can't be made of it."""
 
     # A process pool would show as its cause where in this package it was raised.
-    __cause__ = property(lambda _self: None, lambda _self, _cause: None)  # type: ignore[assignment]
+    __cause__ = property(lambda _self: None, lambda _self, _cause: None)
 
 
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")

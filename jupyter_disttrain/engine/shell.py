@@ -84,6 +84,7 @@ class RankShell(ZMQInteractiveShell):
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
 
+    is_rank = True
     displayhook: RankDisplayHook
     scripts: Scripts  # what runs them
     checkpoints: Checkpoints
@@ -120,8 +121,8 @@ class RankShell(ZMQInteractiveShell):
 
     def begin_cell(self, *, is_typed: bool) -> None:
         """Forget what the cell before left."""
-        self._early, self._has_begun, self._transformed = [], False, (None, "")
-        self._depth, self._result, self._other_error, self._report = 0, None, None, None
+        self._has_begun, self._transformed = False, (None, "")
+        self.forget_error()
         self._last_traceback_during_displayhook = False
         own_code.begin_cell(is_typed=is_typed)
         self.displayhook.last_value = NO_VALUE
@@ -221,6 +222,16 @@ class RankShell(ZMQInteractiveShell):
     def is_of_code(self, error: BaseException) -> bool:
         """Whether code that ran has raised an error, rather than the compiler that read the cell."""
         return self._result is None or error is not self._result.error_before_exec
+
+    def forget_error(self) -> None:
+        """Forget the errors of code that ran."""
+        self._early = []
+        self._depth, self._result, self._other_error, self._report = 0, None, None, None
+
+    @property
+    def any_error(self) -> BaseException | None:
+        """The error of code that ran outside of cells, such as a startup file; None without one."""
+        return self._early[-1][0] if self.error is None and self._early else self.error
 
     def end_with(self, error: BaseException) -> None:
         """Take an error for the one with which the cell has ended."""

@@ -60,13 +60,13 @@ def refuse_cells() -> None:
     """Refuse from now on to hand what is defined in cells to processes that are not forked."""
     reduction.dump = _dump  # which processes that are not forked are started with
     on_import("multiprocessing.pool", _check_tasks)
-    submit = ProcessPoolExecutor.submit
+    submit: Any = ProcessPoolExecutor.submit
 
     @functools.wraps(submit)
     def checked(self: Any, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         if self._mp_context.get_start_method() == "fork":
             return submit(self, fn, *args, **options)
-        return submit(self, _Checked(functools.partial(fn, *args, **options)))  # type: ignore[arg-type]
+        return submit(self, _Checked(functools.partial(fn, *args, **options)))
 
     ProcessPoolExecutor.submit = checked  # type: ignore[method-assign]
 

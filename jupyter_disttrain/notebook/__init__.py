@@ -5,6 +5,7 @@ Imports ``cluster`` and IPython; nothing imports it but the package itself, when
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,10 +16,13 @@ _ATTRIBUTE = "_disttrain_magics"
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics, once."""
+    from ..messages import IPYTHON_PROFILE  # noqa: PLC0415
     from .magics import DistributedMagics  # noqa: PLC0415
 
     if hasattr(shell, _ATTRIBUTE):
         return
+    if shell.profile_dir is not None:
+        os.environ[IPYTHON_PROFILE] = str(shell.profile_dir.location)  # ranks begin with it, too
     magics = DistributedMagics(shell=shell, parent=shell)
     shell.register_magics(magics)
     shell.configurables.append(magics)  # type: ignore[arg-type]  # IPython's list is typed too narrowly

@@ -25,7 +25,7 @@ from .slurm_arguments import slurm_of
 from .status import attached_text, kept_text, started_text, status_text
 from .status_line import StatusLine
 from .terminal_screen import TerminalScreen
-from .transformers import Transformers
+from .transformers import Transformers, check_magics
 from .views import Views
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ class DistributedMagics(FileMagics):
 
     def _run(self, magic: str, line: str, cell: str, args: argparse.Namespace, ranks: str) -> None:
         cluster = self._require(args)
+        check_magics(cell, is_bare=args.bare)
         if args.out is not None:
             check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)

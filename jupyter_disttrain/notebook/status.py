@@ -31,9 +31,14 @@ HEAD = (
 
 
 def started_text(cluster: Cluster) -> str:
-    """Say what was started."""
+    """Say what was started, what of the user's IPython profile failed, and why ranks use no accelerator."""
     ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
-    return "\n".join(filter(None, [ready, cluster.note_of_devices]))
+    troubles: dict[str, list[int]] = {}
+    for entry in cluster.table:
+        for words in entry.troubles:
+            troubles.setdefault(words, []).append(entry.info.rank)
+    failed = [f"{label_ranks(ranks)}, in your IPython profile: {words}" for words, ranks in troubles.items()]
+    return "\n".join(filter(None, [*failed, ready, cluster.note_of_devices]))
 
 
 def attached_text(cluster: Cluster) -> str:
