@@ -157,6 +157,7 @@ def test_nothing_is_said_of_a_model_whose_constructor_failed(three: Cluster, pid
             "from torch.nn.parallel import DistributedDataParallel\nDistributedDataParallel(torch.nn.SyncBatchNorm(3))"
         )
     error = interrupted(three, "if rank == 0: dist.barrier()", {0})
+    three.run("gc.enable()")
     assert not [note for note in error.notes if "gone with" in note]
     assert is_whole(three, pids)
 
