@@ -154,7 +154,8 @@ def test_a_model_that_can_t_get_a_new_reducer_costs_itself_alone(three: Cluster,
 def test_nothing_is_said_of_a_model_whose_constructor_failed(three: Cluster, pids: dict[int, int]) -> None:
     with pytest.raises(RankFailure, match="SyncBatchNorm"):
         three.run(
-            "from torch.nn.parallel import DistributedDataParallel\nDistributedDataParallel(torch.nn.SyncBatchNorm(3))"
+            "import gc; gc.disable()  # else it may be collected by chance\n"
+            "torch.nn.parallel.DistributedDataParallel(torch.nn.SyncBatchNorm(3))"
         )
     error = interrupted(three, "if rank == 0: dist.barrier()", {0})
     three.run("gc.enable()")

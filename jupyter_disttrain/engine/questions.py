@@ -46,7 +46,7 @@ def refuse_questions() -> None:
     for name in ("interaction", "run", "runeval", "runcall"):
         setattr(pdb.Pdb, name, refuse_debugger("a debugger"))
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin = CellStdin(sys.stdin.detach(), encoding="utf-8", errors="surrogateescape")
+        sys.stdin = sys.__stdin__ = CellStdin(sys.stdin.detach(), encoding="utf-8", errors="surrogateescape")
 
 
 class CellStdin(io.TextIOWrapper):
