@@ -46,7 +46,8 @@ def refuse_questions() -> None:
     for name in ("interaction", "run", "runeval", "runcall"):
         setattr(pdb.Pdb, name, refuse_debugger("a debugger"))
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin = sys.__stdin__ = CellStdin(sys.stdin.detach(), encoding="utf-8", errors="surrogateescape")
+        sys.stdin = CellStdin(sys.stdin.detach(), encoding="utf-8", errors="surrogateescape")
+        sys.__stdin__ = sys.stdin  # type: ignore[misc]  # the one before has lost its buffer
 
 
 class CellStdin(io.TextIOWrapper):
