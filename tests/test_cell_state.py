@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from hypothesis import given
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from jupyter_disttrain.cluster.cell_state import CellState
 from jupyter_disttrain.cluster.events import Died, Event, Replied, Said, Silent
+from jupyter_disttrain.cluster.merging import SHORT_TEXT, differing_part
 from jupyter_disttrain.cluster.steps import Steps
+from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.messages import RankDeath
 
 if TYPE_CHECKING:
@@ -215,3 +218,34 @@ def test_a_message_that_a_failed_cell_has_left_is_not_taken_for_another_s() -> N
     assert not messages(steps, {0: {"0>1": 2}}), "it is received in a later cell"
     assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "which has not begun to when it fails"
     assert messages(steps, {1: {"0>1": 3}}, {1}), "more than was sent"
+
+
+def test_many_ranks_that_differ_stay_readable_in_the_order_of_the_ranks() -> None:
+    hosts = dict.fromkeys(range(64), "node0")
+    state = CellState(range(64), hosts)
+    for rank in reversed(range(64)):
+        text = f"no file cat{rank}.jpg in " + "/a/very/long/path" * 500
+        details = [f"note: shard {rank}"]
+        state.apply(replied(rank, ename="OSError", evalue=text, traceback=["trace", text], line=3, details=details))
+    (failure,) = state.distinct_failures()
+    assert failure.where == "ranks 0-63 (node0), line 3"
+    assert "cat0.jpg" in failure.evalue
+    lines = RankFailure([failure], state.failures)._render_traceback_()
+    told = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[3:]]
+    assert [line.partition(":")[0] for line in told] == [*(f"rank {rank}" for rank in range(1, 24)), "ranks 24-63"]
+    assert told[0].startswith("rank 1: OSError: … no file cat1.jpg in /a/very")
+    assert told[0].endswith("; note: shard 1")
+    assert all(len(line) < 500 for line in told)
+    assert told[-1] == "ranks 24-63: others; each rank's is in by_rank of this RankFailure"
+
+
+def test_failures_without_a_line_are_one_only_if_they_say_the_same() -> None:
+    state = CellState(range(3), HOSTS)
+    for rank, text in enumerate(("no file 1", "no file 2", "no space")):
+        state.apply(replied(rank, ename="ScriptError", evalue=text, traceback=[f"ScriptError: {text}"]))
+    assert [failure.ranks for failure in state.distinct_failures()] == [(0, 1), (2,)]
+
+
+@given(st.text(max_size=400), st.text(max_size=400))
+def test_what_differs_is_never_long(text: str, other: str) -> None:
+    assert len(differing_part(text, other)) <= 2 * SHORT_TEXT + 200

@@ -212,8 +212,8 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
             ["    +------------------------------------", "rank 1: KeyError: 1"],
         ),
         (
-            "raise RuntimeError('Expected an end. ' * 40 + f'Missing on {rank}: 0 1.' + ' See the docs.' * 9)",
-            ["rank 1: RuntimeError: … an end. Expected an end. Missing on 1: 0 1. See the docs. See the docs. …"],
+            "raise RuntimeError('Expected an end. ' * 40 + f'Missing on {rank}: 0 1.' + ' See it.' * 9)",
+            ["rank 1: RuntimeError: … an end. Expected an end. Missing on 1: 0 1. See it. See it. See it. See it. …"],
         ),
     ],
     ids=["notes", "words", "keys", "causes", "members", "long texts"],

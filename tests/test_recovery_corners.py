@@ -170,16 +170,6 @@ def test_a_model_that_can_t_get_a_new_reducer_costs_itself_alone(three: Cluster,
     assert is_whole(three, pids)
 
 
-def test_nothing_is_said_of_a_model_whose_constructor_failed(three: Cluster, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure, match="SyncBatchNorm"):
-        three.run(
-            "from torch.nn.parallel import DistributedDataParallel\nDistributedDataParallel(torch.nn.SyncBatchNorm(3))"
-        )
-    error = interrupted(three, "if rank == 0: dist.barrier()", {0})
-    assert not [note for note in error.notes if "gone with" in note]
-    assert is_whole(three, pids)
-
-
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
 torch.manual_seed(0)

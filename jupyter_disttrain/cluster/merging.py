@@ -105,7 +105,7 @@ def differing_part(text: str, other: str) -> str:
         before, after = _beginning(words[begin:first][::-1])[::-1], _beginning(words[last:])
         piece = shorten("".join(words[first:last]), max(left, AROUND))
         pieces.append(f"{''.join(before).lstrip()}{piece}{''.join(after).rstrip()}")
-        begin, left = last, left - len(piece)
+        begin, left = last, left - len(piece) - AROUND
         if left <= 0:
             break
     return " ".join(f"… {' … '.join(pieces)} …".split())

@@ -47,6 +47,7 @@ def refuse_questions() -> None:
         setattr(pdb.Pdb, name, refuse_debugger("a debugger"))
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin = CellStdin(sys.stdin.detach(), encoding="utf-8", errors="surrogateescape")
+        sys.__stdin__ = sys.stdin  # type: ignore[misc]  # the one before has lost its buffer
 
 
 class CellStdin(io.TextIOWrapper):
