@@ -35,6 +35,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from ..job_file import can_end_calls
 from ..messages import RankHello, encrypt, is_ipv6
 from .bootstrap import Bootstrap
+from .cell_threads import watch_threads
 from .connection import (
     CLIENT_IDENTITY,
     CONNECTION_FILE,
@@ -56,7 +57,7 @@ from .process_group import RendezvousError
 from .publisher import Publisher
 from .setup import HOST, NETWORK
 from .shell import RankProfile
-from .streams import open_streams
+from .streams import Turns, open_streams
 from .wire import IDENTITY, RankEnd, Wire
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ class RankEngine(IPEngine):
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
-    def attach(self, wire: Wire, hello: RankHello, connection: Connection) -> None:
+    def attach(self, wire: Wire, turns: Turns, hello: RankHello, connection: Connection) -> None:
         """Take what :func:`run_rank` prepared."""
+        self._turns = turns
         self._rank_end = RankEnd(wire)
         self._hello = hello
         self._connection = connection
@@ -113,6 +115,9 @@ class RankEngine(IPEngine):
         control_thread = ControlThread(daemon=True)
         control_thread.start()
         publisher = Publisher(self._rank_end)
+        self._turns.send_late = lambda header, stream, data: publisher.send_late(
+            self.session.pack(header), stream, data
+        )
         kernel: RankKernel = RankKernel.instance(
             parent=self,
             engine_id=self.id,
@@ -205,7 +210,9 @@ def _place_temporary_files() -> None:
 
 def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
-    stdout, stderr = open_streams(wire)
+    turns = Turns(wire)
+    stdout, stderr = open_streams(turns)
+    watch_threads()
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
     begin_reports(wire)
@@ -232,7 +239,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, hello, connection)
+    engine.attach(wire, turns, hello, connection)
     engine.start()
     sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
     _flush()

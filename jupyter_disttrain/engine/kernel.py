@@ -28,7 +28,7 @@ from ..errors import UnserializableValueError
 from ..messages import OPTIONS, RANK_REQUEST
 from ..shelf import lend
 from ..values import dump_value
-from . import cell_errors, hooks
+from . import cell_errors, cell_threads, hooks
 from .connection import KEEP
 from .own_code import is_cell
 from .shell import NO_VALUE, RankShell
@@ -140,6 +140,7 @@ class RankKernel(IPythonParallelKernel):
         signal.signal(signal.SIGINT, self._note_interrupt)
         # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
         mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
+        cell_threads.begin_cell(parent["header"])
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
         hooks.before_cell(self._bootstrap.group, self._bootstrap.horovod.calls, options["cell"])

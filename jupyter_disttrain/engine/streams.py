@@ -17,8 +17,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .cell_threads import earlier_cell
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from .wire import Wire
@@ -39,6 +41,7 @@ class Turns:
         self.lock = threading.RLock()
         self._speaker: RankStream | None = None  # that sent last
         self._writer: RankStream | None = None  # that was written to last
+        self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # to an earlier cell
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -76,6 +79,7 @@ class RankStream(io.TextIOBase):
         self._rest: list[str] = []  # what was printed without an end of line
         self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
         self._calls: dict[int, _Place | None] = {}  # by thread: where it was when it wrote last
+        self._late: dict[int, list[str]] = {}  # by thread: the same, of threads and tasks of earlier cells
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -92,7 +96,7 @@ class RankStream(io.TextIOBase):
 
     def _after_fork(self) -> None:
         # A child has neither the threads nor the right to the parent's unfinished line.
-        self._rest, self._open, self._calls, self._waker = [], {}, {}, None
+        self._rest, self._open, self._calls, self._late, self._waker = [], {}, {}, {}, None
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -113,6 +117,10 @@ class RankStream(io.TextIOBase):
         """Write text; a line leaves when it is finished."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        cell = earlier_cell()
+        if cell is not None and self._turns.send_late is not None:
+            self._write_late(cell, text)
+            return len(text)
         with self._turns.lock:
             self._turns.finish_other(self)
             thread = threading.get_ident()
@@ -138,8 +146,23 @@ class RankStream(io.TextIOBase):
                 self._calls[thread] = None if caller is None else _place(caller)  # C code calls this too
         return len(text)
 
+    def _write_late(self, cell: dict[str, Any], text: str) -> None:
+        """Send text to the cell that has started this thread or task, whole calls of ``print`` at a time."""
+        assert self._turns.send_late is not None
+        thread = threading.get_ident()
+        with self._turns.lock:
+            parts = self._late.setdefault(thread, [])
+            parts.append(text)
+            if text and "\n" not in text and "\r" not in text:
+                return
+            del self._late[thread]
+        self._turns.send_late(cell, self.name[1:-1], "".join(parts).encode("utf-8", "backslashreplace"))
+
     def flush(self) -> None:
         """Send this thread's unfinished line too, and those of threads that have ended."""
+        cell = earlier_cell() if self._late else None
+        if cell is not None:
+            self._write_late(cell, "")
         with self._turns.lock:
             parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
             if self._open:
@@ -261,9 +284,8 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     yield data[start:]
 
 
-def open_streams(wire: Wire) -> tuple[RankStream, RankStream]:
+def open_streams(turns: Turns) -> tuple[RankStream, RankStream]:
     """Make stdout and stderr, and have C code write whole lines at once too."""
-    turns = Turns(wire)
     _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
     return RankStream(1, "stdout", turns), RankStream(2, "stderr", turns)
 

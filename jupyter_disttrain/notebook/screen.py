@@ -10,7 +10,9 @@ the text stands which ranks printed which line: JupyterLab makes a tab for each 
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..cluster.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
@@ -78,6 +80,9 @@ class Screen:
         self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # made before, because lines are many
         self._log_folder = log_folder
         self._forward_comm = forward_comm
+        self._bounds = max_lines, max_bytes
+        self._lock = threading.RLock()  # what comes after the end is taken on another thread
+        self._timer: threading.Timer | None = None
         self._below_view = below_view
         self._transcript = Transcript(max_lines, max_bytes)
         self._notes: list[str] = []
@@ -111,12 +116,39 @@ class Screen:
 
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
-        self._transcript.close()
-        if not run.failures and not run.timed_out:
-            self._notes += run.notes  # else the error tells them
-        self._progress = []
-        self._fit_labels(self._width)
-        self._finish()
+        with self._lock:
+            self._transcript.close()
+            if not run.failures and not run.timed_out:
+                self._notes += run.notes  # else the error tells them
+            self._progress = []
+            self._fit_labels(self._width)
+            self._finish()
+            # What comes later stands below all that, as a transcript of its own.
+            self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
+            self._names, self._texts, self._filled, self._below_view = [], [], 0, False
+
+    def on_late(self, event: Event) -> Event | None:
+        """Show what comes after the end, in the same output; where that is gone, label it for the next cell."""
+        gone = self._sink.where_it_was()
+        if gone:
+            if not isinstance(event, Said):
+                return event
+            return replace(event, text="".join(f"{gone}: {line}" for line in event.text.splitlines(keepends=True)))
+        with self._lock:
+            self._take_output(event)
+            if self._timer is None:
+                self._timer = threading.Timer(max(0.0, self._due - time.monotonic()), self._draw_late)
+                self._timer.daemon = True
+                self._timer.start()
+        return None
+
+    def _draw_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            start = time.monotonic()
+            self._draw()
+            cost = time.monotonic() - start
+            self._due = start + cost + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
 
     def _finish(self) -> None:
         count = len(self._visible(self._below()))
@@ -126,11 +158,18 @@ class Screen:
             self._names.clear()
             self._texts.clear()
             self._filled = 0
+            for section in self._transcript.sections:
+                section.place = -1
         self._draw()
         for name in self._names[self._filled :]:
             self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
 
     def _take(self, event: Event, run: CellRun) -> None:
+        self._take_output(event)
+        if isinstance(event, (Replied, Died)):
+            self._note_failure(event.rank, run)
+
+    def _take_output(self, event: Event) -> None:
         self._changed = True
         transcript = self._transcript
         if isinstance(event, Said):
@@ -145,8 +184,6 @@ class Screen:
             self._note_log(event)
         elif isinstance(event, CommSent):
             self._forward_comm(event)
-        elif isinstance(event, (Replied, Died)):
-            self._note_failure(event.rank, run)
 
     def _note_log(self, event: LogFailed) -> None:
         record = event.record

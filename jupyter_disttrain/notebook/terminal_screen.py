@@ -32,6 +32,7 @@ SPARE_LINES = 3  # of the terminal, for the cell's own text
 class TerminalScreen(Screen):
     """Listen to a cell and print it."""
 
+    _has_ended = False
     _painted = 0  # lines that can still be painted again
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -46,11 +47,14 @@ class TerminalScreen(Screen):
 
     def _draw(self) -> None:
         self._changed = False
-        if sys.stdout.isatty():
-            self._paint(is_end=False)
+        if self._has_ended or sys.stdout.isatty():
+            self._paint(is_end=self._has_ended)
 
     def _finish(self) -> None:
+        self._has_ended = True
         self._paint(is_end=True)
+        self._printed.clear()
+        self._unfinished.clear()
 
     def _paint(self, *, is_end: bool) -> None:
         """Paint the last lines again, and print for good what there is no room for; at the end all of it."""
