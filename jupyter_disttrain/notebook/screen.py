@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cluster.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
 from ..ranks import label_ranks, short_label
-from .rows import TAIL_ROWS
+from .rows import TAIL_ROWS, Row, Section
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..cluster.cell_run import CellRun
     from ..cluster.events import Event
-    from .rows import Hidden, Row, Section
+    from .rows import Hidden
     from .sinks import Sink
 
 # Grey, not "faint": JupyterLab shows that as plain text.
@@ -151,7 +151,7 @@ class Screen:
             self._due = start + cost + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
 
     def _finish(self) -> None:
-        count = len(self._visible(self._below()))
+        count = len(self._visible())
         if not self._below_view and count < len(self._names):
             # Places that hold nothing any more would be empty boxes.
             self._sink.clear(wait=count > 0)
@@ -240,22 +240,22 @@ class Screen:
     def _draw(self) -> None:
         self._changed = False
         self._fit_labels(self._label_width)
-        below = self._below()
-        visible = self._visible(below)
+        visible = self._visible()
         for place, section in enumerate(visible):
             if self._labelled and section.data and place:
                 of_ranks = tuple(sorted(visible[place - 1].rows[-1].ranks))  # its label is the line above
                 section.dirty = section.dirty or of_ranks != section.of_ranks
                 section.of_ranks = of_ranks
             if section.dirty or section.place != place:
-                self._draw_section(section, place, [*below, *self._progress] if section is self._carrier else [])
+                self._draw_section(section, place)
         for place in range(len(visible), self._filled):
             self._sink.show(self._names[place], {}, {})
             self._texts[place] = None
         self._filled = len(visible)
 
-    def _visible(self, below: list[str]) -> list[Section]:
+    def _visible(self) -> list[Section]:
         """Return the sections that are to be seen; one of them carries what stands below everything."""
+        below = [*self._tail(), *self._red_notes()]
         carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
         for section in (carrier, self._carrier):
             if section is not None:
@@ -278,12 +278,13 @@ class Screen:
             for section in self._transcript.sections:
                 section.dirty = True
 
-    def _draw_section(self, section: Section, place: int, below: list[str]) -> None:
+    def _draw_section(self, section: Section, place: int) -> None:
         section.dirty, section.place = False, place
         data, metadata = section.data, section.metadata
         if data is None:
-            lines, of_lines = self._lines(section.rows)
-            section.drawn = "\n".join([*lines, *below])
+            is_carrier = section is self._carrier
+            lines, of_lines = self._lines([*section.rows, *(self._tail() if is_carrier else ())])
+            section.drawn = "\n".join([*lines, *([*self._red_notes(), *self._progress] if is_carrier else ())])
             if place < len(self._texts) and self._texts[place] == section.drawn:
                 return  # e.g. a progress line that says the same
             data = {"text/plain": section.drawn}
@@ -312,7 +313,7 @@ class Screen:
         for row in rows:
             if not self._labelled and row.stream == "label":
                 continue
-            label, cut = self._label(row.ranks, row.stream) if self._labelled else ("", 0)
+            label, cut = self._label(row.ranks, row.stream) if self._labelled and row.stream != "note" else ("", 0)
             texts.append(self._line(label, row.stream, row.text))
             ranks = () if row.stream == "label" else tuple(sorted(row.ranks))
             run = [1 + row.text.count("\n"), groups.setdefault(ranks, len(groups)), cut]
@@ -340,16 +341,18 @@ class Screen:
             known = self._labels[ranks, stream] = label, len(name if stream == "stderr" else label)
         return known
 
-    def _below(self) -> list[str]:
-        """Return what stands below everything for good: what is not shown, notes."""
-        lines = []
+    def _tail(self) -> list[Row]:
+        """Return what stands for the lines that are not shown: how many, and the last of them."""
         hidden = self._transcript.hidden
-        if hidden.tails:
-            logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
-            size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
-            lines.append(f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
-            lines += self._lines(_merge_tails(hidden))[0]
-        return lines + [f"{RED}{note}{RESET}" for note in self._notes]
+        if not hidden.tails:
+            return []
+        logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
+        size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
+        text = f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:"
+        return [Row((0,), text, "note", frozenset(self._ranks), Section()), *_merge_tails(hidden)]
+
+    def _red_notes(self) -> list[str]:
+        return [f"{RED}{note}{RESET}" for note in self._notes]
 
 
 def _size(size_bytes: int) -> str:

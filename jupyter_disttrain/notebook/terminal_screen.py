@@ -60,7 +60,7 @@ class TerminalScreen(Screen):
         """Paint the last lines again, and print for good what there is no room for; at the end all of it."""
         self._fit_labels(self._label_width)
         columns, height = shutil.get_terminal_size()
-        below = [*self._below(), *self._progress]
+        below = [*self._lines(self._tail())[0], *self._red_notes(), *self._progress]
         if not is_end:
             below = below[-max(1, height - SPARE_LINES) :]
         left = self._lines_left()
