@@ -79,7 +79,7 @@ class RankStream(io.TextIOBase):
         self._rest: list[str] = []  # what was printed without an end of line
         self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
         self._calls: dict[int, _Place | None] = {}  # by thread: where it was when it wrote last
-        self._late: dict[int, list[str]] = {}  # by thread: the same, of threads and tasks of earlier cells
+        self._late: dict[int, tuple[dict[str, Any], list[str]]] = {}  # by thread: an earlier cell, and text for it
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -148,15 +148,20 @@ class RankStream(io.TextIOBase):
 
     def _write_late(self, cell: dict[str, Any], text: str) -> None:
         """Send text to the cell that has started this thread or task, whole calls of ``print`` at a time."""
-        assert self._turns.send_late is not None
         thread = threading.get_ident()
         with self._turns.lock:
-            parts = self._late.setdefault(thread, [])
+            cell, parts = self._late.setdefault(thread, (cell, []))
             parts.append(text)
             if text and "\n" not in text and "\r" not in text:
+                self._wake_flusher()
                 return
             del self._late[thread]
-        self._turns.send_late(cell, self.name[1:-1], "".join(parts).encode("utf-8", "backslashreplace"))
+        self._send_late(cell, parts)
+
+    def _send_late(self, cell: dict[str, Any], parts: list[str]) -> None:
+        assert self._turns.send_late is not None
+        if data := "".join(parts).encode("utf-8", "backslashreplace"):
+            self._turns.send_late(cell, self.name[1:-1], data)
 
     def flush(self) -> None:
         """Send this thread's unfinished line too, and those of threads that have ended."""
@@ -211,6 +216,7 @@ class RankStream(io.TextIOBase):
     def _flush_whenever(self, waker: threading.Event) -> None:
         pause = threading.Event()
         seen: dict[int, int] = {}
+        seen_late: dict[int, int] = {}
         while self._waker is waker:
             waker.wait()
             pause.wait(_FLUSH_SECONDS)
@@ -219,9 +225,14 @@ class RankStream(io.TextIOBase):
                 self._rest += [part for thread in idle for part in self._open.pop(thread)]
                 seen = {thread: len(parts) for thread, parts in self._open.items()}
                 self._calls = {thread: place for thread, place in self._calls.items() if thread in seen}
-                if not self._open:
+                idle = [thread for thread, (_, parts) in self._late.items() if seen_late.get(thread) == len(parts)]
+                late = [self._late.pop(thread) for thread in idle]
+                seen_late = {thread: len(parts) for thread, (_, parts) in self._late.items()}
+                if not self._open and not self._late:
                     waker.clear()
                 self.send_rest()
+            for cell, texts in late:
+                self._send_late(cell, texts)
 
     def _idle_threads(self, seen: dict[int, int]) -> list[int]:
         """Return the threads that added nothing since the last look and have left the call that wrote.
