@@ -139,7 +139,7 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
         is_light = str(theme.endswith("Light")).lower()
-        page.locator(f"body[data-jp-theme-light='{is_light}'][data-jp-theme-name='{theme}']").wait_for()
+        page.locator(f"body[data-jp-theme-light='{is_light}'][data-jp-theme-name='{theme}']").wait_for(state="attached")
         take_picture(page, f"scattered_{theme.split()[-1].lower()}")
         assert area.evaluate(CONTRAST_OF_HEADLINE, "rank 2 (") >= 4.5, theme
 
