@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-PREPARE = """
+MARKS = "kept, tensor = {mark} + rank, torch.full((1000,), float({mark} + rank))"
+
+IMPORTS = """
 import ctypes, os, sys, time
 from torch.utils.data import DataLoader, TensorDataset
 from torch.nn.parallel import DistributedDataParallel
-kept, tensor = {mark} + rank, torch.full((1000,), float({mark} + rank))
+"""
 
+PREPARE = (
+    IMPORTS
+    + """
 def strike(step):
     "Break, if it is this rank's turn."
     if rank != victim or step != at:
@@ -25,6 +30,7 @@ def strike(step):
 
 victim, at, fault = {victim}, {at}, {fault!r}
 """
+)
 
 CELLS = {
     "python loop": """
@@ -71,6 +77,70 @@ step = 0
 while True:
     strike(step)
     step = comm.allreduce(step) // world_size + 1
+"""
+
+# What each cell uses, once more and to its end, after an interrupt.
+PROBES = {
+    "ddp step": """
+probed = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1)))
+optimizer = torch.optim.SGD(probed.parameters(), lr=1e-3)
+probed(torch.randn(16, 32)).pow(2).mean().backward()
+optimizer.step()
+assert torch.is_grad_enabled() and all(each.grad is not None for each in probed.parameters())
+""",
+    "data loader": """
+probed = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, num_workers=2)
+assert sum(float(batch.sum()) for (batch,) in probed) == 2016
+""",
+}
+
+COMPILED = """
+def of_{number}(x, w):
+    return (torch.relu(x @ w) * {number}).softmax(-1).sin().sum(0)
+x, w = torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
+compiled = torch.compile(of_{number}, backend={backend!r})(x, w)
+assert torch.allclose(compiled, of_{number}(x, w), atol=1e-4)
+compiled.sum().backward()
+assert torch.is_grad_enabled() and w.grad is not None
+"""
+
+# What a process does for the first time, by kind and variant; each is run a second time, to its end.
+FIRSTS = {
+    "torch.compile": {
+        backend: COMPILED.replace("{backend!r}", repr(backend)) for backend in ("eager", "aot_eager", "inductor")
+    },
+    "DDP step": {
+        optimizer: f"""
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-3)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(16, 32) + {{number}} % 2).pow(2).mean().backward()
+    optimizer.step()
+assert torch.is_grad_enabled() and all(each.grad is not None for each in model.parameters())
+"""
+        for optimizer in ("SGD", "AdamW")
+    },
+    "import of transformers": {
+        "BERT": """
+from transformers import BertConfig, BertModel
+config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=99)
+assert BertModel(config)(torch.tensor([[{number} % 99]])).last_hidden_state.shape == (1, 1, 32)
+""",
+        "Trainer": """
+from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=99))
+assert model(torch.tensor([[{number} % 99]])).logits.shape == (1, 1, 99)
+""",
+    },
+}
+SPAN_S = {"torch.compile": 10.0, "DDP step": 5.0, "import of transformers": 10.0}  # about as long as it takes
+
+# More than a small disk takes.
+FLOOD = """
+for line in range(20_000):
+    print("x" * 60)
 """
 
 CHECK = """

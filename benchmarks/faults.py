@@ -1,18 +1,16 @@
 """``python -m benchmarks.faults``: break sessions at random, and see whether they come back.
 
-Covers: interrupts, kills, errors, stopped and hanging ranks, exits and crashes, at random moments of random cells; what
-has to be so after each; how long it took.
-Does not cover: the texts that a person sees (the tests do).
+Covers: rounds of faults at random moments of random cells; what has to be so after each; how long it took.
+Does not cover: the faults (``fault_kinds``, ``fault_firsts``), the texts that a user sees (the tests do).
 
 A session is a cluster that lives through many rounds. Every round leaves marks on the ranks, runs a cell that would
 never end, breaks something in it, and then checks that the very next cell runs on every rank, that survivors have their
-marks, that all ranks can all_reduce, and that nothing has grown.
+marks, that all ranks can all_reduce, that what was interrupted can be used again, and that nothing has grown.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import statistics
@@ -27,33 +25,21 @@ from typing import TYPE_CHECKING
 import psutil
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.errors import DisttrainError, RankFailure
+from jupyter_disttrain.errors import DisttrainError
 
-from .fault_cells import CELLS, CHECK, COUNT, MPI_CELL, PREPARE
+from .fault_cells import CELLS, CHECK, COUNT, IMPORTS, MARKS, MPI_CELL, PREPARE, PROBES
+from .fault_firsts import FIRST_FAULTS
+from .fault_kinds import FAULTS as ANYWHERE
+from .fault_kinds import GRACE_S, MPI_FAULTS, PATIENCE_S, Round, why_no_disk, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from jupyter_disttrain import CellRun
-    from jupyter_disttrain.cluster.events import Event
+    from collections.abc import Sequence
 
 RESULTS = Path(__file__).parent / "results" / "faults.md"
-GRACE_S = 1.0  # for ranks to end once another has failed; part of the time of those rounds
-PATIENCE_S = 60.0  # for anything that is checked
+PROBE_S = 180.0  # for a whole first use of what was interrupted, on few cores
 LONGEST_DELAY_S = 0.6
+FAULTS = ANYWHERE | FIRST_FAULTS
 ALLOWED_GROWTH = 6  # descriptors or threads of one process over a campaign
-
-
-@dataclass
-class Round:
-    """What was done in one round, and what came of it."""
-
-    fault: str
-    cell: str
-    usable_s: float | None = None  # from the fault until an all_reduce of all ranks was done
-    named_s: float | None = None  # from the failure until it was told
-    lost: str = ""  # why the session did not come back
-    dropped: bool = False  # the next cell did not run on every rank
 
 
 @dataclass
@@ -80,9 +66,12 @@ class Campaign:
         for number in range(rounds):
             result = self._round(cluster)
             self.rounds.append(result)
-            usable = "-" if result.usable_s is None else f"{result.usable_s:.2f} s"
+            usable = "ended before" if result.missed else "-" if result.usable_s is None else f"{result.usable_s:.2f} s"
+            usable += ", prompt back before the ranks" * result.gave_up
             where = f"{cluster.world_size} ranks, {launcher}"
             print(f"{len(self.rounds):4} {where}: {result.fault} in {result.cell}: {usable} {result.lost}", flush=True)
+            if result.damaged:
+                print(f"     damaged{' (named)' * result.named}: {result.damaged}", flush=True)
             if result.lost:
                 return number + 1
             if number + 1 in (rounds // 2, rounds):  # by half time each cell has made what it makes only once
@@ -105,28 +94,33 @@ class Campaign:
 
     def _round(self, cluster: Cluster) -> Round:
         choose = self.random
-        has_world = cluster.config.launcher == "mpi" and not cluster.mpi_lost
-        cells = CELLS | ({"MPI allreduce": MPI_CELL} if has_world else {})
-        fault, cell = choose.choice(self.faults), choose.choice(list(cells))
+        is_mpi = cluster.config.launcher == "mpi"
+        cells = CELLS | ({"MPI allreduce": MPI_CELL} if is_mpi and not cluster.mpi_lost else {})
+        faults = [fault for fault in self.faults if is_mpi or fault not in MPI_FAULTS]
+        fault, cell = choose.choice(faults), choose.choice(list(cells))
         result = Round(fault=fault, cell=cell)
         victim = choose.randrange(cluster.world_size)
         mark = choose.randrange(1000) * 100
+        prepare = MARKS if fault in FIRST_FAULTS else MARKS + PREPARE
+        result.prepare = prepare.format(mark=mark, victim=victim, at=choose.randrange(1, 12), fault=fault)
+        if cell in PROBES:
+            result.probe = IMPORTS + PROBES[cell]
         try:
-            cluster.run(
-                PREPARE.format(mark=mark, victim=victim, at=choose.randrange(1, 12), fault=fault), timeout_s=PATIENCE_S
-            )
-            pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
+            cluster.run(result.prepare, timeout_s=PATIENCE_S)
+            result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
             struck_at = FAULTS[fault](cluster, result, cells[cell], victim, choose.uniform(0.0, LONGEST_DELAY_S))
         except (DisttrainError, TimeoutError, KeyboardInterrupt) as error:
             doing = " | ".join(cluster.where())
             result.lost = f"the round itself failed: {type(error).__name__}: {error} ({doing})"
             return result
-        self._check(cluster, result, pids, mark)
-        result.usable_s = None if result.lost else time.time() - struck_at
+        self._check(cluster, result, mark)
+        result.usable_s = None if result.lost or result.missed else time.time() - struck_at
+        if result.probe and not result.lost:
+            _use_again(cluster, result)
         return result
 
     @staticmethod
-    def _check(cluster: Cluster, result: Round, pids: dict[int, int], mark: int) -> None:
+    def _check(cluster: Cluster, result: Round, mark: int) -> None:
         ranks = range(cluster.world_size)
         try:
             has_world = cluster.config.launcher == "mpi" and not cluster.mpi_lost
@@ -142,9 +136,21 @@ class Campaign:
         for rank, (pid, reduced, in_mpi, kept, tensor) in found.items():
             if reduced != [total] or in_mpi != cluster.world_size:
                 result.lost = f"all_reduce gave {reduced} on rank {rank}, not {total}; MPI's {in_mpi}"
-            expected = (mark + rank, [float(mark + rank)]) if pid == pids[rank] else (None, [0.0])
+            survived = pid == result.pids[rank]
+            expected = (mark + rank, [float(mark + rank)]) if survived else (None, [0.0])
             if (kept, tensor) != expected:
+                result.forgot += survived
                 result.lost = f"rank {rank} has {kept, tensor} in place of {expected}"
+
+
+def _use_again(cluster: Cluster, result: Round) -> None:
+    """Use what was interrupted once more; see whether ranks are damaged, and whether anything shown says so."""
+    try:
+        cluster.run(result.probe, timeout_s=PROBE_S)
+    except (DisttrainError, KeyboardInterrupt) as error:
+        result.damaged = words(error)
+        result.named = "%dist_reset -r" in result.damaged + result.told
+        cluster.reset()
 
 
 def _own_counts() -> Counter[str]:
@@ -156,178 +162,23 @@ def _own_counts() -> Counter[str]:
     )
 
 
-# The faults: each runs the cell, breaks it, waits for the prompt, and returns when it broke, in seconds since the epoch
-
-
-class EarlyFailureError(DisttrainError):
-    """A cell failed before anything was done to it."""
-
-
-class _Watcher:
-    """A person who sees the first failure, and presses stop then where the others wait for nobody and would go on."""
-
-    def __init__(self, code: str) -> None:
-        self._presses = code == CELLS["python loop"]
-        self.named_at = 0.0  # seconds since the epoch
-
-    def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
-        """Look for the first failure."""
-        if run.failures and not self.named_at:
-            self.named_at = time.time()
-            if self._presses:
-                _press()
-
-    def on_end(self, run: CellRun) -> None:
-        """Do nothing."""
-
-
-def _expect_failure(cluster: Cluster, result: Round, code: str) -> float:
-    """Run a cell that ends in a failure, and return when the first rank failed."""
-    watcher = _Watcher(code)
-    try:
-        cluster.run(code, timeout_s=PATIENCE_S, listener=watcher)
-    except RankFailure as error:
-        struck_at = min(failure.time_s for failure in error.failures)
-        result.named_s = watcher.named_at - struck_at
-        return struck_at
-    raise AssertionError("a cell that never ends has ended")
-
-
-def _break_itself(cluster: Cluster, result: Round, code: str, _victim: int, _delay_s: float) -> float:
-    return _expect_failure(cluster, result, code)
-
-
-def _meanwhile(delay_s: float, act: Callable[[], None]) -> tuple[threading.Thread, list[float]]:
-    """Act after a while; returns the thread and the moments at which it acted."""
-    moments: list[float] = []
-
-    def work() -> None:
-        time.sleep(delay_s)  # the random moment is what is tested
-        moments.append(time.time())
-        act()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread, moments
-
-
-def _press() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def _interrupted(cluster: Cluster, code: str, delay_s: float, press: Callable[[], None]) -> float:
-    thread, moments = _meanwhile(delay_s, press)
-    try:
-        cluster.run(code, timeout_s=PATIENCE_S)
-    except (RankFailure, KeyboardInterrupt) as error:
-        if not moments:
-            raise EarlyFailureError(_words(error)) from error
-        return moments[-1]
-    finally:
-        _join(thread)
-    raise AssertionError("a cell that never ends has ended")
-
-
-def _words(error: BaseException) -> str:
-    """Return all that an error tells, its ranks' tracebacks too."""
-    lines = error._render_traceback_() if isinstance(error, RankFailure) else [repr(error)]
-    return "\n".join(lines)
-
-
-def _join(thread: threading.Thread) -> None:
-    """Wait for a thread whose last interrupt may come when there is nothing left to interrupt."""
-    while thread.is_alive():
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            continue
-
-
-def _interrupt(cluster: Cluster, _result: Round, code: str, _victim: int, delay_s: float) -> float:
-    return _interrupted(cluster, code, delay_s, _press)
-
-
-def _interrupt_twice(cluster: Cluster, _result: Round, code: str, _victim: int, delay_s: float) -> float:
-    def press() -> None:
-        _press()
-        time.sleep(delay_s / 20)
-        if any(entry.state == "running" for entry in cluster.table):
-            _press()
-
-    return _interrupted(cluster, code, delay_s, press)
-
-
-def _hang(cluster: Cluster, _result: Round, code: str, _victim: int, delay_s: float) -> float:
-    """One rank never comes; the person waits for a while and presses stop."""
-    return _interrupted(cluster, code, delay_s + 0.5, _press)
-
-
-def _stop_and_go(cluster: Cluster, _result: Round, code: str, victim: int, delay_s: float) -> float:
-    """One rank is stopped, the person presses stop, later the rank goes on."""
-    pid = cluster.table[victim].info.pid
-
-    def press() -> None:
-        os.kill(pid, signal.SIGSTOP)
-        _press()
-        time.sleep(delay_s)
-        os.kill(pid, signal.SIGCONT)
-
-    return _interrupted(cluster, code, delay_s, press) + delay_s
-
-
-def _killed(cluster: Cluster, result: Round, code: str, victims: Sequence[int], delay_s: float) -> float:
-    processes = [psutil.Process(cluster.table[rank].info.pid) for rank in victims]
-
-    def kill() -> None:
-        for process in processes:
-            process.kill()
-
-    thread, moments = _meanwhile(delay_s, kill)
-    watcher = _Watcher(code)
-    try:
-        cluster.run(code, timeout_s=PATIENCE_S, listener=watcher)
-    except RankFailure as error:
-        if not moments:
-            raise EarlyFailureError(_words(error)) from error
-        result.named_s = watcher.named_at - moments[0]
-        return moments[0]
-    finally:
-        _join(thread)
-    raise AssertionError("a cell that never ends has ended")
-
-
-def _kill(cluster: Cluster, result: Round, code: str, victim: int, delay_s: float) -> float:
-    return _killed(cluster, result, code, [victim], delay_s)
-
-
-def _kill_two(cluster: Cluster, result: Round, code: str, victim: int, delay_s: float) -> float:
-    return _killed(cluster, result, code, [victim, (victim + 1) % cluster.world_size], delay_s)
-
-
-FAULTS: dict[str, Callable[[Cluster, Round, str, int, float], float]] = {
-    "interrupt": _interrupt,
-    "interrupt twice": _interrupt_twice,
-    "kill": _kill,
-    "kill two": _kill_two,
-    "raise": _break_itself,
-    "sys.exit": _break_itself,
-    "exit": _break_itself,
-    "segfault": _break_itself,
-    "hang": _hang,
-    "stop and go": _stop_and_go,
-}
-
-
 def summary(campaign: Campaign, seed: int) -> list[str]:
     """Return the figures as lines of Markdown."""
     rounds = campaign.rounds
     lost = [each for each in rounds if each.lost]
     times = sorted(each.usable_s for each in rounds if each.usable_s is not None)
-    dropped = sum(each.dropped for each in rounds)
+    dropped, forgot = sum(each.dropped for each in rounds), sum(each.forgot for each in rounds)
+    damaged = [each for each in rounds if each.damaged]
+    silent = sum(not each.named for each in damaged)
+    missed, given_up = sum(each.missed for each in rounds), sum(each.gave_up for each in rounds)
+    took = f"{statistics.median(times):.2f} s (median), {_p95(times):.2f} s (p95)" if times else "-"
     head = f"seed {seed}: {len(rounds)} rounds, {len(lost)} sessions lost, {dropped} cells dropped, usable again after "
-    head += f"{statistics.median(times):.2f} s (median), {_p95(times):.2f} s (p95)"
+    counts = f"Variables of {forgot} surviving ranks were lost; ranks were damaged {silent} times without a word, "
+    counts += f"{len(damaged) - silent} times with one. The prompt came back before the ranks {given_up} times; "
     lines = [
-        head,
+        head + took,
+        "",
+        counts + f"{missed} cells had ended before anything struck them.",
         "",
         "| fault | rounds | median | p95 | longest | told after (median) |",
         "|---|---|---|---|---|---|",
@@ -341,6 +192,7 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
             figures = f"{median:.2f} s | {_p95(found):.2f} s | {found[-1]:.2f} s | {told}"
             lines.append(f"| {fault} | {len(found)} | {figures} |")
     lines += ["", *(f"- lost: {each.fault} in {each.cell}: {each.lost}" for each in lost)]
+    lines += [f"- damaged{' (named)' * each.named}: {each.fault} in {each.cell}: {each.damaged}" for each in damaged]
     lines += [f"- grown: {words}" for words in campaign.grown] or ["No process, thread or descriptor was left over."]
     return lines
 
@@ -350,7 +202,7 @@ def _p95(ordered: list[float]) -> float:
 
 
 def main() -> int:
-    """Run the campaign; the exit status is 1 if a session was lost, a cell dropped or something grew."""
+    """Run the campaign; the exit status is 1 if something was lost, dropped, damaged without a word, or grew."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
@@ -361,6 +213,9 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without it
+    if "full disk" in arguments.fault and (reason := why_no_disk()):
+        print(f"full disk is left out: {reason}", flush=True)
+        arguments.fault.remove("full disk")
     texts, failed = [], False
     for seed in arguments.seed:
         campaign = Campaign(random=random.Random(seed), faults=arguments.fault)
@@ -370,7 +225,7 @@ def main() -> int:
         text = summary(campaign, seed)
         print("\n".join(["", *text, ""]), flush=True)
         texts.append("\n".join(text))
-        failed |= bool(campaign.grown) or any(each.lost or each.dropped for each in campaign.rounds)
+        failed |= bool(campaign.grown) or any(each.failed for each in campaign.rounds)
     if arguments.write:
         heading = f"# Fault campaign\n\nIn all times of raise and sys.exit stand {GRACE_S:g} s of grace.\n\n"
         RESULTS.write_text(heading + "\n\n".join(texts) + "\n")

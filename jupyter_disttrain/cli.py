@@ -1,7 +1,8 @@
 """The command ``jupyter disttrain``.
 
 Covers: its subcommands and their options.
-Does not cover: what they do (``doctor``, ``cluster.listing``, ``cluster.visitor``, ``horovod_wheel``).
+Does not cover: what they do (``doctor``, ``doctor.gpu_check``, ``cluster.listing``, ``cluster.visitor``,
+``horovod_wheel``).
 """
 
 from __future__ import annotations
@@ -52,6 +53,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="write JSON, for machines")
     doctor.set_defaults(run=_doctor)
+    gpu_check = commands.add_parser(
+        "gpu-check",
+        help="try interrupts, failures, deaths and training on this machine's GPUs",
+        description="Try the session on this machine's GPUs: training, interrupts, failures, deaths, subgroups, errors "
+        "of CUDA, scripts. With one GPU several ranks share it over NCCL. It takes some ten minutes. The exit status "
+        "is 1 if a check failed, 2 without a GPU, else 0.",
+    )
+    gpu_check.add_argument(
+        "--ranks", type=int, metavar="N", help="ranks (default: one per GPU, at most 8; 4 on one GPU)"
+    )
+    gpu_check.add_argument(
+        "--only", default="", metavar="CHECK,...", help="some of the checks, by the names in the table"
+    )
+    gpu_check.add_argument("--long", action="store_true", help="watch ranks that were freed for ten minutes each")
+    gpu_check.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the checks themselves, with Gloo"
+    )
+    gpu_check.set_defaults(run=_gpu_check)
     listing = commands.add_parser(
         "list",
         help="list your clusters on this machine",
@@ -107,6 +126,13 @@ def _horovod(_args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _gpu_check(args: argparse.Namespace) -> int:
+    from .doctor import gpu_check  # noqa: PLC0415
+
+    only = [name.strip() for name in args.only.split(",") if name.strip()]
+    return gpu_check.run(sys.stdout, args.device, args.ranks, only, long=args.long)
 
 
 def _doctor(args: argparse.Namespace) -> int:

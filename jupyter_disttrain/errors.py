@@ -8,7 +8,7 @@ Each message says what happened, with which value or on which rank and host, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,10 +70,13 @@ class CellTimeoutError(DisttrainError, TimeoutError):
     ----------
     notes : list of str
         Who had waited for whom, and what was done so that the session goes on.
+    run : CellRun or None
+        The cell: what each rank printed is in ``run.stdout`` and ``run.stderr``.
     """
 
-    def __init__(self, message: str, notes: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, notes: Sequence[str] = (), run: Any = None) -> None:
         self.notes = list(notes)
+        self.run = run
         super().__init__(message)
 
     def _render_traceback_(self) -> list[str]:
@@ -94,6 +97,8 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         Ranks that waited for those that failed, and were released.
     notes : list of str
         What was done so that the session goes on.
+    run : CellRun or None
+        The cell: what each rank printed is in ``run.stdout`` and ``run.stderr``, by rank.
     """
 
     def __init__(
@@ -102,7 +107,9 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         by_rank: Mapping[int, CellFailure],
         waited: Mapping[int, CellFailure] | None = None,
         notes: Sequence[str] = (),
+        run: Any = None,
     ) -> None:
+        self.run = run
         self.failures = tuple(failures)
         self.by_rank = dict(by_rank)
         self.waited = dict(waited or {})
@@ -140,14 +147,25 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         ]
 
 
+VARIANTS = 24  # lines below a traceback
+
+
 def _variants(failure: CellFailure) -> list[str]:
-    """Return a line for each other message, with the ranks that have it."""
+    """Return a line for each thing that other ranks' failures differ in, with those ranks."""
     from .ranks import label_ranks  # noqa: PLC0415  (ranks imports this)
 
     ranks: dict[str, list[int]] = {}
     for rank, text in failure.variants:
         ranks.setdefault(text, []).append(rank)
-    return [f"{label_ranks(those)}: {BOLD_RED}{failure.ename}{RESET}: {text}" for text, those in ranks.items()]
+    named = f"{failure.ename}: "
+    lines = [
+        f"{label_ranks(those)}: {text.replace(named, f'{BOLD_RED}{failure.ename}{RESET}: ', 1)}"
+        for text, those in ranks.items()
+    ]
+    if len(lines) > VARIANTS:
+        rest = [rank for those in list(ranks.values())[VARIANTS - 1 :] for rank in those]
+        lines[VARIANTS - 1 :] = [f"{label_ranks(rest)}: others; each rank's is in by_rank of this RankFailure"]
+    return lines
 
 
 class GivenUpError(DisttrainError, KeyboardInterrupt):
@@ -157,10 +175,13 @@ class GivenUpError(DisttrainError, KeyboardInterrupt):
     ----------
     failures : tuple of CellFailure
         What had failed by then: often the reason why the others wait.
+    run : CellRun or None
+        The cell: what each rank printed so far is in ``run.stdout`` and ``run.stderr``.
     """
 
-    def __init__(self, what: str, failures: Sequence[CellFailure] = ()) -> None:
+    def __init__(self, what: str, failures: Sequence[CellFailure] = (), run: Any = None) -> None:
         self.failures = tuple(failures)
+        self.run = run
         super().__init__(what)
 
     def _render_traceback_(self) -> list[str]:

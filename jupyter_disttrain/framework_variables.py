@@ -1,13 +1,13 @@
 """What frameworks other than torch have to know of the ranks.
 
-Covers: TF_CONFIG, JAX's variables, what hosts without GPUs need.
+Covers: TF_CONFIG, JAX's variables, what ranks with and without GPUs need, what torch was built for.
 Does not cover: the ports in them (``engine.meeting_place``), which roles a person asks for (``config``).
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,36 @@ WITHOUT_GPUS = {
     "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess so, and warn
     "ACCELERATE_USE_CPU": "true",  # else Accelerator() takes each rank for the only one
 }
+
+
+# NCCL's process group ends its process (SIGABRT) once a collective fails, times out or its peer has died. A session
+# aborts and forms its groups itself, and a rank that is released must keep its process. Programs of their own get
+# torch's defaults.
+OF_SESSION_GROUPS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch asks for it where groups are aborted: _abort_process_group
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog sleeps for four times this before it ends
+    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+}
+WITH_GPUS = {"TORCH_FR_BUFFER_SIZE": "64"} | OF_SESSION_GROUPS
+# Torch's names of the session's backends. Cells mix devices: tensors on the CPU have a backend beside NCCL.
+TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
+HOST_ID = "NCCL_HOSTID"  # by which NCCL tells hosts apart; "{rank}" in it stands for the rank
+PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA's order is then that of NVML and nvidia-smi
+
+
+def accelerator_of(torch: Any) -> str:
+    """Return what a torch was built for: ``"CUDA 13.0"``, ``"ROCm 6.4"``, ``"XPU"``, ``"MPS"``, or ``"CPU"``."""
+    version = torch.version
+    if version.cuda:
+        return f"CUDA {version.cuda}"
+    if getattr(version, "hip", None):
+        return f"ROCm {version.hip}"
+    if getattr(version, "xpu", None):
+        return "XPU"
+    mps = getattr(torch.backends, "mps", None)
+    return "MPS" if mps is not None and mps.is_built() else "CPU"
 
 
 def framework_environment(rank: int, places: Sequence[str], roles: Roles) -> dict[str, str]:

@@ -51,10 +51,13 @@ def install() -> Path:
     """
     torch, mpi = _torch_version(), _mpi_version()
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    kept = _cache() / f"{VERSION}-{EDITION}-{python}-{platform.machine()}-torch{torch}-{mpi}"
+    on_gpus = os.environ.get("HOROVOD_GPU_OPERATIONS", "")
+    built = f"torch{torch}-{mpi}" + (f"-gpu{on_gpus}" if on_gpus else "")
+    kept = _cache() / f"{VERSION}-{EDITION}-{python}-{platform.machine()}-{built}"
     wheels = sorted(kept.glob("horovod-*.whl"))
     if not wheels:
-        _say(f"Building Horovod {VERSION} for torch {torch} and {mpi}; this takes some minutes")
+        devices = f"HOROVOD_GPU_OPERATIONS={on_gpus}" if on_gpus else "CPU operations only: GPU tensors are copied"
+        _say(f"Building Horovod {VERSION} for torch {torch} and {mpi} ({devices}); this takes some minutes")
         wheels = [_build(kept)]
     _pip(["install", "-q", *_keep_torch(torch), *RUN_NEEDS])
     _pip(["install", "-q", "--no-deps", "--force-reinstall", str(wheels[0])])

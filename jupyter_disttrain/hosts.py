@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 MOST_SLOTS = 4096  # on one host
-_USER = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 # A name never begins with a dash: ssh would take it for an option.
-_NAME = re.compile(r"^[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?$")
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?\Z")
 _BRACKETS = re.compile(r"^(?P<user>[^@\[\]]*@)?\[(?P<address>[^\[\]]+)\](?::(?P<slots>.*))?$")
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _MAY_BE_IPV6 = re.compile(r"^[0-9A-Fa-f:.%]+$")
@@ -212,10 +212,11 @@ def _number(text: str, whole: str, where: str) -> int:
 
 def _is_ipv6(text: str) -> bool:
     try:
-        ipaddress.IPv6Address(text)
+        address = ipaddress.IPv6Address(text)
     except ValueError:
         return False
-    return True
+    # ssh puts the name into the commands of its configuration (ProxyCommand ... %h), which a shell reads.
+    return address.scope_id is None or _NAME.match(address.scope_id) is not None
 
 
 def _gathered(found: Iterable[HostSlots], what: str) -> tuple[HostSlots, ...]:

@@ -9,7 +9,6 @@ Who can read it can run code as the job's user: so it is readable by that user a
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from .messages import channel_url
+from .private_files import check_private, read_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,24 +126,27 @@ def remove_own(path: Path, cluster_id: str) -> None:
             path.unlink(missing_ok=True)
 
 
+def check_beside(folder: Path, file: Path) -> None:
+    """Refuse the folder of a job that another user has put beside its file, or may write to.
+
+    Where the file itself, which is made with mode 0600, has another mode, its file system keeps none: then only the
+    owner of the folder is checked.
+
+    Raises
+    ------
+    PermissionError
+        With the reason.
+    OSError
+        If there is no such folder.
+    """
+    keeps_modes = not file.stat().st_mode & 0o077
+    check_private(folder, 0o077 if keeps_modes else 0)
+
+
 def can_end_calls(mpi: str) -> bool:
     """Whether calls of this MPI can be ended from outside: of Open MPI from 5 on; ``mpi`` is what it says of itself."""
     found = re.search(r"Open MPI v(\d+)", mpi)
     return found is not None and int(found[1]) >= FIRST_THAT_ENDS
-
-
-def read_own(path: Path) -> str:
-    """Return what is in a file of this user's: who wrote another's could have us run anything.
-
-    Raises
-    ------
-    OSError
-        If it can't be read, or belongs to another user.
-    """
-    with path.open(encoding="utf-8", errors="replace") as file:
-        if os.fstat(file.fileno()).st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
-        return file.read()
 
 
 def package_version() -> str:

@@ -89,6 +89,7 @@ class RankHello(Record):
     mpi: str | None  # the MPI library, None without MPI
     torch: str | None  # the version, None where it is not wanted
     cuda_devices: int  # that torch would see
+    accelerator: str = ""  # that torch was built for: see ``framework_variables.accelerator_of``
     failure: str | None = None  # why this process can't be a rank
     launcher: str = ""  # what started it: see ``config``
     launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say
@@ -283,7 +284,9 @@ class CellFailure:
     time_s: float  # seconds since the epoch, on the rank that failed first
     of_group: bool = False  # it came out of a process group: often another rank is the cause
     file: str = ""  # the script's, without its folder
-    variants: tuple[tuple[int, str], ...] = ()  # rank and message of those whose message has other numbers in it
+    details: tuple[str, ...] = ()  # notes, and the texts of the errors that led to this one or are in it
+    raised_at: str = ""  # the innermost frame of the traceback
+    variants: tuple[tuple[int, str], ...] = ()  # of the other ranks: what theirs differs in, where it does
 
     @property
     def where(self) -> str:

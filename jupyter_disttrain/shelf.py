@@ -4,13 +4,15 @@ Covers: a file in shared memory that holds the buffers of one message, mapping i
 the folders of processes that were killed.
 Does not cover: what the buffers mean (``values``), hosts that don't share memory: there the buffers travel as frames.
 
-The receiver maps the file privately: what it writes stays its own, so several ranks can take the same file.
+The receiver maps the file privately: what it writes stays its own, so several ranks can take the same file. It takes
+files from its own shelf only, by a bare name: a sender can't name any other file of the receiver.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ PREFIX = "disttrain-"  # of the folders
 NOTEBOOK = "notebook"  # the file that tells the folder on the notebook's host from its namesakes on others
 NANNIES = "nannies"  # the file in those namesakes; each nanny there holds a shared lock on it
 THRESHOLD = 1 << 20  # bytes; smaller messages are not worth a file
+_NAME = re.compile(r"[0-9a-f]{32}")  # of a file
 _ALIGNMENT = 64  # of each buffer, as torch and numpy like it
 
 
@@ -53,7 +56,8 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     if folder is None or sum(view.nbytes for view in views) < THRESHOLD:
         return None, views
-    path = str(Path(folder) / uuid.uuid4().hex)
+    name = uuid.uuid4().hex
+    path = str(Path(folder) / name)
     spans = []
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -68,9 +72,9 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
             os.close(descriptor)
     except OSError:
         # No room (containers get 64 MB): the frames are the slower way, and as good.
-        drop({"path": path})
+        Path(path).unlink(missing_ok=True)
         return None, views
-    return {"path": path, "spans": spans}, []
+    return {"name": name, "spans": spans}, []
 
 
 def _write(descriptor: int, view: memoryview, at: int) -> None:
@@ -80,19 +84,53 @@ def _write(descriptor: int, view: memoryview, at: int) -> None:
         at += written
 
 
-def fetch(note: dict[str, Any] | None, frames: Sequence[Any]) -> list[Any]:
-    """Return the buffers; those from the shelf are writable and cost memory only where they are written."""
+def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]) -> list[Any]:
+    """Return the buffers; those from the shelf are writable and cost memory only where they are written.
+
+    Parameters
+    ----------
+    folder
+        The receiver's own shelf; None where it has none.
+    note, frames
+        As :func:`lend` returned them to the sender.
+
+    Raises
+    ------
+    OSError
+        If the file is gone or can't be mapped.
+    ValueError
+        If the note names no file of the shelf.
+    """
     if note is None:
         return list(frames)
-    descriptor = os.open(note["path"], os.O_RDONLY)
+    try:
+        spans = [(int(at), int(size)) for at, size in note["spans"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{note!r:.200} does not say where its buffers are") from error
+    # O_NONBLOCK: a pipe of that name would block the reader for ever.
+    descriptor = os.open(_path(folder, note), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         memory = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     finally:
         os.close(descriptor)
-    return [memory[at : at + size] for at, size in note["spans"]]
+    return [memory[at : at + size] for at, size in spans]
 
 
-def drop(note: dict[str, Any] | None) -> None:
-    """Take the file off the shelf; who has fetched it keeps the memory."""
+def drop(folder: str | None, note: dict[str, Any] | None) -> None:
+    """Remove the file from the shelf; a process that has mapped it keeps the memory.
+
+    Raises
+    ------
+    ValueError
+        If the note names no file of the shelf.
+    """
     if note is not None:
-        Path(note["path"]).unlink(missing_ok=True)
+        _path(folder, note).unlink(missing_ok=True)
+
+
+def _path(folder: str | None, note: dict[str, Any]) -> Path:
+    """Return the path of a file on the receiver's shelf."""
+    name = note.get("name") if isinstance(note, dict) else None
+    if folder is None or not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{note!r:.200} names no file in this cluster's shared memory")
+    return Path(folder) / name

@@ -17,5 +17,8 @@ if ! provide "the browser tests" "${packages[@]}"; then
   select=(-m "not browser")
 fi
 
+# For the library that stands in for NVML.
+have_any gcc || provide "the tests of GPUs" gcc libc6-dev || echo "tests/test_gpus.py needs gcc." >&2
+
 scripts/lab.sh || echo "Skipped: the tests over several hosts." >&2
 exec .venv/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"

@@ -24,6 +24,17 @@ HOST = socket.gethostname()
 DEAF = """import ctypes
 lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"""
+# Code that hears each interrupt and goes on until a file is there, in a function to call with its path.
+STUBBORN = """import os, time
+def stay(path):
+    heard = 0
+    while True:
+        try:
+            print("heard", heard, flush=True)
+            while not os.path.exists(path): time.sleep(0.01)
+            return heard
+        except KeyboardInterrupt: heard += 1
+"""
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 
 

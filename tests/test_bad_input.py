@@ -256,7 +256,7 @@ def test_an_mpiexec_that_is_no_program(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_an_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && echo Open MPI\nexit 0")
     assert refuse_start() == (
-        "mpiexec ended before the ranks were up (it said nothing); jupyter disttrain doctor may tell why"
+        "before the ranks were up, mpiexec exited with code 0 (it said nothing); jupyter disttrain doctor may tell why"
     )
 
 
@@ -264,7 +264,7 @@ def test_an_mpiexec_whose_words_are_no_utf_8(monkeypatch: pytest.MonkeyPatch, tm
     words = "printf 'Verbindung verweigert f\\374r node2\\n'"
     broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{words}\nexit 1")
     said = refuse_start()
-    assert said == "mpiexec ended before the ranks were up:\nVerbindung verweigert f\ufffdr node2"
+    assert said == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
 
 
 def test_an_mpiexec_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

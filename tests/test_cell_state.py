@@ -1,4 +1,4 @@
-"""The state machine of one cell, fed with every order of events."""
+"""The state machines of one cell and of ranks in step, fed with made-up events; ``test_steps`` has real ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jupyter_disttrain.cluster.cell_state import CellState
 from jupyter_disttrain.cluster.events import Died, Event, Replied, Said, Silent
+from jupyter_disttrain.cluster.steps import Steps
 from jupyter_disttrain.messages import RankDeath
 
 if TYPE_CHECKING:
@@ -117,3 +118,100 @@ def test_a_death_is_named_with_its_signal_and_last_words() -> None:
         "rank 0 (node0): RankDied: process 7 was killed by SIGKILL: kill -9, or the kernel's out-of-memory killer"
     )
     assert failure.traceback == ("Its last lines on stderr:", "first", "last")
+
+
+def in_step() -> Steps:
+    steps = Steps()
+    steps.formed({rank: {"collectives": {"0": 1}} for rank in range(RANKS)}, "session/1")
+    return steps
+
+
+def cell(steps: Steps, totals: dict[int, int], failed: set[int] | None = None, group: str = "0") -> bool:
+    """Run a cell on some ranks; returns whether the groups have to be formed again."""
+    steps.sent(totals)
+    failed = failed or set()
+    reports = {rank: {"collectives": {group: total}} for rank, total in totals.items()}
+    replies = [steps.replied(rank, "session/1", reports[rank], failed=rank in failed) for rank in totals]
+    return any(replies)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, RANKS - 1), min_size=1), st.booleans(), st.data()), max_size=8))
+def test_whatever_cells_left_a_failed_one_finds_it(cells: list[tuple[set[int], bool, st.DataObject]]) -> None:
+    steps = in_step()
+    totals = dict.fromkeys(range(RANKS), 1)
+    for ranks, fails, data in cells:
+        for rank in ranks:
+            totals[rank] += data.draw(st.integers(0, 2))
+        formed_again = cell(steps, {rank: totals[rank] for rank in ranks}, ranks if fails else set())
+        assert formed_again == (fails and len(set(totals.values())) > 1)
+        if formed_again:
+            steps.formed({rank: {"collectives": {"0": 1}} for rank in range(RANKS)}, "session/1")
+            totals = dict.fromkeys(range(RANKS), 1)
+
+
+def test_a_rank_whose_reply_is_not_in_is_compared_once_it_is() -> None:
+    steps = in_step()
+    steps.sent(range(RANKS))
+    assert not steps.replied(0, "session/1", {"collectives": {"0": 2}}, failed=True), (
+        "the others may be about to call it"
+    )
+    assert not steps.replied(1, "session/1", {"collectives": {"0": 2}}, failed=False)
+    assert steps.notes() == []
+    assert steps.replied(2, "session/1", {"collectives": {"0": 1}}, failed=False), (
+        "it has ended well, but never meets the others"
+    )
+
+
+def test_ranks_that_lag_over_cells_that_end_well_are_noted_once() -> None:
+    steps = in_step()
+    assert not cell(steps, {0: 3})
+    assert not cell(steps, {1: 2})
+    (note,) = steps.notes()
+    assert note.startswith(
+        "out of step: rank 0 is 2 collectives ahead, rank 1 is 1 collective ahead of rank 2, so the next one"
+    )
+    assert steps.notes() == []
+    assert not cell(steps, {1: 3, 2: 3})
+    assert steps.notes() == []
+    assert not cell(steps, {0: 3, 1: 3, 2: 3}, {0, 1, 2}), "all are in step again"
+
+
+def test_only_members_of_one_group_are_compared() -> None:
+    steps = in_step()
+    cell(steps, {0: 4, 1: 4}, group="1 of ranks 0-1")
+    assert not cell(steps, {2: 1}, {2})
+    assert not cell(steps, {2: 9}, {2}, group="1 of rank 2"), "of the same name, in other ranks"
+    assert cell(steps, {0: 5}, {0}, group="1 of ranks 0-1")
+
+
+def test_a_rank_that_died_or_was_formed_with_others_begins_again() -> None:
+    steps = in_step()
+    cell(steps, {0: 5})
+    steps.died(0)
+    assert not cell(steps, {1: 1, 2: 1}, {1, 2})
+    steps.sent([0])  # a reply of the group before says nothing of this one
+    steps.formed({rank: {"collectives": {"0": 1}} for rank in (1, 2)}, "session/2")
+    assert not steps.replied(0, "session/1", {"collectives": {"0": 7}}, failed=True)
+
+
+def messages(steps: Steps, ranks: dict[int, dict[str, int]], failed: set[int] | None = None) -> bool:
+    """Run a cell on ranks that have sent and received so many messages by its end."""
+    steps.sent(ranks)
+    report = {rank: {"collectives": {"0": 1}, "messages": counts} for rank, counts in ranks.items()}
+    failed = failed or set()
+    replies = [steps.replied(rank, "session/1", report[rank], failed=rank in failed) for rank in ranks]
+    return any(replies)
+
+
+def test_a_message_that_a_failed_cell_has_left_is_not_taken_for_another_s() -> None:
+    for order in ((0, 1, 2), (2, 1, 0)):
+        steps = in_step()
+        messages(steps, {0: {}, 1: {}, 2: {}})
+        counts = {0: {"0>1": 1}, 1: {}, 2: {}}
+        assert messages(steps, {rank: counts[rank] for rank in order}, {0}), "sent, and not received"
+    steps = in_step()
+    messages(steps, {0: {}, 1: {}, 2: {}})
+    assert not messages(steps, {0: {"0>1": 1}, 1: {"0>1": 1}, 2: {}}, {0, 1}), "sent and received"
+    assert not messages(steps, {0: {"0>1": 2}}), "it is received in a later cell"
+    assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "which has not begun to when it fails"
+    assert messages(steps, {1: {"0>1": 3}}, {1}), "more than was sent"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # A red pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+
+HOST = socket.gethostname()
 
 
 def run(notebook: Notebook, *lines: str) -> Outcome:
@@ -192,27 +195,44 @@ def test_bars_of_tqdm_notebook_arrive_as_widgets(notebook: Notebook) -> None:
     assert [(bar["value"], bar["max"], bar["bar_style"]) for bar in bars] == [(7, 7, "success")] * 2
 
 
+PRINT = "print what you need, or call the function in the notebook after %dist_pull of its arguments"
+ASK = "ask in a notebook cell of its own, then %dist_push the answer"
+
+
 @pytest.mark.parametrize(
-    ("code", "question"),
+    ("code", "question", "remedy"),
     [
-        ("input('name? ')", "input('name? ')"),
-        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')"),
-        ("breakpoint()", "breakpoint()"),
+        ("input('name? ')", "input('name? ')", ASK),
+        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", ASK),
+        ("sys.stdin.read()", "sys.stdin.read()", ASK),
+        ("for line in sys.stdin: pass", "reading sys.stdin", ASK),
+        ("breakpoint()", "breakpoint()", PRINT),
+        ("import pdb; pdb.set_trace()", "pdb.set_trace()", PRINT),
+        ("from IPython.core.debugger import set_trace; set_trace()", "pdb.set_trace()", PRINT),
+        ("try: 1/0\nexcept ZeroDivisionError: import pdb; pdb.post_mortem()", "a debugger", PRINT),
+        ("%debug", "%debug", PRINT),
+        ("%pdb on", "%pdb", PRINT),
     ],
 )
-def test_nobody_can_be_asked_on_a_rank(notebook: Notebook, code: str, question: str) -> None:
-    outcome = run(notebook, code, "x = 1")
-    remedy = "ask in a notebook cell of its own, then %dist_push the answer"
-    if "breakpoint" in code:
-        remedy = "print what you need, or call the function in the notebook after %dist_pull of its arguments"
+def test_nobody_can_be_asked_on_a_rank(notebook: Notebook, code: str, question: str, remedy: str) -> None:
+    outcome = run(notebook, "import sys", code, "x = 1")
     assert outcome.error.endswith(f"InputOnRankError: {question} can't be answered on a rank; {remedy}")
+    assert outcome.text.startswith(f"ranks 0-1 ({HOST}), line ")
     assert "jupyter_disttrain" not in outcome.text  # no frames of ours
 
 
-def test_reading_stdin_ends_at_once(notebook: Notebook) -> None:
-    assert run(
-        notebook, "import sys, subprocess", "print(repr(sys.stdin.read()), subprocess.run('cat').returncode)"
-    ).check().lines == ["ranks 0-1 │ '' 0"]
+def test_what_only_makes_a_debugger_works(notebook: Notebook) -> None:
+    code = 'def one():\n    """\n    >>> one()\n    1\n    """\n    return 1\nimport doctest'
+    assert run(notebook, code, "doctest.run_docstring_examples(one, globals())").check().lines == []
+    outcome = run(notebook, "get_ipython().run_cell_magic('debug', '', 'x = 1')").check()  # which prints its errors
+    assert "a debugger can't be answered on a rank" in outcome.text
+    assert "jupyter_disttrain" not in outcome.text
+
+
+def test_a_program_that_reads_is_at_the_end_at_once(notebook: Notebook) -> None:
+    assert run(notebook, "import subprocess", "print(subprocess.run('cat').returncode)").check().lines == [
+        "ranks 0-1 │ 0"
+    ]
 
 
 def test_a_traceback_has_the_lines_of_the_notebook_s_cell(notebook: Notebook) -> None:
@@ -250,17 +270,6 @@ def test_the_source_of_functions_and_classes_is_found(notebook: Notebook) -> Non
     outcome = run(notebook, "print(inspect.getsource(f), inspect.getsource(Plain), inspect.getsource(Net), sep='')")
     text = [line.removeprefix("ranks 0-1 │ ") for line in outcome.check().lines]
     assert text[:-1] == ["def f(x):", "    return x  # here", "class Plain:", "    size = 3", *source[3:]]
-
-
-@pytest.mark.parametrize("code", ["sys.exit(3)", "exit()", "quit()", "raise SystemExit('enough')"])
-def test_exit_costs_no_rank_its_life(notebook: Notebook, code: str) -> None:
-    pids = run(notebook, "import os, sys; os.getpid()").check().lines
-    outcome = run(notebook, "print('said')", code)
-    assert outcome.status == "error"
-    assert "SystemExit" in outcome.error
-    assert outcome.lines[0] == "ranks 0-1 │ said"
-    assert "To exit" not in outcome.text
-    assert run(notebook, "os.getpid()").check().lines == pids
 
 
 def test_workers_of_a_dataloader_print_whole_lines(notebook: Notebook) -> None:

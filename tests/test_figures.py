@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import threading
@@ -17,14 +18,15 @@ import torch
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import metrics_table
 from jupyter_disttrain.cluster.metrics_table import MetricsTable
-from jupyter_disttrain.cluster.snapshot import metrics_packet
+from jupyter_disttrain.cluster.snapshot import metrics_packet, rank_snapshots
 from jupyter_disttrain.cluster.stragglers import find_straggler
-from jupyter_disttrain.cluster.telemetry import rates_between
+from jupyter_disttrain.cluster.telemetry import Telemetry, rates_between
 from jupyter_disttrain.engine import pulse
 from jupyter_disttrain.engine.progress import Progress
 from jupyter_disttrain.engine.vitals import Vitals
 from jupyter_disttrain.messages import RankVitals
 from jupyter_disttrain.notebook.status import status_text
+from jupyter_disttrain.ranks import RankInfo
 from jupyter_disttrain.samples import pack, unpack
 
 from .process_tools import wait_until
@@ -287,3 +289,27 @@ def test_nan_on_several_ranks_is_said_of_all_and_of_this_cell_alone(notebook: No
     assert "values of " in notebook.run("cluster.metrics").text
     notebook.run("%%distributed\nalike = torch.ones(3)").check()
     assert notebook.run("cluster.diff('alike')").text == "alike is the same on ranks 0-1 (1 part)"
+
+
+def test_a_cell_that_has_ended_shows_nothing_of_itself_any_more() -> None:
+    """The end of a cell is seen at once, and its figures come once a second."""
+    telemetry = Telemetry(1.0)
+    ranks = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "node_count": 1}
+    info = RankInfo(**ranks, host="node1", pid=1, backend="gloo", device="cpu")
+    told = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
+
+    def shown(known: str) -> dict[str, Any]:
+        return rank_snapshots(telemetry, [info], {0: known})[0]
+
+    telemetry.take(0, RankVitals.msg_type, json.dumps(told.to_content()).encode())
+    assert shown("running")["done"] == 46
+    assert "done" not in shown("idle")  # the notebook's process knows that it has ended
+    telemetry.end_cell(0)
+    assert telemetry.ranks[0].vitals.state == "idle"
+    late = replace(told, time_s=2.0, beat_s=1.1, done=58)  # the rank wrote these figures before the end
+    telemetry.take(0, RankVitals.msg_type, json.dumps(late.to_content()).encode())
+    assert telemetry.ranks[0].vitals.state == "idle"
+    assert not {"cell", "line", "done", "total"} & shown("running").keys()
+    following = replace(told, time_s=3.0, beat_s=3.0, cell=8, done=1)
+    telemetry.take(0, RankVitals.msg_type, json.dumps(following.to_content()).encode())
+    assert (telemetry.ranks[0].vitals.state, shown("running")["done"]) == ("running", 1)

@@ -214,19 +214,6 @@ def test_what_may_end_well_is_not_called_a_mismatch(patient: Cluster, code: str,
         assert patient.where() == ["ranks 0-2: idle"]
 
 
-def test_ranks_out_of_step_are_told_at_the_end_of_the_cell(three: Cluster, pids: dict[int, int]) -> None:
-    run = three.run("x = torch.ones(4)\nif rank == 0: pending = dist.all_reduce(x, async_op=True)")
-    (note,) = run.notes
-    assert note.startswith("out of step: of this cell's collectives rank 0 called 1, ranks 1-2 called 0; the next one")
-    hanging = three.run("dist.all_reduce(torch.ones(4))", block=False)
-    assert wait_until(waits(hanging, {0}))
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        hanging.wait()
-    assert three.run("dist.all_reduce(torch.ones(1))").notes == []
-    assert is_whole(three, pids)
-
-
 def test_a_rank_that_is_stopped_is_seen_to_be_silent(three: Cluster, pids: dict[int, int]) -> None:
     run = three.run("import time\nif rank == 1: time.sleep(1000)\ndist.barrier()", block=False)
     assert wait_until(waits(run, {0, 2}))

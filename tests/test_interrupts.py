@@ -101,11 +101,12 @@ def test_two_that_come_together_are_two_for_the_ranks(
 class Burst:
     """Press stop again and again once the cell has spoken, as a key that is held down."""
 
-    def __init__(self) -> None:
+    def __init__(self, presses: int = 2 * PATIENT_INTERRUPTS) -> None:
         self.pressed = 0
+        self._presses = presses
 
     def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
-        while events and self.pressed < 2 * PATIENT_INTERRUPTS:
+        while events and self.pressed < self._presses:
             self.pressed += 1
             signal.raise_signal(signal.SIGINT)
 
@@ -119,6 +120,19 @@ def test_who_presses_in_a_burst_does_not_give_up_ranks_that_hear(ranks: Cluster)
         ranks.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
     assert burst.pressed == 2 * PATIENT_INTERRUPTS
     assert ranks.run("rank").results == {0: 0, 1: 1}
+
+
+def test_ranks_that_react_late_to_a_burst_are_not_given_up(ranks: Cluster) -> None:
+    code = """import time
+heard = 0
+while heard < 3:
+    try:
+        print('on', flush=True)
+        time.sleep(100)
+    except KeyboardInterrupt: heard += 1
+time.sleep(2)
+heard"""
+    assert ranks.run(code, 0, listener=Burst(presses=3)).results == {0: 3}
 
 
 def test_an_interrupt_while_an_error_is_told_loses_neither(ranks: Cluster) -> None:
@@ -217,3 +231,26 @@ dist.barrier()
 rank == 0 or begins
 """)
     assert told.results == {0: True, 1: True}
+
+
+def test_a_thread_that_has_left_gloo_since_the_last_look_is_left_alone(started: Callable[[str], Cluster]) -> None:
+    """Its buffer is freed by then; so the looks at threads are made up, and what is to be ended is only noted."""
+    ranks = started("local")  # with torch, which brings Gloo
+    code = """
+import threading
+from unittest import mock
+from jupyter_disttrain.engine import gloo_waits
+leaves = threading.Event()
+thread = threading.Thread(target=leaves.wait)
+thread.start()
+wait = gloo_waits.Wait(thread.native_id, gloo_waits._BUFFER, 4096)
+with (
+    mock.patch.object(gloo_waits, "_waits", lambda vtables: {wait}),  # as if it slept in a buffer at each look
+    mock.patch.object(gloo_waits._Gloo, "end") as end,
+):
+    ended = gloo_waits.end_forgotten_waits()
+leaves.set()
+thread.join()
+ended, end.call_count
+"""
+    assert ranks.run(code, 0).results == {0: (0, 0)}

@@ -303,7 +303,9 @@ def test_a_file_of_another_user_is_refused(file: Path) -> None:
         pytest.skip("to give a file away takes root")
     file.write_text("{}")
     os.chown(file, 65534, 65534)
-    with pytest.raises(UsageError, match="it belongs to another user; only the user whose job it is may join it"):
+    with pytest.raises(
+        UsageError, match=r"it belongs to another user \(nobody\); only the user whose job it is may join it"
+    ):
         Cluster.attach(str(file))
 
 

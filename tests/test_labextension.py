@@ -23,18 +23,19 @@ __all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of 
 
 START = "Start ranks for this notebook"
 RUN = "Run this cell on all ranks"
-SHUT_DOWN = "Shut the ranks down"
 
 CELLS = "[...window.jupyterapp.shell.currentWidget.model.cells]"
 ENABLED = """() => window.jupyterapp.commands.listCommands()
   .filter(id => id.startsWith('jupyter-disttrain:'))
   .filter(id => window.jupyterapp.commands.isEnabled(id))"""
 OTHERS = {
-    "Bring back ranks that outlived their kernel",
-    "Show the ranks",
+    "Distributed notebook",
+    "Attach to ranks of an earlier kernel",
+    "Show ranks in the side panel",
+    "Show ranks in the main area",
     "Interrupt the ranks",
-    "Start the ranks anew",
-    "End the cluster",
+    "Restart the ranks",
+    "Shut down the ranks",
 }
 
 
@@ -42,7 +43,7 @@ OTHERS = {
 def test_the_palette_lists_the_commands(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("x = 1")
     search_palette(page, "distributed training")
-    assert set(page.locator(".lm-CommandPalette-itemLabel").all_inner_texts()) == {START, RUN, SHUT_DOWN, *OTHERS}
+    assert set(page.locator(".lm-CommandPalette-itemLabel").all_inner_texts()) == {START, RUN, *OTHERS}
 
 
 @pytest.mark.browser
@@ -69,19 +70,21 @@ def test_a_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Pag
 
 
 @pytest.mark.browser
-def test_shutting_down_asks_and_then_says_so_in_a_cell(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook("x = 1", "y = 2")
-    dialog = page.get_by_role("dialog").filter(has_text="Shut the ranks down?")
-
-    choose_in_palette(page, SHUT_DOWN)
-    dialog.get_by_role("button", name="Cancel").click()
-    dialog.wait_for(state="detached")
-    assert sources(page) == ["x = 1", "y = 2"]
-
-    choose_in_palette(page, SHUT_DOWN)
-    dialog.get_by_role("button", name="Shut Down").click()
-    wait_for_run(page, index=1, count=1)
-    assert sources(page) == ["x = 1", "%dist_shutdown", "y = 2"]
+def test_the_launcher_the_menu_and_the_keyboard_lead_to_ranks(lab_server: LabServer, page: Page) -> None:
+    page.goto(lab_server.link())
+    page.locator(".jp-LauncherCard[title^='A new notebook whose first cell starts ranks']").click()
+    page.locator(".jp-NotebookPanel .cm-content").first.wait_for()
+    page.wait_for_function(f"() => {CELLS}[0]?.sharedModel.getSource().includes('dist_init')")
+    assert sources(page) == ["%load_ext jupyter_disttrain\n%dist_init"]
+    page.locator(".lm-MenuBar-itemLabel", has_text="Kernel").click()
+    page.locator(".lm-Menu-itemLabel", has_text="Distributed Training").click()
+    menu = page.locator(".lm-Menu").filter(has=page.locator("[data-command='jupyter-disttrain:stop']")).last
+    menu.wait_for()
+    assert OTHERS - {"Distributed notebook"} <= set(menu.locator(".lm-Menu-itemLabel").all_inner_texts())
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Alt+Shift+R")
+    page.locator("#jupyter-disttrain-panel").wait_for(state="visible")
 
 
 @pytest.mark.browser
@@ -89,7 +92,8 @@ def test_without_a_notebook_the_commands_are_disabled(lab_server: LabServer, pag
     page.goto(lab_server.link())
     page.wait_for_function("() => window.jupyterapp?.restored")
     page.evaluate("() => window.jupyterapp.restored")
-    assert page.evaluate(ENABLED) == ["jupyter-disttrain:show-panel"]
+    own = {f"jupyter-disttrain:{name}" for name in ("new-notebook", "show-panel", "open-main")}
+    assert set(page.evaluate(ENABLED)) == own
 
 
 def test_both_packages_have_the_same_version() -> None:

@@ -156,11 +156,15 @@ def test_ranks_that_run_behind_refuse_another_cell(notebook: Notebook) -> None:
     notebook.run("%%rank 1 --noblock\nimport time, os\nwhile not os.path.exists(f'/proc/self/fd/0x'): time.sleep(0.01)")
     busy = notebook.run("%%distributed\npass").error
     assert re.fullmatch(
-        r"UsageError: rank 1 still runs cell \d+; wait for it, interrupt it, use other ranks with -r, or %dist_reset",
+        r"UsageError: rank 1 still runs cell \d+; wait with %dist_wait, interrupt with %dist_interrupt, "
+        r"use other ranks with -r, or %dist_reset",
         busy,
     ), busy
     assert notebook.run("%%rank 0\nprint('free')").check().text == "free"
-    notebook.run("next(iter(get_ipython()._disttrain_magics._clusters.values())).interrupt()").check()
+    assert notebook.run("%dist_interrupt -r 0").check().text == "rank 0 runs no cell"
+    assert re.fullmatch(
+        r"rank 1 has ended cell \d+\n%dist_wait shows what came of it", notebook.run("%dist_interrupt").check().text
+    )
     assert notebook.run("%dist_wait").error == f"RankFailure: rank 1 ({HOST}), line 3: KeyboardInterrupt"
 
 
@@ -195,7 +199,7 @@ def test_an_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: 
     watcher.start()
     outcome = bare_notebook.run(f"%dist_init -n 3 --launcher {launcher}")
     watcher.join()
-    assert outcome.text == "StartInterruptedError: the start was interrupted; nothing of it is left running"
+    assert outcome.lines[-1] == "StartInterruptedError: the start was interrupted; nothing of it is left running"
     assert bare_notebook.run("%dist_status").error.startswith("UsageError: no cluster is running")
     assert bare_notebook.run(folders).check().text == before or "FileNotFoundError" in before
 

@@ -70,6 +70,16 @@ def test_the_empty_panel_says_how_to_start(open_notebook: Callable[..., Page]) -
     assert "%dist_init" in empty.inner_text()
     take_picture(page, "panel_empty")
     empty.get_by_role("button", name="Start ranks for this notebook").click()
+    starting = f"{PANEL} .jdt-starting"
+    page.wait_for_function(
+        """panel => [panel, '.jdt-status'].every(where => {
+            const shown = document.querySelector(where);
+            return shown?.checkVisibility() && shown.textContent.includes('starting: 0 of 2 ranks, importing torch');
+        })""",
+        arg=starting,
+    )
+    assert not empty.is_visible()
+    take_picture(page, "panel_starting")
     page.locator(f"{PANEL} .jdt-rank").nth(1).wait_for(timeout=60_000)
     assert not empty.is_visible()
     shut_down(page)
@@ -119,7 +129,7 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     set_theme(page, "JupyterLab Light")
     # The log of a rank opens from its row.
     page.locator(f"{PANEL} .jdt-rank").nth(1).click()
-    page.locator(f"{PANEL} .jdt-log pre").filter(has_text="it has said nothing yet").wait_for()
+    page.locator(f"{PANEL} .jdt-log").filter(has_text="no output yet").wait_for()
     # After a reload in mid-cell, panel and metrics are back.
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     page.reload()
@@ -137,10 +147,10 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     assert "whole 2" in output(page, 2, "whole")
     # Stop asks first.
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
-    page.locator(".jp-Dialog button", has_text="Cancel").click()
+    page.get_by_role("alertdialog", name="Shut down the ranks?").get_by_role("button", name="Cancel").click()
     assert page.locator(f"{PANEL} .jdt-rank").count() == 2
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
-    page.locator(".jp-Dialog button", has_text="Stop").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Shut down").click()
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible", timeout=60_000)
 
 
@@ -189,7 +199,7 @@ def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Pag
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="it runs").first.wait_for()
     page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:stop'); }")
     dialog = page.locator(".jp-Dialog")
-    assert f"Shut the ranks of default ({own}) down?" in dialog.inner_text()
+    assert f"Shut down the ranks of default ({own})?" in dialog.inner_text()
     dialog.get_by_role("button", name="Cancel").click()
     page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:interrupt')")
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="KeyboardInterrupt").first.wait_for()

@@ -93,7 +93,7 @@ def test_two_browsers_see_and_steer_one_cluster(
     run_cell(page, 2)
     output(page, 2, "whole")
     other.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
-    other.locator(".jp-Dialog button", has_text="Stop").click()
+    other.get_by_role("alertdialog").get_by_role("button", name="Shut down").click()
     for each in (page, other):
         each.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
 
@@ -135,7 +135,7 @@ def test_the_ranks_of_a_job_can_t_be_reset_from_the_panel(
     assert not page.evaluate(command)
     take_picture(page, "panel_job")
     page.locator(f"{PANEL} .jdt-buttons button:text-is('Stop')").click()
-    page.locator(".jp-Dialog .jp-mod-accept").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Shut down").click()
     assert job.end() == 0
     run_cell(page, 1)
     page.locator(f"{PANEL} .jdt-rank").nth(1).wait_for()

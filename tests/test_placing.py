@@ -23,6 +23,7 @@ import pytest
 from jupyter_disttrain import Cluster, controller_arguments
 from jupyter_disttrain.cluster import placement
 from jupyter_disttrain.cluster.controller_launcher import ControllerProcess, any_ports
+from jupyter_disttrain.cluster.devices import choose_backend
 from jupyter_disttrain.cluster.folders import Folders
 from jupyter_disttrain.cluster.host_report import HostReport
 from jupyter_disttrain.cluster.launchers.local import LocalRanks
@@ -31,7 +32,6 @@ from jupyter_disttrain.cluster.launchers.ssh import RanksOfHost
 from jupyter_disttrain.cluster.placement import Placement
 from jupyter_disttrain.cluster.rank_environment import rank_environment
 from jupyter_disttrain.cluster.rank_table import decide, tell_apart
-from jupyter_disttrain.cluster.start import Launch
 from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
 from jupyter_disttrain.engine import setup
@@ -166,13 +166,10 @@ def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any
 def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found = placed(monkeypatch, {"a": 2, "b": 1, "c": 0}, hosts=parse_hosts("a,b"), spares=("c",))
     assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
-    assert not found.shares_gpus
     hellos = [hello(0, "a"), hello(1, "a"), hello(2, "b")]
     decided = decide(hellos, "nccl", found.gpus, ["a", "b"])
     assert [info.device for info, _ in decided] == ["cuda:0", "cuda:1", "cuda:0"]
-    launch = SimpleNamespace(placement=found, gpus=["0", "1"], n=3, config=ClusterConfig())
-    seen = [SimpleNamespace(cuda_devices=1)]
-    assert Launch._backend(cast("Any", launch), cast("Any", seen)) == "nccl"
+    assert choose_backend(ClusterConfig(), hellos, found.gpus) == "nccl"
 
 
 @pytest.mark.parametrize(
@@ -195,8 +192,9 @@ def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = placed(monkeypatch, {"a": 2, "b": 1}, hosts=parse_hosts("a:2,b:2"), share_gpus=True)
-    assert found.shares_gpus
-    devices = [info.device for info, _ in decide([hello(0, "a"), hello(1, "b"), hello(2, "b")], "gloo", found.gpus)]
+    hellos = [hello(0, "a"), hello(1, "b"), hello(2, "b")]
+    assert choose_backend(ClusterConfig(), hellos, found.gpus) == "gloo"
+    devices = [info.device for info, _ in decide(hellos, "gloo", found.gpus)]
     assert devices == ["cuda:0", "cuda:0", "cuda:0"]
     found = placed(monkeypatch, {"a": 2, "b": 0}, hosts=parse_hosts("a:4,b:4"), backend="gloo")
     assert set(found.gpus.values()) == {0}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import cell_run
 from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
 from .process_tools import wait_until
@@ -134,7 +135,8 @@ class Presser:
         pass
 
 
-def test_what_hears_nothing_is_given_up_and_replaced_alone() -> None:
+def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
     with Cluster(n=2, launcher="local", name="deaf") as cluster:
         cluster.run("kept = rank")
         code = f"if rank == 1: exec({DEAF!r})"

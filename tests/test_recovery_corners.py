@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -11,13 +12,15 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster import cell_run
 from jupyter_disttrain.errors import GivenUpError, RankFailure
 
 from .process_tools import wait_until
-from .recovery_tools import DEAF, SUM, interrupted, is_whole, waits
+from .recovery_tools import STUBBORN, SUM, interrupted, is_whole, waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from jupyter_disttrain import CellRun
     from jupyter_disttrain.cluster.events import Event
@@ -53,21 +56,37 @@ class PressThrice:
 
     def __init__(self) -> None:
         self.ends = 0
+        self._begun = False  # it has said something
 
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        if run.interrupts < 3:
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        self._begun = self._begun or bool(events)
+        if self._begun and run.interrupts < 3:
             signal.raise_signal(signal.SIGINT)
 
     def on_end(self, _run: CellRun) -> None:
         self.ends += 1
 
 
-def test_a_cell_that_is_given_up_ends_once() -> None:
-    with Cluster(n=1, launcher="local", backend="none", name="thrice") as cluster:
-        presser = PressThrice()
-        with pytest.raises(GivenUpError):
-            cluster.run(DEAF, listener=presser)
-        assert presser.ends == 1
+def test_a_cell_that_is_given_up_ends_once_and_its_rank_may_come_back(
+    torchless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
+    presser = PressThrice()
+    path = tmp_path / "let-go"
+    code = f"{STUBBORN}kept = 'as it was'\nstay({str(path)!r})"
+    with pytest.raises(GivenUpError, match=r"rank 1 has not come back yet: .* the last resort, which loses variables"):
+        torchless.run(code, 1, listener=presser)
+    assert presser.ends == 1
+    (left,) = torchless.running_cells
+    assert left.running_now == {1}
+    assert torchless.run("rank", 0).results == {0: 0}
+    path.touch()
+    assert wait_until(lambda: torchless.table[1].state == "idle")
+    run = torchless.run("kept", 1)
+    assert run.results == {1: "as it was"}
+    (note,) = run.notes
+    assert re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", note)
+    assert torchless.running_cells == []
 
 
 def test_one_rank_that_can_t_form_the_group_holds_nobody_up(three: Cluster, pids: dict[int, int]) -> None:
@@ -148,6 +167,16 @@ def test_a_model_that_can_t_get_a_new_reducer_costs_itself_alone(three: Cluster,
     assert "no memory for the buckets" in note
     gradients = three.run(SAME).results
     assert gradients[0] == gradients[1] == gradients[2]
+    assert is_whole(three, pids)
+
+
+def test_nothing_is_said_of_a_model_whose_constructor_failed(three: Cluster, pids: dict[int, int]) -> None:
+    with pytest.raises(RankFailure, match="SyncBatchNorm"):
+        three.run(
+            "from torch.nn.parallel import DistributedDataParallel\nDistributedDataParallel(torch.nn.SyncBatchNorm(3))"
+        )
+    error = interrupted(three, "if rank == 0: dist.barrier()", {0})
+    assert not [note for note in error.notes if "gone with" in note]
     assert is_whole(three, pids)
 
 

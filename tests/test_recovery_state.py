@@ -234,6 +234,16 @@ def test_what_can_t_be_replaced_at_all_is_tried_once() -> None:
     assert state.settled
 
 
+def test_a_second_interrupt_of_a_cell_releases_without_a_look_whoever_asks_for_it() -> None:
+    state = Recovery(2, Rules())
+    for rank in range(2):
+        state.on_sent(rank, 0.0)
+    state.on_interrupt(1.0, forced=False)
+    assert Do.RELEASE not in actions(state, 1.2)
+    state.on_interrupt(2.0, forced=False)
+    assert Do.RELEASE in actions(state, 2.0)
+
+
 def test_who_was_seen_waiting_before_an_interrupt_is_looked_at_again() -> None:
     state = Recovery(2, Rules())
     for rank in range(2):
@@ -265,3 +275,19 @@ def test_a_rank_that_a_person_ends_is_replaced_whatever_deaths_lead_to() -> None
     assert actions(state, 0.0) == [Do.REPLACE]
     state.on_replaced(1, well=True)
     assert actions(state, 0.0) == [Do.FORM]
+
+
+def test_a_rank_that_stays_in_mpi_is_ended_after_three_interrupts() -> None:
+    state = Recovery(RANKS, Rules())
+    for rank in range(RANKS):
+        state.on_sent(rank, 0.0)
+    state.on_reply(0, 0.5, failed=False, broken=False)
+    kills = []
+    for now in (1.0, 1.2, 1.4, 2.0, 2.9, 3.1, 3.2):
+        if now < 2.0:
+            state.on_interrupt(now, forced=now > 1.0)
+        kills += [(now, action.rank) for action in state.actions(now) if action.do is Do.KILL]
+        state.on_look(1, now + 0.01, 0.1, in_mpi=True)
+        state.on_look(2, now + 0.01, 0.1)
+    assert kills[:1] == [(3.1, 1)]
+    assert {rank for _, rank in kills} == {1}

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 PACKAGE = Path(jupyter_disttrain.__file__).parent
 NAME = PACKAGE.name
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "labextension" not in path.parts)
-PLAIN = {"addresses", "locks", "ranks", "messages", "config", "errors", "hosts", "slurm_options", "framework_variables"}
+PLAIN = {
+    "addresses",
+    "locks",
+    "private_files",
+    "ranks",
+    "messages",
+    "config",
+    "errors",
+    "hosts",
+    "slurm_options",
+    "framework_variables",
+}
 
 
 def module_name(path: Path) -> str:

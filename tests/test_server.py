@@ -194,9 +194,22 @@ def test_an_interrupt_goes_through_the_process_that_holds_the_cluster(server: Se
     assert seen.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 
 
-def test_the_end_of_a_log_is_told(server: Server, seen: Cluster) -> None:
-    seen.run("print('first', rank); print('last', rank)")
-    assert server.get(f"clusters/{seen.cluster_id}/log?rank=1")["text"].endswith("first 1\nlast 1\n")
+def test_the_end_of_a_log_is_told_with_its_streams(server: Server, seen: Cluster) -> None:
+    seen.run("import sys\nprint('first', rank, flush=True)\nprint('bad', rank, file=sys.stderr, flush=True)")
+    seen.run("print('last', rank)")
+    (log,) = server.get(f"clusters/{seen.cluster_id}/log?rank=1")["logs"]
+    end = [{"stream": "stderr", "text": "bad 1\n"}, {"stream": "stdout", "text": "last 1\n"}]
+    assert (log["rank"], log["parts"][-2:]) == (1, end)
+    assert log["parts"][-3]["text"].endswith("first 1\n")
+    both = server.get(f"clusters/{seen.cluster_id}/log?rank=all")["logs"]
+    assert [each["rank"] for each in both] == [0, 1]
+    assert both[1]["parts"][-2:] == end
+    headers = {"Authorization": f"token {TOKEN}"}
+    request = urllib.request.Request(f"{server.root}/clusters/{seen.cluster_id}/log/file?rank=0", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        assert reply.headers["Content-Type"] == "text/plain; charset=UTF-8"
+        assert reply.read().decode().endswith("first 0\nbad 0\nlast 0\n")
+    assert refused(server, f"clusters/{seen.cluster_id}/log/file?rank=0")[0] == 403
     status, said = refused(
         server, f"clusters/{seen.cluster_id}/log?rank=9", headers={"Authorization": f"token {TOKEN}"}
     )

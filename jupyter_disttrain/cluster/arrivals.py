@@ -43,10 +43,16 @@ class Arrivals:
             if message["header"]["msg_type"] == record.msg_type:
                 self._queue.put(record.from_content(message["content"]))
 
-    def hear_from_all(self, n: int, on_silence: Callable[[int], None]) -> tuple[list[RankHello], dict[str, NannyHello]]:
+    def hear_from_all(
+        self,
+        n: int,
+        on_silence: Callable[[int], None],
+        on_arrival: Callable[[int], None] = lambda _ranks: None,
+    ) -> tuple[list[RankHello], dict[str, NannyHello]]:
         """Wait for ``n`` ranks and their nannies; return the ranks' words, and those of the nannies by engine.
 
-        ``on_silence`` is called with the number of ranks so far when nothing is heard for a moment.
+        Called with the number of ranks so far: ``on_silence`` when nothing is heard for a moment, ``on_arrival`` after
+        each message.
         """
         hellos: dict[str, RankHello] = {}
         nannies: dict[str, NannyHello] = {}
@@ -63,6 +69,7 @@ class Arrivals:
                 nannies[arrival.engine] = arrival
             elif isinstance(arrival, RankDeath):
                 _fail_dead(arrival, ())
+            on_arrival(len(hellos))
         return list(hellos.values()), nannies
 
     def hear_from_one(

@@ -219,6 +219,7 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
             _hand_in(launch, entry, content["reply"], content["told"], answer["buffers"])
         elif entry.state == "idle":
             entry.group = content["group"]
+            launch.steps.replied(entry.info.rank, content["group"], content, failed=False)
         elif beside and not content["runs"]:
             _ask_reply(launch, entry, beside=False)
         elif not beside:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 INTERRUPT_GRACE_SECONDS = 5.0
 SPACE_SECONDS = 0.1  # between two interrupts: a rank would take closer ones for one, or lose the first one's traceback
 LAST_SECONDS = 1.0  # for ranks to end after the third, before the prompt comes back without them
+GIVE_UP_SECONDS = 5.0  # for the same after the first: an import or a long call in C code ends before it hears a signal
 SETTLE_SECONDS = 120.0  # for the session to come back before the prompt does
 SETTLE_LOOK_SECONDS = 0.1
 
@@ -91,7 +92,9 @@ class CellRun:
         self._held = Held()
         self.interrupts = 0  # that the ranks were told of
         self._next_interrupt = 0.0  # before which they are told of none
+        self._interrupted_at = 0.0  # for the first time
         self._gives_up_at: float | None = None
+        self.given_up: set[int] = set()  # the ranks that ran it when the wait for it was given up
         self._deadline: float | None = None
         self.timed_out = False
         self._is_forced = False  # interrupted for the second time after its time-out
@@ -103,11 +106,6 @@ class CellRun:
         self._arrived.apply(event)
         self._events.put(event)
 
-    def loses_step(self, event: Replied) -> bool:
-        """Whether with this reply the cell has failed and left ranks at different collectives; to be put afterwards."""
-        self._arrived.apply(event)
-        return bool(self._arrived.failures) and self._arrived.lost_step
-
     def abandon(self, reason: str) -> None:
         """Say that the cluster is gone, from any thread."""
         self._abandoned = ClusterClosedError(reason)
@@ -118,7 +116,9 @@ class CellRun:
         rest = []
         while self.ended_s and not self._events.empty():
             event = self._events.get()
-            if isinstance(event, Event) and not isinstance(event, (Replied, Silent, Died)):
+            if isinstance(event, (Replied, Silent, Died)):
+                self.state.apply(event)  # who waits again after giving up has to know
+            elif event is not None:
                 rest.append(event)
         return rest
 
@@ -235,7 +235,9 @@ class CellRun:
             If the cluster was shut down meanwhile.
         """
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._gives_up_at = None  # who waits again after giving up does wait
+        if self.given_up and not self.done:  # who waits again after giving up does wait
+            self.interrupts, self._gives_up_at, self.ended_s = 0, None, None
+        self.given_up = set()
         with held_interrupts() as held:
             self._held = held
             held.wake = lambda: self._events.put(None)
@@ -307,8 +309,8 @@ class CellRun:
                 self._listener.on_events((), self)
             if self._held.waiting:
                 break
-        self.notes += self._guardian.take_notes() + self.state.out_of_step()
-        self.notes += self._guardian.remarks.of_values(self.number)
+        self.notes += self._guardian.take_notes() + ([] if self.state.failures else self._guardian.out_of_step())
+        self.notes += self.state.cut_imports(self._stuck_remedy) + self._guardian.remarks.of_values(self.number)
         if any(failure.of_group for failure in self.state.failures.values()) and self._guardian.waits_for:
             self.notes.append(self._guardian.waits_for)
 
@@ -343,28 +345,26 @@ class CellRun:
             self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1
             self.interrupts += 1
+            if self.interrupts == 1:
+                self._interrupted_at = time.monotonic()
             if self.interrupts == PATIENT_INTERRUPTS:
-                self._gives_up_at = time.monotonic() + LAST_SECONDS
+                self._gives_up_at = max(time.monotonic() + LAST_SECONDS, self._interrupted_at + GIVE_UP_SECONDS)
             self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
         if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
-            self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures))
+            self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures, self))
 
     def _on_deadline(self) -> None:
         if self._is_forced:
-            self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out")))
+            self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out"), run=self))
         self._is_forced, self.timed_out = self.timed_out, True
         self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
         self._interrupt(sorted(self.state.running), forced=self._is_forced)
 
     def _still_running(self, what: str) -> str:
-        ranks = label_ranks(self.state.running)
-        verb = "has" if len(self.state.running) == 1 else "have"
-        return (
-            f"{what}; {ranks} {verb} not come back: the code there hears neither the interrupt nor the end of its "
-            f"process group; {self._stuck_remedy(self.state.running)}"
-        )
+        return f"{what}; {not_back(self.state.running, self._stuck_remedy(self.state.running))}"
 
     def _give_up(self, error: BaseException) -> None:
+        self.given_up = set(self.state.running)
         self._end()
         raise error
 
@@ -383,6 +383,18 @@ class CellRun:
         if self.timed_out:
             causes = [failure.headline for failure in failures if failure.ename != "KeyboardInterrupt"]
             also = f"; before that {'; '.join(causes)}" if causes else ""
-            raise CellTimeoutError(f"the cell ran longer than {timeout_s:g} s and was interrupted{also}", self.notes)
+            what = f"the cell ran longer than {timeout_s:g} s and was interrupted{also}"
+            raise CellTimeoutError(what, self.notes, self)
         if failures:
-            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes)
+            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self)
+
+
+def not_back(ranks: Collection[int], last_resort: str) -> str:
+    """Say of ranks that go on in spite of interrupts what can be done."""
+    has, it_is = ("has", "it is") if len(ranks) == 1 else ("have", "they are")
+    return (
+        f"{label_ranks(ranks)} {has} not come back yet: the code there has reacted neither to the interrupt nor to the "
+        f"end of its process group, but an import or a long call in C code may still end; %dist_where shows where "
+        f"{it_is}, %dist_wait waits, %dist_interrupt interrupts again; the last resort, which loses variables: "
+        f"{last_resort}"
+    )

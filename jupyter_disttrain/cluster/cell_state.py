@@ -1,31 +1,24 @@
 """Who runs a cell, who ended it how.
 
-Covers: the state machine of a cell, which failures are one, which rank only waited for another.
-Does not cover: waiting for it (``cell_run``), releasing stuck ranks (``recovery``).
+Covers: the state machine of a cell, which rank only waited for another.
+Does not cover: waiting for it (``cell_run``), which failures are one (``merging``), releasing stuck ranks
+(``recovery``).
 
 :class:`CellState` has no I/O: events in, state out.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from ..messages import CellFailure
 from ..ranks import label_ranks
 from .events import Died, Event, Replied, Silent
-from .last_words import last_words
+from .last_words import last_words, root_line
+from .merging import RANK_DIED, merge_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-# What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
-_INCIDENTAL = re.compile(
-    r"0x[0-9a-fA-F]+|\(\d+ times\)|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]"
-)
-PROGRAM_EXIT = "ProgramExit"  # of a program in a process of its own: engine.programs
-_NUMBER = re.compile(r"\d+")
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 class CellState:
@@ -74,6 +67,8 @@ class CellState:
             line=content.get("line"),
             file=content.get("file", ""),
             time_s=content.get("time_s", event.time_s),
+            details=tuple(content.get("details", ())),
+            raised_at=content.get("raised_at", ""),
             of_group=content.get("group_error", False) and content["ename"] != "KeyboardInterrupt",
         )
 
@@ -82,10 +77,10 @@ class CellState:
         return CellFailure(
             ranks=(rank,),
             hosts=(self._hosts[rank],),
-            ename="RankDied",
+            ename=RANK_DIED,
             evalue=event.record.cause
             if event.record.host_silent_s
-            else f"process {event.record.pid} {event.record.cause}",
+            else f"process {event.record.pid} {event.record.cause}{_because(event.record.stderr_tail)}",
             traceback=traceback,
             line=line,
             file=file,
@@ -99,62 +94,24 @@ class CellState:
             return {}  # nobody else failed, so it is the group itself that did
         return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
 
-    @property
-    def lost_step(self) -> bool:
-        """Whether all ranks have ended this cell, and some have called more collectives of a group than others."""
-        if len(self.replies) < len(self._hosts):
-            return False
-        counts: dict[str, set[int]] = {}
-        for reply in self.replies.values():
-            for name, count in reply.content.get("collectives", {}).items():
-                counts.setdefault(name, set()).add(count)
-        return any(len(different) > 1 for different in counts.values())
-
-    def out_of_step(self) -> list[str]:
-        """Say so if some ranks called more collectives in a cell that ended well everywhere: the next would hang."""
-        if self.failures or not self.lost_step:
-            return []
-        totals: dict[int, list[int]] = {}
+    def cut_imports(self, remedy: Callable[[Collection[int]], str]) -> list[str]:
+        """Name the modules that ranks can't import again, as far as is known, since their import was cut off."""
+        ranks_by_name: dict[str, list[int]] = {}
         for rank, reply in sorted(self.replies.items()):
-            totals.setdefault(sum(reply.content["collectives"].values()), []).append(rank)
-        said = ", ".join(f"{label_ranks(ranks)} called {count}" for count, ranks in totals.items())
-        what = f"out of step: of this cell's collectives {said}; the next one will wait for ranks that are elsewhere"
-        return [f"{what} (stop it then, and all are in step again)"]
+            for name in reply.content.get("cut_imports", ()):
+                ranks_by_name.setdefault(name, []).append(rank)
+        words = []
+        for name, ranks in ranks_by_name.items():
+            hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
+            words.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+        return words
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Each distinct failure once with all its ranks, the earliest first; without those that only waited."""
-        groups: dict[tuple[str, ...], list[CellFailure]] = {}
         waited = self.waited
-        causes = [failure for rank, failure in self.failures.items() if rank not in waited]
-        for failure in sorted(causes, key=lambda failure: failure.time_s):
-            groups.setdefault(_likeness(failure), []).append(failure)
-        return tuple(_merge(group) for group in groups.values())
+        return merge_failures(failure for rank, failure in self.failures.items() if rank not in waited)
 
 
-def _likeness(failure: CellFailure) -> tuple[str, ...]:
-    """Return what failures that are one have in common: all but addresses, and numbers in the message."""
-    message = _NUMBER.sub("#", _INCIDENTAL.sub("", failure.evalue))
-    lines = [_COLOUR.sub("", line) for line in failure.traceback]  # which mark the part of a line that failed
-    lines = [line for line in lines if not line.startswith(f"{failure.ename}: ")]
-    return (failure.ename, message, *(_INCIDENTAL.sub("", line) for line in lines))
-
-
-def _merge(group: list[CellFailure]) -> CellFailure:
-    is_program = group[0].ename == PROGRAM_EXIT
-    first = group[0] if is_program else min(group, key=lambda failure: failure.ranks)
-    same = _INCIDENTAL.sub("", first.evalue)
-    variants = [(other.ranks[0], other.evalue) for other in group if _INCIDENTAL.sub("", other.evalue) != same]
-    evalue = first.evalue
-    if is_program and len(group) > 1:  # the others' may have ended because of it
-        evalue += f"; rank {group[0].ranks[0]}'s was the first"
-    return CellFailure(
-        ranks=tuple(sorted(failure.ranks[0] for failure in group)),
-        hosts=tuple(dict.fromkeys(each.hosts[0] for each in sorted(group, key=lambda each: each.ranks))),
-        ename=first.ename,
-        evalue=evalue,
-        traceback=first.traceback,
-        line=first.line,
-        file=first.file,
-        time_s=group[0].time_s,
-        variants=tuple(sorted(variants)),
-    )
+def _because(stderr_tail: str) -> str:
+    line = root_line(stderr_tail)
+    return f": {line[:300]}" if line else ""

@@ -12,15 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..messages import OPTIONS
+from ..ranks import label_ranks
 from . import memory, variables
-from .cell_run import CellRun, Listener
+from .cell_run import GIVE_UP_SECONDS, SPACE_SECONDS, CellRun, Listener, not_back
 from .events import Died, Replied, Silent
+from .interrupts import PATIENT_INTERRUPTS, held_interrupts
 from .journal import Origin, Ran
 from .loss import remedy, stuck_remedy
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .events import Event
     from .guardian import Guardian
@@ -65,6 +67,40 @@ class Cells:
                 msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
             }
 
+    @property
+    def running(self) -> list[CellRun]:
+        """The cells that have not ended on all their ranks, in the order in which they were sent."""
+        runs = {run.number: run for run, _ in list(self._cells.values()) if not run.done}
+        return [runs[number] for number in sorted(runs)]
+
+    def interrupt_and_wait(self, ranks: Collection[int], interrupt: Callable[[Collection[int]], None]) -> list[str]:
+        """Interrupt the cells of these ranks and wait until they end; returns what came of it, in words.
+
+        An interrupt of the main thread meanwhile is one more for the ranks, as while a cell is waited for.
+        """
+        table = self._launch.table
+        cells = {rank: table[rank].cell or 0 for rank in ranks if table[rank].state == "running"}
+        if not cells:
+            return [f"{label_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell"]
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        with held_interrupts() as held:
+            interrupt(cells)
+            pressed = 1
+            while not self._guardian.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
+                held.heard()
+                if held.waiting and pressed < PATIENT_INTERRUPTS:
+                    held.obeyed += 1
+                    pressed += 1
+                    interrupt(cells)
+            held.obeyed = held.pressed
+        left = [rank for rank in cells if table[rank].state == "running"]
+        lines = []
+        for number in sorted(set(cells.values())):
+            ended = [rank for rank in cells if cells[rank] == number and rank not in left]
+            if ended:
+                lines.append(f"{label_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended cell {number}")
+        return [*lines, *([not_back(left, stuck_remedy(self._launch, left))] if left else [])]
+
     def send(
         self,
         code: str,
@@ -103,6 +139,7 @@ class Cells:
             packed = link.session.pack(content)
             messages = {rank: link.make("execute_request", packed, {OPTIONS: options}) for rank in ranks}
             self._note_in_ledger(run, options["execution_count"], messages)
+            self._launch.steps.sent(ranks)
             if origin.is_cell:
                 ran = Ran(
                     number=run.number,
@@ -153,6 +190,7 @@ class Cells:
                 entry = self._launch.table[rank]
                 entry.state, entry.cell, entry.request = "running", cell["execution_count"], msg_id
                 self._cells[msg_id] = (run, rank)
+                self._launch.steps.sent([rank])
                 self._guardian.on_sent(rank, run.number)
                 self._launch.open_link.expect(msg_id, self._taker(run, entry))
         return run
@@ -170,7 +208,9 @@ class Cells:
 
         def on_reply(message: Message) -> None:
             told = message["metadata"].get(OPTIONS, {})
-            content, buffers = variables.with_value(message["content"], message["buffers"])
+            content, buffers = variables.with_value(
+                self._launch.folders.shelf_name, message["content"], message["buffers"]
+            )
             quiet = told.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
             entry.group = told.get("group", entry.group)
@@ -182,8 +222,12 @@ class Cells:
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):
                 self._guardian.note(memory.held(self._launch.table))
-            # Cut off by an error or an interrupt, ranks may be at different collectives, and never meet again.
-            broken = broken or run.loses_step(event) or bool(content.get("step_cut_off"))
+            if memory.is_shortage_of_gpu(content):
+                self._guardian.note(memory.held_on_gpus(self._guardian.remarks.vitals))
+            if content.get("device_lost"):
+                self._guardian.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
+            uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
+            broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
                 self._launch.mpi_revoked = broken = True
             self._guardian.on_reply(rank, failed=failed, broken=broken)
@@ -219,6 +263,7 @@ class Cells:
     def _on_death(self, entry: RankEntry, event: Died) -> None:
         with self._lock:  # a cell that is being sent at this moment has to learn of it too
             entry.state = "dead"
+            self._launch.steps.died(entry.info.rank)
             if memory.may_be_shortage(event.record):
                 peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
                 self._guardian.note(memory.held(self._launch.table, peaks))
@@ -235,9 +280,19 @@ class Cells:
         """Hand in an event; a cell whose end has arrived is none that a later notebook has to take up."""
         run.put(event)
         if run.done:
+            self._welcome(run)
             without_group = not any(entry.group for entry in self._launch.table)
             self._launch.journal.ended(run.number, run.errors, without_group=without_group)
             self._try_ledger(lambda: self.ledger.remove(run.number))
+
+    def _welcome(self, run: CellRun) -> None:
+        """Say that ranks have come back for which nobody waits any more."""
+        back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != "dead")
+        run.given_up = set()
+        if back:
+            has, their = ("has", "its") if len(back) == 1 else ("have", "their")
+            number = self._launch.table[back[0]].cell
+            self._guardian.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
 
     def abandon(self, reason: str) -> None:
         """Tell every cell that nobody can be reached any more."""

@@ -110,7 +110,9 @@ class CheckpointKeeper(Part):
         self._writes_beside = False
         return ""
 
-    def load(self, path: str | os.PathLike[str], names: Sequence[str] = (), **options: Any) -> CellRun:
+    def load(
+        self, path: str | os.PathLike[str], names: Sequence[str] = (), *, trust_owner: bool = False, **options: Any
+    ) -> CellRun:
         """Load variables on all ranks, from the latest version in a checkpoint folder or from one that is named.
 
         Parameters
@@ -119,6 +121,8 @@ class CheckpointKeeper(Part):
             The folder, or a version in it.
         names
             Which; none means all that were saved. Models and optimizers have to be there, and are filled.
+        trust_owner
+            Load a checkpoint of another user, too: loading runs code that is in its files.
         **options
             As of :meth:`Cluster.run`.
 
@@ -127,10 +131,11 @@ class CheckpointKeeper(Part):
         UsageError
             If a name isn't one, or the ranks have no process group.
         RankFailure
-            If there is no such checkpoint, or it does not fit.
+            If there is no such checkpoint, or it does not fit, or it belongs to another user.
         """
         check_names(names)
-        return self._run_checkpoints(f"load({_absolute(path)!r}, {list(names)!r})", options, f"%dist_load {path}")
+        call = f"load({_absolute(path)!r}, {list(names)!r}, trust_owner={trust_owner})"
+        return self._run_checkpoints(call, options, f"%dist_load {path}")
 
     def _run_checkpoints(self, call: str, options: dict[str, Any], magic: str = "") -> CellRun:
         launch, _ = self._ready("all")

@@ -36,6 +36,7 @@ from .registry import Ledger
 from .scripts import ScriptRunner
 from .staging import DataStager
 from .start import Launch
+from .start_progress import StartProgress
 from .telemetry import Telemetry
 from .variables import VariableMover
 
@@ -66,6 +67,9 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     tell
         Called with a line on what is waited for before ranks can be started, each time it changes; by default it is
         printed to stderr.
+    on_start
+        Called with a line on how far the start has come, such as ``"starting: 3 of 4 ranks, importing torch"``, each
+        time it changes.
     **options
         The other fields of :class:`jupyter_disttrain.config.ClusterConfig`.
 
@@ -85,10 +89,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     """
 
     def __init__(
-        self, n: int | None = None, launcher: str = "mpi", *, tell: Callable[[str], None] | None = None, **options: Any
+        self,
+        n: int | None = None,
+        launcher: str = "mpi",
+        *,
+        tell: Callable[[str], None] | None = None,
+        on_start: Callable[[str], None] | None = None,
+        **options: Any,
     ) -> None:
         self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
-        self._start(self._new_launch())
+        self._start(self._new_launch(on_start))
         open_clusters.add(self)
 
     def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
@@ -101,14 +111,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
+        self.killed: list[str] = []  # ranks that took too long to end at the last shutdown or reset, in words
         self._job_watch = None
         self._places = {}
         self._brought_code = {}
         self._pid = os.getpid()
         self._last_use = time.monotonic()
 
-    def _new_launch(self) -> Launch:
-        return Launch(self.config, self._on_message, self._on_lost)
+    def _new_launch(self, on_start: Callable[[str], None] | None) -> Launch:
+        progress = StartProgress(self.config, self._tell, on_start or (lambda _text: None))
+        return Launch(self.config, self._on_message, self._on_lost, progress=progress)
 
     def _start(self, launch: Launch) -> None:
         """Start ranks where it is decided, or decide first."""
@@ -117,7 +129,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         is_up = False
         try:
             if not launch.is_decided:
-                launch.decide(self._tell)
+                launch.decide()
             launch.start()
             self.start_seconds = time.monotonic() - started
             with deferred_interrupts():
@@ -230,8 +242,8 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
         """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early.
 
-        Ranks that wait in a collective are released: its process group is aborted and formed anew. ``forced`` aborts it
-        without looking whether anybody waits.
+        Ranks that wait in a collective are released: its process group is aborted and formed again. The second
+        interrupt of a cell, or one that is ``forced``, aborts it without looking whether they wait.
         """
         chosen = None if ranks is None else set(ranks)
         if not forced:
@@ -241,6 +253,24 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
                 request = {"do": "interrupt", "cell": entry.request}
                 self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)))
+
+    def interrupt_and_wait(self, ranks: str | int | Iterable[int] = "all") -> list[str]:
+        """Interrupt ranks that run a cell, as :meth:`interrupt`, and wait some seconds until they have ended it.
+
+        Returns what came of it, in words. Each call, and each KeyboardInterrupt meanwhile, is one more interrupt.
+        """
+        words = self._open_cells.interrupt_and_wait(parse_ranks(ranks, self.world_size), self.interrupt)
+        self._guardian.wait_until_settled(SETTLE_SECONDS)
+        return [*words, *self._guardian.take_notes()]
+
+    def take_notes(self) -> list[str]:
+        """Return what happened since the last cell that a user should know, e.g. ranks that came back; only once."""
+        return self._guardian.take_notes()
+
+    @property
+    def running_cells(self) -> list[CellRun]:
+        """The cells that have not ended on all their ranks, whether they are waited for or not."""
+        return self._open_cells.running
 
     def change(self, **rules: float | str) -> None:
         """Change ``grace_s``, ``hang_after_s`` or ``on_rank_death``, which a running cluster can be told.
@@ -315,8 +345,13 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
 
     # The end
 
-    def reset(self) -> None:
-        """End all ranks and start as many anew; variables are gone.
+    def reset(self, *, on_start: Callable[[str], None] | None = None) -> None:
+        """End all ranks and start as many new ones; variables are gone.
+
+        Parameters
+        ----------
+        on_start
+            As of :class:`Cluster`.
 
         Raises
         ------
@@ -326,15 +361,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         """
         self._check_own()
         with self._restarting:
-            fresh, is_gone = self._new_launch(), False
+            fresh, is_gone = self._new_launch(on_start), False
             try:
                 if self.config.hosts:
-                    fresh.decide(self._tell)
+                    fresh.decide()
                 is_gone = True
                 self._stop_looking()
                 try:
                     self._launch.stop()
                 finally:  # Slurm may refuse to end a job; who waits for a cell waits in vain all the same
+                    self.killed = self._launch.killed
                     self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
                 self._start(fresh)
             except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
@@ -355,6 +391,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                 self._stop_looking()
                 self._launch.stop()
         finally:  # as above
+            self.killed = self._launch.killed
             self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
 

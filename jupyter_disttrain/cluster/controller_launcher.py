@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalControllerLauncher
@@ -10,10 +11,12 @@ from traitlets import Float, Int, Integer, List, Unicode
 from ..config import CONTROLLER_PORTS
 from ..controller_arguments import choose_ports, controller_arguments, is_free
 from ..errors import LaunchError
-from ..messages import signal_words
 from .launchers.local import WithAnyLog, is_alive
 
-DYING_SECONDS = 0.5  # for a controller, whose sockets close before its end can be seen
+# Of Python's own variables, those that say where modules are. Others change what code does: ipyparallel relies on
+# assertions, which PYTHONOPTIMIZE leaves out, and warnings may be errors.
+PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR")
+PYTHON_CACHE_VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 
 
 def free_ports(address: str, first: int, last: int) -> list[int]:
@@ -74,7 +77,9 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
 
     def get_env(self) -> dict[str, str]:
         """Return its variables: what lies in the notebook's folder is none of its modules."""
-        return {"PYTHONSAFEPATH": "1", **super().get_env()}
+        kept = PYTHON_VARIABLES + PYTHON_CACHE_VARIABLES
+        left_out = [name for name in os.environ if name.startswith("PYTHON") and name not in kept]
+        return {**super().get_env(), **dict.fromkeys(left_out, ""), "PYTHONSAFEPATH": "1"}  # "" counts as not set
 
     def alive(self) -> bool:
         """Whether the controller runs."""
@@ -83,12 +88,6 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
     @property
     def fate(self) -> str:
         """How it ended, in words, and what it said last if it ended by itself; empty if that can't be told."""
-        if self._wait_thread is not None:
-            self._wait_thread.join(DYING_SECONDS)
-        code = None if self.alive() or self.process is None else self.process.wait(0)
-        if code is None:
-            return ""
-        if code < 0:
-            return f"was killed by {signal_words(-code)}"
         last = [line.strip() for line in self.get_output().splitlines() if line.strip()][-1:]
-        return f"exited with code {code}{''.join(f' ({line})' for line in last)}"
+        words = self.exit_words
+        return f"{words} ({last[0]})" if last and words.startswith("exited") else words

@@ -20,6 +20,7 @@ from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
 from ..locks import check_locks, remove_unheld
+from ..private_files import make_private_below
 from ..shelf import NANNIES, NOTEBOOK, PREFIX, ROOT
 
 BROUGHT_METRICS = "metrics"
@@ -53,8 +54,10 @@ class Folders:
         runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
         run = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
         try:
-            for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup", run):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            top, data = Path(jupyter_runtime_dir()), Path(jupyter_data_dir())
+            for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup"):
+                make_private_below(folder, top)
+            make_private_below(run, data)
             _probe(profile / "security" / "probe")
             check_locks(profile)
             _write(local / NOTEBOOK, os.urandom(16).hex().encode())

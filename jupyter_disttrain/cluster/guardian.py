@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import signal
 import threading
 import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DisttrainError, HostLostError, IrreplaceableError, LaunchError
-from ..messages import RANK_REQUEST
+from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
 from .hang import Look, waited_for
 from .looking import Looking
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 
     from ..ranks import RankInfo
     from .link import Message
+    from .rank_table import RankEntry
     from .recovery import Action, Rules
     from .remarks import Remarks
     from .start import Launch
 
 FORM_SECONDS = 120.0  # for the process group to be formed
-RELEASE_SECONDS = 10.0  # for ranks to leave a group that is being formed
+RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,11 @@ class Guardian(Looking):
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or self._state.settled, timeout_s)
 
+    def wait_until_idle(self, ranks: Collection[int], timeout_s: float) -> bool:
+        """Wait until none of these ranks runs a cell any more; returns whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or not self._state.running & set(ranks), timeout_s)
+
     @property
     def doing(self) -> str:
         """What is being done for the session to come back, in words; empty if nothing is."""
@@ -152,6 +159,10 @@ class Guardian(Looking):
         """Return what a person should know of what was done since the last call."""
         with self._changed:
             return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
+
+    def out_of_step(self) -> list[str]:
+        """Return which ranks have called more collectives than others, unless that was said before."""
+        return self._launch.steps.notes()
 
     # The thread
 
@@ -186,6 +197,9 @@ class Guardian(Looking):
             self.release(forced=action.forced)
         elif self._launch.is_being_stopped:
             return
+        elif action.do is Do.KILL:
+            assert action.rank is not None
+            self._kill(action.rank)
         elif action.do is Do.REPLACE:
             assert action.rank is not None
             self._help(self._replace, action.rank)
@@ -197,8 +211,14 @@ class Guardian(Looking):
             self._help(self._end, self._stop)
 
     def release(self, *, forced: bool = False) -> None:
-        """Have whoever waits in a collective, or for the group to be formed, get an error."""
-        request = {"do": "release", "generation": self._launch.generation, "forced": forced}
+        """Have whoever waits in a collective, or for the group to be formed, get an error.
+
+        All are told whether one waits in MPI ("one", or "many" if for several requests at once), as all take part then.
+        """
+        with self._changed:
+            seen = {look.told.get("mpi") for look in self._fresh_looks().values() if look.told is not None}
+        mpi = next((each for each in ("many", "one") if each in seen), "")
+        request = {"do": "release", "generation": self._launch.generation, "forced": forced, "mpi": mpi}
         for entry in self._launch.table:
             if entry.state != "dead":
                 future = self._launch.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
@@ -210,6 +230,15 @@ class Guardian(Looking):
             why = f"{content['ename']}: {content['evalue']}"
             rank = info.rank
             self.note(f"rank {rank} on {info.host} could not be released: {why}; {stuck_remedy(self._launch, [rank])}")
+
+    def _kill(self, rank: int) -> None:
+        """End the process of a rank that does not leave a call of MPI; what follows is as after any death."""
+        entry, told = self._launch.table[rank], self.looks[rank].told or {}
+        self.note(
+            f"rank {rank} on {entry.info.host} was in {told.get('call', 'MPI')}, which does not end when its "
+            "communicator is revoked: after three interrupts its process was ended"
+        )
+        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "signal", "signal": int(signal.SIGKILL)})
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:
         helper = threading.Thread(target=work, args=args, name="disttrain recovery", daemon=True)
@@ -281,6 +310,21 @@ class Guardian(Looking):
                 return
             self.release()
             wait(pending, LOOK_SECONDS)
+        for entry in self._launch.table:
+            if entry.state != "dead" and entry.forming is not None and not entry.forming.done() and not self._closed:
+                what = f"rank {entry.info.rank} on {entry.info.host} is stuck in forming the process group"
+                self.end_process(entry, f"{what}, and was not released within {RELEASE_SECONDS:g} s")
+
+    def end_process(self, entry: RankEntry, why: str) -> None:
+        """End the process of a rank that is of no use any more, so that it is replaced as one that died."""
+        if self._launch.config.job:
+            self.note(f"{why}; {remedy(self._launch.config)}")
+            return
+        self.note(f"{why}; its process is ended")
+        rank = entry.info.rank
+        self._tell(lambda state, _now: state.on_ending(rank))
+        kill = {"do": "signal", "signal": int(signal.SIGKILL)}
+        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, kill)
 
     def _write_down(self) -> None:
         try:

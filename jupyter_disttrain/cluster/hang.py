@@ -146,10 +146,14 @@ def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[s
     return [f"{label_ranks(ranks)}: {doing}" for doing, ranks in groups.items()]
 
 
-def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any]]:
-    """Return the collectives that ranks wait in, by group and number."""
+def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any, Any]]:
+    """Return the collectives that ranks wait in, by group, number and backend: each backend of a group counts alone."""
     found = (look.collective for look in looks)
-    return sorted({(each["group"], each["number"]) for each in found if each is not None and not each["is_p2p"]})
+    return sorted({_key(each) for each in found if each is not None and not each["is_p2p"]})
+
+
+def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return collective["group"], collective["number"], collective.get("backend", "")
 
 
 def _doing(look: Look) -> str:
@@ -221,15 +225,15 @@ def mismatches(looks: Mapping[int, Look]) -> list[str]:
 
     ``looks`` are those of all ranks, also of those that run nothing: Gloo lets some of them go on.
     """
-    found: dict[tuple[Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
+    found: dict[tuple[Any, Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
     found = {place: {} for place in waited_for(looks.values())}
     for rank, look in sorted(looks.items()):
         for each in look.called:
-            kinds = found.get((each["group"], each["number"]))
+            kinds = found.get(_key(each))
             if kinds is not None:
                 kinds.setdefault(_kind(each), (each["name"] + _shape(each), {}))[1][rank] = None
     lines = []
-    for (_group, number), kinds in found.items():
+    for (_group, number, _backend), kinds in found.items():
         if len(kinds) > 1:
             said = "; ".join(f"{label_ranks(ranks)} in {words}" for words, ranks in kinds.values())
             lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {said}")

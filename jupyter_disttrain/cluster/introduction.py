@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LaunchError
 from ..messages import RANK_REQUEST
 from .arrivals import Arrivals, check_reply, too_late
-from .rank_environment import session_environment
+from .rank_environment import library_defaults, session_environment
 from .rank_table import RankEntry
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .folders import Folders
     from .link import Link, Message
     from .placement import Placement
+    from .steps import Steps
 
 
 class Introduction:
@@ -39,6 +40,7 @@ class Introduction:
     generation: int  # of the process group: how often it was formed
     mpi_lost: str  # why MPI has no world of all ranks
     mpi_revoked: bool  # and is to be made anew with the group
+    steps: Steps
     _arrivals: Arrivals
     _started: bool
     _deadline: float
@@ -71,6 +73,7 @@ class Introduction:
             "do": "identify",
             "info": entry.info.as_dict(),
             "environment": session_environment(entry.info, self.folders.cluster_id),
+            "defaults": library_defaults(entry.info),
             "log_path": str(self.folders.rank_log(entry.info.rank)),
             "address": self.address,
             "timeout_s": self.config.timeout_s,
@@ -106,12 +109,16 @@ class Introduction:
         for entry, future in asked:
             entry.forming = future
         lost: dict[str, list[int]] = {}
+        reports: dict[int, Message] = {}
+        group = "none" if self.config.backend == "none" else f"session/{self.generation}"
         for entry, content in zip(self.table, self._wait(asked, "join its process group"), strict=True):
             for line in content["lost"]:
                 lost.setdefault(line, []).append(entry.info.rank)
             self.mpi_lost = self.mpi_lost or content["mpi_lost"]
-            entry.group = "none" if self.config.backend == "none" else f"session/{self.generation}"
+            entry.group = group
+            reports[entry.info.rank] = content
         self.mpi_revoked = False
+        self.steps.formed(reports, group)
         return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
 
     def _wait(

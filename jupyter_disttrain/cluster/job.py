@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots, split_command
-from ..job_file import JobFile, can_end_calls, read_own
+from ..job_file import JobFile, can_end_calls, check_beside
+from ..private_files import read_own
 from ..ranks import counted
 from ..shelf import NOTEBOOK
+from .devices import check_nccl, note_of_devices
 from .folders import Folders
 from .placement import Placement
 from .processes import POLL_SECONDS
@@ -30,6 +32,8 @@ from .tunnel import Tunnel, split, tunnel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import psutil
 
     from ..messages import NannyHello, RankHello
     from ..ranks import RankInfo
@@ -147,6 +151,13 @@ def _check_reached(told: JobFile, path: str) -> None:
             f"{path} is there, and the folder {told.profile} beside it is not; copy no file out of a job's file "
             f"system: {outside}"
         )
+    try:
+        check_beside(Path(told.profile), Path(path))
+    except OSError as error:
+        raise UsageError(
+            f"the folder {told.profile} beside {path} can't be used: {error.strerror}; start the job with its file in "
+            "a folder where no other user may write"
+        ) from error
 
 
 def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:
@@ -197,6 +208,10 @@ class JobProcesses:
     def start(self) -> None:
         """Do nothing: they run."""
 
+    def rank_processes(self) -> list[psutil.Process]:
+        """Return none: they are the job's."""
+        return []
+
     def check(self) -> None:
         """Do nothing: a job's processes are its launcher's business."""
 
@@ -242,7 +257,7 @@ class JobLaunch(Launch):
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
         return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
 
-    def decide(self, _tell: Callable[[str], None]) -> None:
+    def decide(self) -> None:
         """Take what the job's file says."""
         self.folders = self._make_folders()
         self._taken.callback(self.folders.remove)
@@ -295,6 +310,8 @@ class JobLaunch(Launch):
         self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend = self._backend(hellos)
         count = min(hello.cuda_devices for hello in hellos) if backend != "gloo" else 0
+        check_nccl(backend, hellos, count)
+        self.note_of_devices = note_of_devices(self.config, hellos, {})
         self.gpus = [str(gpu) for gpu in range(count)]
         decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]

@@ -102,7 +102,7 @@ class Joining(Hearing):
     def _meet(self, told: JobFile) -> None:
         started = time.monotonic()
         self._launch = job.JobLaunch(told, self.config, self._on_message, self._on_lost)
-        self._launch.decide(lambda _words: None)
+        self._launch.decide()
         self._launch.start()
         with self._looked_after():
             self.is_met = True

@@ -12,8 +12,16 @@ LINES = 12
 _NO_NEWS = "Extension modules:"  # the names of all that are loaded
 _GLOO_MISMATCH = "Received data size doesn't match expected size"
 _RUNS_SCRIPT = "/jupyter_disttrain/engine/script.py"  # the frame that a script's own are called from
+_WATCHDOG = re.compile(r"[Ww]atchdog (caught|thread terminated)|can't be released")
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
+
+
+def root_line(stderr_tail: str) -> str:
+    """Return the line of stderr that says why CUDA or NCCL ended the process; empty without one."""
+    lines = [line.strip() for line in stderr_tail.splitlines()]
+    found = next((line for line in lines if "CUDA error:" in line), "")
+    return found or next((line for line in lines if _WATCHDOG.search(line)), "")
 
 
 def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:

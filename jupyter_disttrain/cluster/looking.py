@@ -117,7 +117,7 @@ class Looking:
         for rank in ranks:
             self._look(rank, about)
 
-    def _look(self, rank: int, about: list[tuple[Any, Any]]) -> None:
+    def _look(self, rank: int, about: list[tuple[Any, Any, Any]]) -> None:
         """Ask a rank, unless it still owes an answer."""
         look = self.looks.get(rank)
         if look is not None and look.asked_at > look.answered_at:
@@ -155,5 +155,6 @@ class Looking:
             content = None
         with self._changed:
             look = self.looks[rank] = self.looks[rank].answered(time.monotonic(), content)
-            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program))
+            in_mpi = content is not None and bool(content.get("mpi"))
+            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program), in_mpi=in_mpi)
             self._changed.notify_all()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DisttrainError
-from ..job_file import JobTrace, read_own
+from ..job_file import JobTrace
+from ..private_files import read_own
 from ..ranks import format_ranks, label_ranks
 from .tunnel import tunnel_of
 

@@ -1,7 +1,7 @@
 """What ranks hold in memory, told when one ran out of it.
 
-Covers: ranks of this host.
-Does not cover: the memory of GPUs, of which torch's own message tells.
+Covers: ranks of this host; the GPUs of all ranks.
+Does not cover: reading the figures of GPUs (``engine.devices``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..messages import RankDeath
+    from ..messages import RankDeath, RankVitals
     from .rank_table import RankEntry
 
 _SHORTAGE = re.compile(
@@ -24,9 +24,32 @@ _SHORTAGE = re.compile(
 )
 
 
+_SHORTAGE_OF_GPU = re.compile(r"(CUDA|HIP).*out of memory|NVML_SUCCESS == r INTERNAL ASSERT", re.IGNORECASE)
+
+
 def is_shortage(content: Mapping[str, Any]) -> bool:
-    """Whether a failed cell's reply tells of too little memory."""
+    """Whether a failed cell's reply tells of too little memory of a host."""
+    if is_shortage_of_gpu(content):
+        return False
     return content.get("ename") == "MemoryError" or bool(_SHORTAGE.search(content.get("evalue", "")))
+
+
+def is_shortage_of_gpu(content: Mapping[str, Any]) -> bool:
+    """Whether a failed cell's reply tells of too little memory of a GPU."""
+    return content.get("ename") == "OutOfMemoryError" or bool(_SHORTAGE_OF_GPU.search(content.get("evalue", "")))
+
+
+def held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
+    """Say how much of its GPU's memory is in use for each rank."""
+    parts = []
+    for rank, told in vitals.items():
+        gpu = told.gpu or {}
+        if "memory_used_bytes" in gpu and "memory_total_bytes" in gpu:
+            others = gpu.get("others")
+            shared = f" (with {others} other process{'' if others == 1 else 'es'})" if others else ""
+            used, total = gpu["memory_used_bytes"] / 2**30, _size(gpu["memory_total_bytes"])
+            parts.append(f"rank {rank} {used:.1f} of {total}{shared}")
+    return f"GPU memory in use: {', '.join(parts)}" if parts else ""
 
 
 def may_be_shortage(death: RankDeath) -> bool:

@@ -53,6 +53,11 @@ class Overview:
         return self._launch.placement.words
 
     @property
+    def note_of_devices(self) -> str:
+        """Why ranks use the CPU although there is an accelerator, in words; empty if there is nothing to say."""
+        return self._launch.note_of_devices
+
+    @property
     def job(self) -> str:
         """The Slurm job that the ranks run in, and until when, in words; empty where there is none."""
         return "" if self._job_watch is None else self._job_watch.text

@@ -65,11 +65,6 @@ class Placement:
         return max((host.slots or 0 for host in self.hosts), default=None)
 
     @property
-    def shares_gpus(self) -> bool:
-        """Whether a host has more ranks than GPUs."""
-        return any(self.gpus.get(host.name, 0) < (host.slots or 0) for host in self.hosts)
-
-    @property
     def master(self) -> str:
         """The address of rank 0's host, as the other ranks reach it."""
         return self.addresses[self.hosts[0].name] if self.hosts else LOOPBACK

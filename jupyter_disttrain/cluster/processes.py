@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Births = dict[str, dict[str, float]]
 
 POLL_SECONDS = 0.005
+FORK_SECONDS = 3.0  # for a launcher to start one more of them
+LOOK_SECONDS = 0.2  # between two looks at the processes of ranks that start
 BIRTH_SECONDS = 2.0  # by which the clock may have been set meanwhile
 KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
@@ -89,6 +92,9 @@ class Processes:
         self._idle_timeout_s = limit_s + 2 * untold_s(limit_s) if limit_s else limit_s  # of what the controller hears
         self._folders = folders
         self._n = n
+        self._seen: list[psutil.Process] = []  # the ranks' processes, while they start
+        self._changed_at = 0.0  # their number
+        self._next_look = 0.0
 
     def start(self) -> None:
         """Start them all at the same moment."""
@@ -176,7 +182,7 @@ class Processes:
         """Raise a LaunchError if the controller, or what starts the ranks, has ended."""
         controller = self._cluster.controller
         if controller is not None and not controller.alive():
-            raise LaunchError(f"the controller ended while starting{said(controller.get_output())}")
+            raise LaunchError(f"while starting, the controller on {socket.gethostname()} {_end_of(controller)}")
         trouble = sorted({path.read_text() for path in self._folders.profile.glob("trouble-*.txt")})
         if trouble:
             raise LaunchError("; ".join(trouble))
@@ -184,7 +190,46 @@ class Processes:
             if not engines.alive():
                 if fate := getattr(engines, "fate", ""):
                     raise LaunchError(f"{fate}{said(engines.get_output())}")
-                raise LaunchError(f"{self.launcher} ended before the ranks were up{said(engines.get_output())}")
+                raise LaunchError(f"before the ranks were up, {self.launcher} {_end_of(engines)}")
+        self._check_rank_processes()
+
+    def _check_rank_processes(self) -> None:
+        """Raise a LaunchError if a process of a rank has gone that could not report it: mpiexec waits for the others.
+
+        Those of other hosts can't be seen from here.
+        """
+        now = time.monotonic()
+        is_here = self._config.launcher in ("mpi", "local") and not self._placement.hosts
+        if now < self._next_look or not is_here:
+            return
+        self._next_look = now + LOOK_SECONDS
+        there = self.rank_processes()
+        gone = [f" (process {each.pid})" for each in self._seen if each not in there]
+        if len(there) != len(self._seen):
+            self._changed_at = now
+        if there and len(there) < self._n and now - self._changed_at > FORK_SECONDS:
+            gone = gone or [""]
+        self._seen = there
+        if gone:
+            output = self.output
+            words = f":\n{tail(output)}" if output.strip() else ""
+            raise LaunchError(
+                f"a rank's process on {socket.gethostname()}{gone[0]} ended while starting, before it could report: by "
+                f"SIGKILL, say of the kernel's out-of-memory killer, or another signal{words}"
+            )
+
+    def rank_processes(self) -> list[psutil.Process]:
+        """Return the processes that a launcher has started on this machine: each is one rank's nanny."""
+        found: dict[int, psutil.Process] = {}
+        for engines in self._cluster.engines.values():
+            started = [each.process for each in getattr(engines, "launchers", {"": engines}).values()]
+            of_this_machine = isinstance(engines, LAUNCHERS["mpi"]) or (
+                isinstance(engines, LAUNCHERS["local"]) and engines.n > 1  # one alone is no child
+            )
+            for process in started if of_this_machine else ():
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                    found |= {each.pid: each for each in process.children(recursive=True) if _is_rank(each)}
+        return [each for each in found.values() if _parent_of(each) not in found]
 
     @property
     def controller_fate(self) -> str:
@@ -245,6 +290,26 @@ class Processes:
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
                     yield from process.children(recursive=True)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return bool(process.cmdline()[: len(RANK_COMMAND)] == RANK_COMMAND)  # one that has ended has no command
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _end_of(launcher: Any) -> str:
+    """Say how a process ended that should not have, and what it said last."""
+    words, output = getattr(launcher, "exit_words", "") or "ended", launcher.get_output()
+    return words if words.startswith("was killed") and not output.strip() else f"{words}{said(output)}"
 
 
 def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:

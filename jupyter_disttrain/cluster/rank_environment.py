@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..framework_variables import WITHOUT_GPUS
+from ..framework_variables import HOST_ID, PCI_ORDER, WITH_GPUS, WITHOUT_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,8 +103,8 @@ def rank_environment(
 
 def _of_libraries(config: ClusterConfig, n: int, gpus: list[str], placement: Placement) -> dict[str, str]:
     environment: dict[str, str] = {}
-    if not gpus:
-        environment |= {name: value for name, value in WITHOUT_GPUS.items() if name not in os.environ}
+    if gpus:  # before CUDA starts, which counting its devices may do
+        environment |= {name: value for name, value in PCI_ORDER.items() if name not in os.environ}
     if config.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if "OMP_NUM_THREADS" not in os.environ:
@@ -118,14 +118,23 @@ def _of_libraries(config: ClusterConfig, n: int, gpus: list[str], placement: Pla
     return environment
 
 
+def library_defaults(info: RankInfo) -> dict[str, str]:
+    """Return variables for the libraries of one rank, which it sets where the user has not."""
+    return WITH_GPUS if info.device.startswith("cuda") else WITHOUT_GPUS
+
+
 def untold_s(idle_timeout_s: float) -> float:
     """Return for how long the use of a rank may remain untold, in seconds."""
     return min(idle_timeout_s / 10, LONGEST_UNTOLD_SECONDS)
 
 
 def session_environment(info: RankInfo, run_id: str) -> dict[str, str]:
-    """Return torchrun's and Open MPI's variables for one rank; ``run_id`` is the same on all."""
-    return {
+    """Return torchrun's and Open MPI's variables for one rank; ``run_id`` is the same on all.
+
+    NCCL_HOSTID with ``{rank}`` in it is filled in: ranks that NCCL takes for hosts of their own may share a GPU.
+    """
+    host_id = os.environ.get(HOST_ID, "")
+    return ({HOST_ID: host_id.replace("{rank}", str(info.rank))} if "{rank}" in host_id else {}) | {
         "RANK": str(info.rank),
         "WORLD_SIZE": str(info.world_size),
         "LOCAL_RANK": str(info.local_rank),

@@ -80,7 +80,7 @@ def check_idle(
         cells = f"{'cell' if len(numbers) == 1 else 'cells'} {', '.join(map(str, numbers))}"
         verb = "runs" if len(busy) == 1 else "run"
         raise UsageError(
-            f"{label_ranks(busy)} still {verb} {cells}; wait for it, interrupt it, "
+            f"{label_ranks(busy)} still {verb} {cells}; wait with %dist_wait, interrupt with %dist_interrupt, "
             f"use other ranks with -r, or {last_resort}"
         )
 
@@ -96,11 +96,11 @@ def tell_apart(hellos: Sequence[RankHello]) -> list[RankHello]:
     boots: dict[str, list[str]] = {}
     told = []
     for hello in hellos:
-        known = boots.setdefault(_node(hello), [])
+        known = boots.setdefault(node_of(hello), [])
         if hello.boot not in known:
             known.append(hello.boot)
         number = known.index(hello.boot) + 1
-        told.append(replace(hello, launch_host=f"{_node(hello)}({number})") if number > 1 else hello)
+        told.append(replace(hello, launch_host=f"{node_of(hello)}({number})") if number > 1 else hello)
     return told
 
 
@@ -126,11 +126,11 @@ def decide(
         If the launcher gave two processes one rank.
     """
     ordered = _order(hellos, list(hosts))
-    nodes = list(dict.fromkeys(map(_node, ordered)))
-    members = {node: [hello for hello in ordered if _node(hello) == node] for node in nodes}
+    nodes = list(dict.fromkeys(map(node_of, ordered)))
+    members = {node: [hello for hello in ordered if node_of(hello) == node] for node in nodes}
     decided = []
     for rank, hello in enumerate(ordered):
-        node = _node(hello)
+        node = node_of(hello)
         local_rank = members[node].index(hello)
         count = gpus if isinstance(gpus, int) else gpus.get(node, 0)
         info = RankInfo(
@@ -149,8 +149,8 @@ def decide(
     return decided
 
 
-def _node(hello: RankHello) -> str:
-    """Return what tells its host from others: two may have one name of their own."""
+def node_of(hello: RankHello) -> str:
+    """Return the key of a process's host: two hosts may have one name of their own."""
     return hello.launch_host or hello.host
 
 
@@ -158,7 +158,7 @@ def _order(hellos: Sequence[RankHello], hosts: list[str]) -> list[RankHello]:
     told = [hello.launch_rank for hello in hellos]
     if None in told:
         place = {host: at for at, host in enumerate(hosts)}
-        return sorted(hellos, key=lambda hello: (place.get(_node(hello), len(place)), _node(hello), hello.pid))
+        return sorted(hellos, key=lambda hello: (place.get(node_of(hello), len(place)), node_of(hello), hello.pid))
     if sorted(told, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
         raise LaunchError(
             f"mpiexec has numbered the ranks {told} where there are {len(hellos)}; mpi4py and mpiexec belong to "

@@ -28,6 +28,9 @@ INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before th
 LOOK_SECONDS = 0.25  # between two looks at ranks that should end
 CALM_SECONDS = 3.0  # between two looks at ranks that just run
 MEET_SECONDS = 1.0  # from seeing one wait to looking at what the others do
+MPI_PRESSES = 3  # interrupts after which a rank that is in a call of MPI is ended, which nothing else ends
+MPI_SECONDS = 2.0  # after the first of them
+MPI_LAST_SECONDS = 0.5  # after the last of them
 FORM_LIMIT = 3  # attempts to form the process group
 REPLACE_LIMIT = 3  # deaths of one rank in a row without a cell that ended well; failed starts of a new process
 
@@ -46,6 +49,7 @@ class Do(Enum):
 
     LOOK = "look at the ranks that run: are they waiting in a collective?"
     RELEASE = "abort the process group on all ranks"
+    KILL = "end the process of a rank that nothing gets out of a call of MPI"
     REPLACE = "start a new process for a rank"
     FORM = "form the process group anew"
     RESET = "start all ranks anew"
@@ -89,6 +93,8 @@ class RunningCell:
     failed_at: float | None = None  # the first time, on one of its ranks
     interrupted_at: float | None = None
     forced: bool = False  # interrupted for the second time
+    presses: int = 0  # of stop
+    pressed_at: float = 0.0  # the last time
     released_at: float | None = None  # the last time
     ranks: set[int] = field(default_factory=set)  # that run it still
 
@@ -105,11 +111,13 @@ class Member:
     cell: int | None = None  # that it runs
     dead: bool = False
     replacing: bool = False
+    ending: bool = False  # its process is being ended, because it is of no use any more
     asked: bool = False  # a person wants a new process for it
     deaths: int = 0
     failed_starts: int = 0  # of a new process
     waits_s: float | None = None  # in the collective it waits in; None: in none, or not known
     in_program: bool = False  # it waits for a process of its own, which may wait for others'
+    in_mpi: bool = False  # it was seen in a call of MPI
 
 
 class Recovery:
@@ -140,7 +148,7 @@ class Recovery:
         self._leave(rank)
         self._cells.setdefault(cell, RunningCell(began_at=now)).ranks.add(rank)
         member = self.members[rank]
-        member.cell, member.waits_s, member.in_program = cell, None, False
+        member.cell, member.waits_s, member.in_program, member.in_mpi = cell, None, False, False
 
     def on_reply(self, rank: int, now: float, *, failed: bool, broken: bool) -> None:
         """Note that a rank has ended its cell; ``broken``: its process group can't be used any more."""
@@ -172,33 +180,43 @@ class Recovery:
         if member.dead:
             return
         self._end_cell(rank, now, failed=True)
-        member.dead, member.replacing = True, False
+        member.dead, member.replacing, member.ending = True, False, False
         member.deaths += 1
         self._is_stuck_forming = self._is_forming  # the others wait for it
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
 
-    def on_interrupt(self, now: float, *, forced: bool, ranks: Collection[int] | None = None) -> None:
-        """Note that the person has interrupted what ranks run; ``forced``: for the second time, so nothing is spared.
+    def on_ending(self, rank: int) -> None:
+        """Note that a rank's process is being ended: nothing is done with it before it has."""
+        self.members[rank].ending = True
+        if self.phase is not Phase.LOST:
+            self.phase = Phase.BROKEN
 
-        ``ranks`` None means all.
+    def on_interrupt(self, now: float, *, forced: bool, ranks: Collection[int] | None = None) -> None:
+        """Note that the user has interrupted what ranks run; ``ranks`` None means all.
+
+        The second interrupt of a cell, or one that is ``forced``, releases its ranks without looking whether they wait.
         """
-        for rank, member in enumerate(self.members):
-            if member.cell is not None and (ranks is None or rank in ranks):
-                cell = self._cells[member.cell]
-                cell.interrupted_at = now if cell.interrupted_at is None else cell.interrupted_at
-                cell.forced = cell.forced or forced
-                member.waits_s = None  # what was seen before says nothing of what follows
+        reached = [rank for rank in self.running if ranks is None or rank in ranks]
+        for number in {number for rank in reached if (number := self.members[rank].cell) is not None}:
+            cell = self._cells[number]
+            cell.forced = cell.forced or forced or cell.interrupted_at is not None
+            cell.interrupted_at = now if cell.interrupted_at is None else cell.interrupted_at
+            cell.presses, cell.pressed_at = cell.presses + 1, now
+        for rank in reached:
+            self.members[rank].waits_s = None  # what was seen before says nothing of what follows
         self._next_look = min(self._next_look, now + INTERRUPT_SECONDS)
 
-    def on_look(self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False) -> None:
+    def on_look(
+        self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False, in_mpi: bool = False
+    ) -> None:
         """Note what a rank was seen doing; ``now`` is when it was asked."""
         member = self.members[rank]
         cell = None if member.cell is None else self._cells[member.cell]
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 self._next_look = min(self._next_look, now + MEET_SECONDS)  # what do the others call there?
-            member.waits_s, member.in_program = waits_s, in_program
+            member.waits_s, member.in_program, member.in_mpi = waits_s, in_program, in_mpi
 
     def on_asked(self, rank: int) -> None:
         """Note that a person wants a new process for a rank, whatever became of earlier ones."""
@@ -267,6 +285,8 @@ class Recovery:
             return not any(member.replacing for member in self.members)  # why each can't be replaced is told together
         if self.phase is Phase.FORMED:
             return True
+        if any(member.ending for member in self.members):
+            return False
         if self.dead:
             return not any(member.dead and self._follows(member) for member in self.members)
         return self.phase is Phase.BROKEN and bool(self.running)
@@ -284,6 +304,10 @@ class Recovery:
         """Return what is to be done now, in this order; it is taken as begun."""
         actions = self._releases(now)
         for rank, member in enumerate(self.members):
+            if member.in_mpi and member.cell is not None and self._gives_up_mpi(self._cells[member.cell], now):
+                member.in_mpi = False
+                actions.append(Action(Do.KILL, rank))
+        for rank, member in enumerate(self.members):
             if member.dead and not member.replacing and self._may_replace(member) and self.phase is not Phase.LOST:
                 member.replacing = True
                 actions.append(Action(Do.REPLACE, rank))
@@ -291,7 +315,8 @@ class Recovery:
         if left and self.rules.on_rank_death != "replace" and not self.running and not self._is_ending:
             self._is_ending = True
             actions.append(Action(Do.RESET if self.rules.on_rank_death == "reset" else Do.STOP))
-        if self.phase is Phase.BROKEN and not self.running and not self.dead and not self._is_forming:
+        ending = any(member.ending for member in self.members)
+        if self.phase is Phase.BROKEN and not (self.running or self.dead or self._is_forming or ending):
             self.phase = Phase.FORMING
             self._is_forming = True
             actions.append(Action(Do.FORM))
@@ -299,6 +324,12 @@ class Recovery:
             self._next_look = now + self._look_pause()
             actions.append(Action(Do.LOOK))
         return actions
+
+    def _gives_up_mpi(self, cell: RunningCell, now: float) -> bool:
+        """Whether the calls of MPI in which a cell waits have had their time to end."""
+        if cell.presses < MPI_PRESSES or cell.interrupted_at is None:
+            return False
+        return now - cell.interrupted_at >= MPI_SECONDS and now - cell.pressed_at >= MPI_LAST_SECONDS
 
     def _releases(self, now: float) -> list[Action]:
         """Release who waits, once that can't end well."""

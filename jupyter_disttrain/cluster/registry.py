@@ -25,10 +25,13 @@ from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots
 from ..locks import take_lock
+from ..private_files import make_private_below, read_own
 from ..ranks import RankInfo
 from ..slurm_options import SlurmOptions
 from .folders import Folders, answers
 from .rank_table import RankEntry
+from .start_progress import FILE as STARTING
+from .start_progress import StartingFile
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
@@ -98,8 +101,14 @@ class ClusterFile:
 
     @classmethod
     def read(cls, profile: Path) -> Self:
-        """Read the file of the cluster with this profile folder."""
-        return cls(**json.loads((profile / FILE).read_text()))
+        """Read the file of the cluster with this profile folder.
+
+        Raises
+        ------
+        OSError
+            If there is none, or it is another user's.
+        """
+        return cls(**json.loads(read_own(profile / FILE)))
 
     @property
     def folders(self) -> Folders:
@@ -198,7 +207,7 @@ class Ledger:
         self._cells: dict[str, dict[str, Any]] = {}
         self.last = 0  # number of a cell
         if path is not None and path.exists():
-            found = json.loads(path.read_text())
+            found = json.loads(read_own(path))
             self._cells, self.last = found["cells"], found["last"]
 
     @property
@@ -242,7 +251,7 @@ class Sign:
 
     def __init__(self, profile: Path, cluster_id: str) -> None:
         folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_below(folder, folder.parent)
         self._path = folder / f"{cluster_id}{_HERE}{socket.gethostname()}{_HERE}{os.getpid()}"
         self._path.unlink(missing_ok=True)
         self._path.symlink_to(profile)
@@ -290,12 +299,25 @@ def running() -> list[ClusterFile]:
     return sorted(found, key=lambda cluster: cluster.started_s)
 
 
+def starting() -> list[StartingFile]:
+    """Return the clusters of this user that are starting on this host."""
+    found = []
+    for path in _folder().glob(f"*/{STARTING}"):
+        try:
+            there = StartingFile.read(path.parent)
+        except (OSError, ValueError, TypeError):
+            continue  # it has just started or failed, or another version wrote the file
+        if there is not None:
+            found.append(there)
+    return sorted(found, key=lambda each: each.cluster_id)
+
+
 def unreadable() -> list[dict[str, str]]:
     """Return the names and versions of clusters on this host that another version of this package has started."""
     found = []
     for path in _folder().glob(f"*/{FILE}"):
         try:
-            told = json.loads(path.read_text())
+            told = json.loads(read_own(path))
         except (OSError, json.JSONDecodeError):
             continue  # it is just starting, or has just ended
         version = str(told.get("version", "an earlier version"))

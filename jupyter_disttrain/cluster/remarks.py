@@ -19,6 +19,7 @@ from .stragglers import find_straggler
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..messages import RankVitals
     from ..samples import Sample, Samples
     from .telemetry import Telemetry
 
@@ -95,6 +96,11 @@ class Remarks:
         cells = {ranks[rank].vitals.cell for rank in running if rank in ranks} - {None}
         values = [words for cell in sorted(filter(None, cells)) for words in self.of_values(cell)]
         return self.of_job() + values + (self.of_speed(running) if running else [])
+
+    @property
+    def vitals(self) -> dict[int, RankVitals]:
+        """What each rank reported last of what it uses."""
+        return {rank: figures.vitals for rank, figures in sorted(self._telemetry.ranks.items())}
 
     def of_job(self) -> list[str]:
         """Return what is to be said of the job that the ranks run in, whether they run a cell or not."""

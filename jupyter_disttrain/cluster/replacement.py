@@ -6,6 +6,7 @@ Does not cover: when (``recovery``), forming the group with it (``introduction``
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .processes import Processes
     from .reach import Reach
 
-RESPAWN_SECONDS = 30.0  # for the living ranks to start a process together
+RESPAWN_SECONDS = 5.0  # for the living ranks to start a process together; more where the machine is busy
 REMEDY = "%dist_reset begins a new job"
 
 
@@ -111,6 +112,12 @@ class Replacement(Introduction):
             self._told_job = words
             self.on_note(f"{words}; new ones start without MPI, so that comm has no world: {REMEDY}")
 
+    def _lose_mpi(self, why: str) -> None:
+        """Note for good that MPI has no world of all ranks."""
+        if not self.mpi_lost:
+            self.mpi_lost = why
+            self.on_note(f"comm is lost: {why}; use dist, or {REMEDY}")
+
     def _start_one(self, rank: int, host: str) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
         assert self._processes is not None
@@ -120,13 +127,15 @@ class Replacement(Introduction):
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(self.config)}")
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
-            attempt = Respawn(self.open_link, self.table, self._processes.command, host)
+            attempt = Respawn(self.open_link, self.table, self._processes, host)
+            limit_s = RESPAWN_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
             try:
-                return self._arrivals.hear_from_one(known, RESPAWN_SECONDS, attempt.check, in_mpi=True)
+                return self._arrivals.hear_from_one(known, limit_s, attempt.check, in_mpi=True)
             except LaunchError as error:
-                self.mpi_lost = f"rank {rank} died, and no process could be started within the MPI job: {error}"
+                self._lose_mpi(f"rank {rank} died, and no process could be started within the MPI job: {error}")
+                attempt.end_newborn()
         elif self.config.has_mpi:
-            self.mpi_lost = self.mpi_lost or f"rank {rank} died, and was replaced by a process beside the MPI job"
+            self._lose_mpi(f"rank {rank} died, and was replaced by a process beside the MPI job")
         check = self._processes.start_one(f"replacement-{rank}", host)
         try:
             return self._arrivals.hear_from_one(known, self.config.start_timeout_s, check)

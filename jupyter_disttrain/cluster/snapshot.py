@@ -56,12 +56,12 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures
     found |= {"cpu_percent": told.cpu_percent, "memory_bytes": told.memory_bytes, "steps": told.steps}
     if told.gpu is not None:
         found["gpu"] = told.gpu
-    if told.cell is not None:
+    if told.cell is not None and known != "idle":  # the cluster knows of a cell's end before the next figures come
         found |= {"cell": told.execution_count, "line": told.line, "call": told.call}
         if told.total:
             found |= {"done": told.done, "total": told.total, "left_s": told.left_s}
     rates = figures.rates()
-    if rates is not None and told.cell is not None:
+    if rates is not None and "cell" in found:
         found |= {
             "steps_per_s": rates.steps_per_s,
             "samples_per_s": rates.samples_per_s,

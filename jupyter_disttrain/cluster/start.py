@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError
 from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
+from ..private_files import read_own
 from ..ranks import counted
 from .arrivals import Arrivals, answer, as_message, untold_deaths
-from .devices import choose_gpus
+from .devices import choose_backend, choose_gpus, note_of_devices, usable_gpus
 from .folders import Folders
 from .interrupts import deferred_interrupts, raise_interrupted
 from .journal import Journal
@@ -29,10 +31,13 @@ from .loss import why_lost
 from .moves import Moves
 from .placement import Placement, place
 from .processes import POLL_SECONDS, Processes, said
-from .rank_table import RankEntry, decide
+from .rank_table import RankEntry, decide, node_of
 from .reach import Reach
 from .registry import ClusterFile, Hold, Sign
 from .replacement import Replacement
+from .shared_memory import scarce_shared_memory
+from .start_progress import StartProgress
+from .steps import Steps
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
@@ -57,6 +62,8 @@ class Launch(Replacement):
         Called on the link's thread: with what ranks publish, and when the controller has ended.
     there
         A cluster that runs already and is joined; None: a new one is started, once it is decided where.
+    progress
+        Takes how far the start has come.
     """
 
     folders: Folders
@@ -68,8 +75,10 @@ class Launch(Replacement):
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
         there: ClusterFile | None = None,
+        progress: StartProgress | None = None,
     ) -> None:
         self.config = config
+        self.progress = progress or StartProgress(config, lambda _text: None, lambda _text: None)
         self._on_message = on_message
         self._on_lost = on_lost
         self._arrivals = Arrivals()
@@ -98,7 +107,10 @@ class Launch(Replacement):
         self.mpi_heals = there.mpi_heals if there else False  # of a job: its calls can be ended
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
         self.mpi_revoked = False  # and is to be made anew with the group
+        self.steps = Steps()
+        self.note_of_devices = ""  # why ranks use the CPU although there is an accelerator
         self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
+        self.killed: list[str] = []  # ranks that took too long to end, in words
         self.cut_s = 0.0  # that no host of a job has answered
         self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
         self._moves = Moves(config, self._reach)
@@ -116,13 +128,8 @@ class Launch(Replacement):
             return JobProcesses(self.config, self.folders.profile)
         return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
-    def decide(self, tell: Callable[[str], None]) -> None:
+    def decide(self) -> None:
         """Decide how many ranks there will be, and where; what is taken for that, :meth:`stop` gives back.
-
-        Parameters
-        ----------
-        tell
-            Called with a line on what is waited for before ranks can be started, each time it changes.
 
         Raises
         ------
@@ -134,9 +141,10 @@ class Launch(Replacement):
             with deferred_interrupts():  # else nobody would know of a folder that was just made
                 self.folders = self._make_folders()
                 self._taken.callback(self.folders.remove)
+                self.progress.open(self.folders)
             elsewhere = self.config.hosts or self.config.launcher == "slurm"
             self.gpus = [] if elsewhere else choose_gpus(self.config)
-            self.placement = place(self.config, self.folders, tell, self._taken)
+            self.placement = place(self.config, self.folders, self.progress.waits, self._taken)
         except BaseException as error:  # an interrupt too
             self._give_back()
             raise_interrupted(error)
@@ -145,6 +153,7 @@ class Launch(Replacement):
         self.n = self.placement.count or self.config.count or len(self.gpus) or 2
         self.address = self.config.address or self.placement.master
         self.is_decided = True
+        self.progress.decided(self.n)
 
     # Up
 
@@ -160,18 +169,24 @@ class Launch(Replacement):
             self._processes = self._make_processes()
             with deferred_interrupts():  # ipyparallel's event loop would lose one
                 self._processes.start()
+            self.progress.came(0)
             self.mpi_heals = self._processes.mpi_heals
             info = self._wait_for_connection()
             self._hold = Hold(self.folders.profile)
             self._connect(info, self.folders.cluster_id)
             entries = self._hear_from_ranks()
+            self.progress.forms()
             self._introduce(entries)
         except BaseException as error:  # whatever it was, nothing that was started may stay; it is raised again
+            scarce = scarce_shared_memory(self.config) if isinstance(error, LaunchError) else ""
             self.stop()
             raise_interrupted(error)
+            if scarce:
+                raise LaunchError(f"{scarce}:\n{error}") from error
             raise
         self._started = True
         self.write()
+        self.progress.close()
 
     def join(self, *, visitor: bool = False) -> None:
         """Reach the ranks of a cluster that runs already.
@@ -220,7 +235,7 @@ class Launch(Replacement):
     def _wait_for_connection(self) -> dict[str, Any]:
         while True:
             try:
-                info: dict[str, Any] = json.loads(self.folders.client_file.read_text())
+                info: dict[str, Any] = json.loads(read_own(self.folders.client_file))
             except (FileNotFoundError, json.JSONDecodeError):
                 self._check_time()
                 time.sleep(POLL_SECONDS)
@@ -229,11 +244,13 @@ class Launch(Replacement):
 
     def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         """Wait for every rank and every nanny to say hello; return who is which rank."""
-        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
+        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time, self.progress.came)
         hosts = [host.name for host in self.placement.hosts]
         placed = [self._placed(hello) for hello in hellos]
-        gpus = self.placement.gpus if hosts else len(self.gpus)
-        decided = decide(placed, self._backend(hellos), gpus, hosts)
+        shown = self.placement.gpus if hosts else dict.fromkeys(map(node_of, placed), len(self.gpus))
+        self.note_of_devices = note_of_devices(self.config, placed, shown)
+        gpus = usable_gpus(self.config, placed, shown)
+        decided = decide(placed, choose_backend(self.config, placed, gpus), gpus, hosts)
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
     def _placed(self, hello: RankHello) -> RankHello:
@@ -241,13 +258,6 @@ class Launch(Replacement):
         if hello.launch_host or hello.launch_rank is None:
             return hello
         return replace(hello, launch_host=self.placement.host_of(hello.launch_rank))
-
-    def _backend(self, hellos: list[RankHello]) -> str:
-        if self.config.backend != "auto":
-            return self.config.backend
-        # NCCL takes one rank per GPU.
-        shared = self.placement.shares_gpus if self.placement.hosts else self.n > len(self.gpus)
-        return "nccl" if self.gpus and not shared and all(hello.cuda_devices for hello in hellos) else "gloo"
 
     @property
     def is_being_stopped(self) -> bool:
@@ -292,6 +302,8 @@ class Launch(Replacement):
 
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
+        if self.link is None and message["header"]["msg_type"] == RankDeath.msg_type:
+            self._note_end(RankDeath.from_content(message["content"]))
         if not self._started or self._awaits_rank:
             self._arrivals.take(message)
             if self.link is not None:  # else it is said again
@@ -363,6 +375,21 @@ class Launch(Replacement):
                 link.close()
             self._let_go()
             self._give_back()
+
+    def _note_end(self, death: RankDeath) -> None:
+        """Note a rank that was killed because it took too long to end; called on the link's thread."""
+        entry = next((each for each in self.table if each.engine == death.engine), None)
+        if entry is None or not death.expected:
+            return
+        whose = f"rank {entry.info.rank} on {entry.info.host}"
+        if death.signal_number == signal.SIGALRM:
+            self.killed.append(
+                f"{whose} was killed: its atexit functions, its threads and its open files took longer than 2 s to end"
+            )
+        elif death.signal_number == signal.SIGKILL:
+            self.killed.append(
+                f"{whose} was killed: it did not react within 3 s, so its atexit functions and open files may be lost"
+            )
 
     def _give_back(self) -> None:
         with deferred_interrupts():

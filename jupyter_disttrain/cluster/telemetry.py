@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..messages import METRICS, NodeVitals, RankVitals
@@ -92,6 +92,23 @@ def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
     )
 
 
+def _without_cell(vitals: RankVitals) -> RankVitals:
+    """Return the figures of a rank as they are once its cell has ended."""
+    state = "idle" if vitals.state in ("running", "in collective") else vitals.state
+    return replace(
+        vitals,
+        state=state,
+        cell=None,
+        execution_count=None,
+        line=None,
+        call="",
+        waits_s=0.0,
+        done=0,
+        total=0,
+        left_s=None,
+    )
+
+
 def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
     """Whether a rank counts from zero again."""
     return now.steps < before.steps or now.looks < before.looks or now.samples < before.samples
@@ -110,6 +127,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._sample_s = sample_s
         self._ranks: dict[int, RankFigures] = {}
+        self._ended: dict[int, int] = {}  # by rank, the cell whose end was seen before the rank's figures show it
         self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with when it came, and from which rank
         self._metrics: MetricsTable | None = None
         self.remarks = Remarks(self)
@@ -142,8 +160,18 @@ class Telemetry:
         elif msg_type == RankVitals.msg_type:
             self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
 
+    def end_cell(self, rank: int) -> None:
+        """Note that a rank has ended the cell that its last figures show; the next figures may be older than that."""
+        with self._lock:
+            figures = self._ranks.get(rank)
+            if figures is not None and figures.vitals.cell is not None:
+                self._ended[rank] = figures.vitals.cell
+                figures.vitals = _without_cell(figures.vitals)
+
     def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
         with self._lock:
+            if vitals.cell is not None and vitals.cell == self._ended.get(rank):
+                vitals = _without_cell(vitals)
             figures = self._ranks.get(rank)
             if figures is None or _is_other_process(figures.vitals, vitals):
                 figures = RankFigures(vitals, time.monotonic())

@@ -63,7 +63,10 @@ if [ $code = 1 ]; then
   flock -w 1 9; code=$?
 fi
 if [ $code = 0 ]; then echo "$$ $(hostname)" > holder.shell; fi; cd; echo $code"""
-_REMOTE = re.compile(r"^(?P<host>[^-/:\s][^/:\s]*|\[[0-9a-fA-F:.%]+\]):(?P<file>.+)$")
+# No character that a shell would read: ssh puts the host into the commands of its configuration (ProxyCommand ... %h).
+_REMOTE = re.compile(
+    r"(?P<host>(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9a-fA-F:.]+(?:%\w[\w.-]*)?\])):(?P<file>.+)\Z", re.ASCII
+)
 
 _open: dict[Path, Tunnel] = {}  # by the folder here
 
@@ -71,7 +74,7 @@ _open: dict[Path, Tunnel] = {}  # by the folder here
 def split(which: str) -> tuple[str, str] | None:
     """Return host and file of ``HOST:FILE``; None for anything else."""
     found = _REMOTE.match(which)
-    return (found["host"].strip("[]"), found["file"]) if found else None
+    return (found["host"].replace("[", "").replace("]", ""), found["file"]) if found else None
 
 
 def tunnel_of(folder: Path) -> Tunnel | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError, UsageError
@@ -48,7 +49,7 @@ def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[
     try:
         ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
     finally:
-        drop(note)
+        drop(launch.folders.shelf_name, note)
 
 
 def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
@@ -59,7 +60,7 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
     for rank, reply in ask(launch, ranks, {"do": "pull", "names": list(names)}).items():
         content = reply["content"]
         if content["status"] == "ok":
-            values[rank] = load_from(rank, off_the_shelf(content["shelf"], reply["buffers"]))
+            values[rank] = load_from(rank, _taken(launch, rank, reply))
         for name in content.get("names", ()):
             missing.setdefault(name, []).append(rank)
         for reason in content.get("reasons", ()):
@@ -81,7 +82,7 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
         raise UsageError(f"rank {source} has no {listed}; set it there in a %%rank {source} cell first")
     if content["status"] == "unserializable":
         raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
-    pickled, *buffers = off_the_shelf(content["shelf"], reply["buffers"])
+    pickled, *buffers = _taken(launch, source, reply)
     _send(launch, ranks, pickled, buffers)
     launch.journal.copied(names, source, ranks)
 
@@ -96,10 +97,7 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
 
     def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
         replies = ask(launch, ranks, {"do": "numbers", "name": name, "path": path, "ranks": list(some)})
-        return {
-            rank: load_from(rank, off_the_shelf(replies[rank]["content"]["shelf"], replies[rank]["buffers"]))
-            for rank in some
-        }
+        return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
     return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
 
@@ -193,21 +191,32 @@ def load_from(rank: int, buffers: Sequence[Any]) -> Any:
         ) from error
 
 
-def off_the_shelf(note: Message | None, buffers: Sequence[Any]) -> list[Any]:
+def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
+    """Return the buffers of a rank's reply."""
+    try:
+        return off_the_shelf(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
+    except ValueError as error:
+        host = launch.table[rank].info.host
+        raise UnserializableValueError(f"the value of rank {rank} on {host} was not taken: {error}") from error
+
+
+def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
     """Return a reply's buffers; mapping a file on the shelf now means that it can't be forgotten there."""
     if note is None:
         return list(buffers)
     first, *rest = buffers
     try:
-        return [first, *fetch(note, rest)]
+        return [first, *fetch(folder, note, rest)]
     finally:
-        drop(note)
+        drop(folder, note)
 
 
-def with_value(content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
+def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
     """Return a cell's reply and its buffers; a value that can't be mapped must not cost the reply."""
     try:
-        return content, off_the_shelf(content.get("value", {}).get("shelf"), buffers)
+        return content, off_the_shelf(folder, content.get("value", {}).get("shelf"), buffers)
+    except ValueError as error:
+        return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
     except FileNotFoundError:
         reason = "it was given to the notebook that ran the cell"  # and the reply was repeated since
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []
@@ -226,7 +235,7 @@ def ask(
         replies = {rank: _wait_for(future, table[rank]) for rank, future in futures.items()}
     except BaseException:  # mostly an interrupt: what still comes must not stay on the shelf
         for future in futures.values():
-            future.add_done_callback(_discard)
+            future.add_done_callback(partial(_discard, launch))
         raise
     for rank, reply in replies.items():
         content = reply["content"]
@@ -235,10 +244,10 @@ def ask(
     return replies
 
 
-def _discard(future: Future[Message]) -> None:
-    """Take off the shelf what nobody waits for any more."""
+def _discard(launch: Launch, future: Future[Message]) -> None:
+    """Remove the file of a reply that no caller waits for any more."""
     if future.exception() is None:
-        drop(future.result()["content"].get("shelf"))
+        drop(launch.folders.shelf_name, future.result()["content"].get("shelf"))
 
 
 def _wait_for(future: Future[Message], entry: RankEntry) -> Message:

@@ -1,6 +1,6 @@
 """The GPUs, their driver, and whether this torch can use them.
 
-Covers: NVIDIA GPUs through NVML; the CUDA build of torch; NCCL.
+Covers: NVIDIA GPUs through NVML, MIG; the CUDA build of torch; NCCL; accelerators that are not supported.
 Does not cover: whether a collective over them works (``ranks``).
 """
 
@@ -28,13 +28,21 @@ def find() -> Iterator[Finding]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as failure:
         yield _without_nvml(failure)
+        yield from _other_accelerators()
         return
     try:
         names = [_describe(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        sliced = [index for index in range(len(names)) if _has_mig(index)]
         driver, cuda = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
     finally:
         pynvml.nvmlShutdown()
     yield from (ok(f"GPU {index}", name) for index, name in enumerate(names))
+    if sliced:
+        yield warning(
+            "MIG",
+            f"on for GPU {', '.join(map(str, sliced))}: a process sees one instance, so one rank can use them",
+            "nvidia-smi -mig 0 turns it off; else ask for -n 1, or --backend gloo for the CPU",
+        )
     yield ok("driver", f"{driver}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -47,6 +55,28 @@ def _describe(index: int) -> str:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return f"{pynvml.nvmlDeviceGetName(handle)}, {memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
+
+
+def _has_mig(index: int) -> bool:
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError:
+        return False  # a GPU, or a driver, without it
+    return bool(current)
+
+
+def _other_accelerators() -> Iterator[Finding]:
+    """Name what torch was built for beside CUDA: ranks leave it idle."""
+    try:
+        accelerator = probe.ask_torch()["accelerator"]
+    except probe.ProbeError:
+        return  # which the check of versions reports
+    if accelerator not in ("CPU", "") and not accelerator.startswith("CUDA"):
+        yield warning(
+            "accelerator",
+            f"this torch is built for {accelerator}, which is not supported yet: ranks use the CPU and Gloo",
+            "nothing to do; NVIDIA GPUs with a CUDA build of torch are supported",
+        )
 
 
 def _without_nvml(failure: pynvml.NVMLError) -> Finding:
@@ -77,5 +107,9 @@ def _torch_with_gpus() -> Finding:
     if build["nccl"] is None:
         return warning(
             "NCCL", "this torch has none: GPUs talk through Gloo, slowly", "install a build of torch with NCCL"
+        )
+    if build["gpus"] == 1:
+        return ok(
+            "NCCL", f"{build['nccl']}; two ranks need two GPUs to use it: jupyter disttrain gpu-check tries it on one"
         )
     return ok("NCCL", build["nccl"])

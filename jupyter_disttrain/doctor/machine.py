@@ -54,8 +54,9 @@ def _shared_memory() -> Finding:
     if usage.free < needed:
         return warning(
             subject,
-            f"{text}; {ranks} ranks with DataLoader workers want {_size(needed)}",
-            f"start the container with --shm-size={gigabytes}g, or: mount -o remount,size={gigabytes}g {SHARED_MEMORY}",
+            f"{text}; {ranks} ranks with DataLoader workers, or NCCL without peer access, want {_size(needed)}",
+            f"start the container with --shm-size={gigabytes}g or --ipc=host, or: "
+            f"mount -o remount,size={gigabytes}g {SHARED_MEMORY}",
         )
     return ok(subject, text)
 

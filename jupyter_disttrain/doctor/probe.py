@@ -23,11 +23,13 @@ GRACE_S = 5.0
 
 _TORCH = """
 import json, torch, torch.distributed as dist
+from jupyter_disttrain.framework_variables import accelerator_of
 nccl = dist.is_available() and dist.is_nccl_available()
 print(json.dumps({
     "cuda_build": torch.version.cuda or getattr(torch.version, "hip", None),
     "cuda_available": torch.cuda.is_available(),
     "gpus": torch.cuda.device_count(),
+    "accelerator": accelerator_of(torch),
     "gloo": dist.is_available() and dist.is_gloo_available(),
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
 }))

@@ -117,7 +117,7 @@ def _become_nanny() -> None:
         # Linux shares the cores among sessions first (sched_autogroup). Ranks that were all in mpiexec's would often
         # share one core: a training loop took 20 % longer on two cores.
         os.setsid()
-        wire.become_rank()
+        wire = wire.become_rank()
         folder.forget()
         run_rank(wire)
         return

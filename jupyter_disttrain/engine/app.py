@@ -6,6 +6,7 @@ Does not cover: being told who it is (``bootstrap``), running cells (``kernel``)
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ipykernel.compiler
+import ipyparallel.engine.app
 import zmq
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
@@ -32,6 +34,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
+from ..framework_variables import accelerator_of
 from ..job_file import can_end_calls
 from ..messages import RankHello, encrypt, is_ipv6
 from .bootstrap import Bootstrap
@@ -48,6 +51,7 @@ from .connection import (
     Connection,
 )
 from .crash_reports import begin_reports
+from .escapes import escaping
 from .hellos import Hellos
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners, is_held_to
@@ -55,15 +59,16 @@ from .mpi_world import finalize, join_starters
 from .on_import import on_import
 from .process_group import RendezvousError
 from .publisher import Publisher
+from .rank_exit import RankExit
 from .setup import HOST, NETWORK
 from .shell import RankProfile
-from .streams import Turns, open_streams
-from .wire import IDENTITY, RankEnd, Wire
+from .streams import Descriptors, Turns, flush_all, open_streams
+from .wire import IDENTITY, RankEnd, Wire, reserve_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FINALIZE_SECONDS = 2.0  # less than a nanny's patience
+FINALIZE_SECONDS = 2.7  # after a rank was asked to end; less than a nanny's patience
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
@@ -73,14 +78,16 @@ class RankEngine(IPEngine):
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
-    def attach(self, wire: Wire, turns: Turns, hello: RankHello, connection: Connection) -> None:
+    def attach(self, wire: Wire, turns: Turns, hello: RankHello, connection: Connection, reserved: list[int]) -> None:
         """Take what :func:`run_rank` prepared."""
         self._turns = turns
+        self._descriptors, self._reserved = Descriptors(wire), reserved
         self._rank_end = RankEnd(wire)
         self._hello = hello
         self._connection = connection
         self._hellos = Hellos()
         self.session.metadata = {"engine": self.ident}  # on every message: whose it is
+        self.session.pack = escaping(self.session.pack)
 
     async def complete_registration(self, msg: list[bytes], *_tunnels: Any) -> None:
         """Open the channels, start the kernel and keep saying hello until the client answers."""
@@ -134,9 +141,11 @@ class RankEngine(IPEngine):
         # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
         app = IPKernelApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
-        kernel.take_charge(
-            Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos), publisher
-        )
+        global _exit  # noqa: PLW0603  (of this process)
+        atexit.unregister(kernel.shell.atexit_operations)  # it deletes variables, and some would wait for other ranks
+        _exit = RankExit()
+        bootstrap = Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
+        kernel.take_charge(bootstrap, publisher, self._descriptors, self._reserved)
         return kernel
 
     def _say_hello(self) -> None:
@@ -156,12 +165,21 @@ class RankEngine(IPEngine):
         signal.signal(signal.SIGTERM, _end)
 
 
+_exit: RankExit | None = None  # None until the rank's kernel is there
+
+
 def _end(number: int, _frame: Any) -> None:
+    signal.signal(signal.SIGTERM, ignore_signal)  # it ends already; a launcher may ask, too
+    signal.signal(signal.SIGINT, ignore_signal)
+    began = time.monotonic()
+    _flush()
+    if _exit is not None:
+        _exit.run()
+        flush_all(sys.stdout, sys.stderr)
     # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
     # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
-    _flush()
     if os.environ.get(LAUNCH_RANK):
-        finalize(FINALIZE_SECONDS)
+        finalize(FINALIZE_SECONDS - (time.monotonic() - began))
     # The signal's own effect: a rank that somebody else ends is told of as what it is.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -210,6 +228,7 @@ def _place_temporary_files() -> None:
 
 def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
+    reserved = reserve_descriptors()
     turns = Turns(wire)
     stdout, stderr = open_streams(turns)
     watch_threads()
@@ -231,6 +250,8 @@ def run_rank(wire: Wire) -> None:
     engine.log.setLevel(logging.ERROR)
     # The files that cells are compiled from get one name on all ranks, so that warnings which name them are alike.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
+    # Our addresses need no such look, which relies on assertions; PYTHONOPTIMIZE leaves these out.
+    ipyparallel.engine.app.disambiguate_url = lambda url, _location=None: url
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     if is_ipv6(connection.info):
@@ -239,7 +260,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, turns, hello, connection)
+    engine.attach(wire, turns, hello, connection, reserved)
     engine.start()
     sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
     _flush()
@@ -264,6 +285,7 @@ def _config() -> Config:
 def _prepare() -> RankHello:
     """Import MPI before torch, so that it owns MPI's start, and say what was found."""
     mpi = torch_version = failure = None
+    accelerator = ""
     cuda_devices = 0
     module = "mpi4py"
     try:
@@ -274,7 +296,8 @@ def _prepare() -> RankHello:
             import torch  # noqa: PLC0415
             import torch.distributed  # noqa: PLC0415
 
-            torch_version, cuda_devices = torch.__version__, torch.cuda.device_count()
+            torch_version, accelerator = torch.__version__, accelerator_of(torch)
+            cuda_devices = torch.cuda.device_count()
     except Exception as error:  # noqa: BLE001  (a broken installation raises OSError and others as well)
         failure = f"{module} can't be imported: {type(error).__name__}: {error}"
     return RankHello(
@@ -290,6 +313,7 @@ def _prepare() -> RankHello:
         mpi=mpi,
         torch=torch_version,
         cuda_devices=cuda_devices,
+        accelerator=accelerator,
         failure=failure,
     )
 

@@ -18,19 +18,23 @@ from .compiled_parts import watch_builds
 from .connection import SAMPLE
 from .frameworks import check_tensorflow
 from .groups import leave_defaults_open
+from .hooks import counts
 from .horovod_world import Horovod, HorovodWorld
+from .interface_variables import wrong_interfaces
+from .library_defaults import set_defaults
 from .library_states import note_imports
 from .local_modules import LocalModules, note_files
 from .meeting_place import MeetingPlace
 from .metrics import MetricsLog
 from .mpi_world import MpiWorld
 from .pasted import refuse_spawn
-from .process_group import Group
+from .process_group import Group, RendezvousError
 from .progress import Progress
 from .replacing import replace_everywhere
 from .sampler import Sampler
 from .script_modules import note_modules
 from .scripts import Scripts
+from .spawned import refuse_cells
 from .staging import Staging
 from .torch_state import note_switches
 from .where import where
@@ -97,9 +101,11 @@ class Bootstrap:
         self.mpi.enter(info)
         self.metrics.share(info.world_size)
         told = {"engine": self._engine, "log_path": request["log_path"]}
-        told |= {"local_rank": info.local_rank, "device": info.device}
-        self._rank_end.send(IDENTITY, [self._session.pack(told)])
         os.environ.update({name: str(value) for name, value in request["environment"].items()})
+        set_defaults(request["defaults"])
+        uuid = _choose_device(info)
+        told |= {"local_rank": info.local_rank, "device": info.device, "gpu_uuid": uuid}
+        self._rank_end.send(IDENTITY, [self._session.pack(told)])
         self._info = info
         if request["uses_tensorflow"]:
             check_tensorflow()
@@ -108,13 +114,13 @@ class Bootstrap:
         self.shelf = request["shelf"] if is_shared(request["shelf"], request["shelf_token"]) else None
         sees_shelf = self.shelf is not None
         if info.backend != "none":
-            _choose_device(info)
             self.group = Group(info, request["timeout_s"])
             refuse_spawn()
             watch_builds()
             leave_defaults_open()
             self.horovod.enter()
             self.progress.count_steps()
+        refuse_cells()
         if os.environ.get(SAMPLE):
             self._start_sampler()
         environment = request["environment"] | {"MASTER_ADDR": request["address"]}
@@ -141,9 +147,14 @@ class Bootstrap:
         mpi_lost = self.mpi.settle(request["generation"], request["mpi_lost"], revoked=request["mpi_revoked"])
         lost = self._show(self.mpi.take_new())
         if self.group is not None:
-            lost += self.group.form(request["address"], request["port"], request["generation"])
+            try:
+                lost += self.group.form(request["address"], request["port"], request["generation"])
+            except RuntimeError as error:
+                if wrong := wrong_interfaces():
+                    raise RendezvousError(f"{wrong} %dist_init") from error
+                raise
         lost += self.horovod.settle(request["generation"])
-        return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost}, []
+        return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost} | counts(self.group, self.horovod.calls), []
 
     def _do_open_port(self, request: dict[str, Any], _buffers: list[Any]) -> Reply:
         """Reply a port at which the programs of one ``%dist_run`` meet, if this is rank 0, and this rank's own."""
@@ -210,7 +221,7 @@ class Bootstrap:
                 told = where(self.group, self.horovod.calls, cell, request.get("about", ()))
                 told["program"] = self.scripts.programs.doing
             case "release":
-                self._release(request["generation"], forced=request["forced"])
+                self._release(request["generation"], forced=request["forced"], mpi=request["mpi"])
             case "heard":
                 self._hellos.was_heard()
             case "respawn":
@@ -225,11 +236,11 @@ class Bootstrap:
                 raise ValueError(f"a rank knows no {other!r} beside a cell")
         return {"status": "ok", **told}
 
-    def _release(self, generation: int, *, forced: bool) -> None:
-        """Have whatever waits for other ranks end with an error."""
+    def _release(self, generation: int, *, forced: bool, mpi: str) -> None:
+        """Have whatever waits for other ranks end with an error; ``mpi``: see ``cluster.guardian.Guardian.release``."""
         if self.group is not None:
             self.group.release(generation)
-        self.mpi.release(generation, forced=forced)
+        self.mpi.release(generation, forced=forced, others=mpi)
         self.horovod.release(generation)
         self.scripts.programs.release(generation)
         self.staging.release()
@@ -252,8 +263,9 @@ class Bootstrap:
 
             device = torch.device(info.device)
             names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index, "hvd": Horovod()}
-        names["comm"] = self.mpi.shown
-        self._push(names)
+        assert self._shell is not None
+        self._shell.given = lambda: names | {"comm": self.mpi.shown}
+        self._shell.give_names()
 
     def _push(self, names: dict[str, Any]) -> None:
         assert self._shell is not None
@@ -263,7 +275,7 @@ class Bootstrap:
 
     def _do_push(self, request: dict[str, Any], buffers: list[Any]) -> Reply:
         """Set variables."""
-        values = load_value(buffers[0], fetch(request.get("shelf"), buffers[1:]))
+        values = load_value(buffers[0], fetch(self.shelf, request.get("shelf"), buffers[1:]))
         assert self._shell is not None
         self._shell.push(values)  # type: ignore[no-untyped-call]
         return {"status": "ok"}, []
@@ -309,8 +321,13 @@ class Bootstrap:
         return self._shell.user_ns.get(name, _MISSING)
 
 
-def _choose_device(info: RankInfo) -> None:
-    if info.device.startswith("cuda"):
-        import torch  # noqa: PLC0415
+def _choose_device(info: RankInfo) -> str:
+    """Choose the rank's GPU; returns its UUID, as NVML knows it, where this torch tells it."""
+    if info.backend == "none" or not info.device.startswith("cuda"):
+        return ""
+    import torch  # noqa: PLC0415
 
-        torch.cuda.set_device(torch.device(info.device))
+    device = torch.device(info.device)
+    torch.cuda.set_device(device)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return f"GPU-{uuid}" if uuid else ""

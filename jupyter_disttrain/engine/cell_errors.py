@@ -6,45 +6,33 @@ Does not cover: comparing the failures of several ranks (``cluster.cell_run``).
 
 from __future__ import annotations
 
-import builtins
+import ast
 import re
 import sys
 import time
 import traceback
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from . import gpu_errors
 from .frameworks import hint
 from .own_code import is_own, script_name
 from .script_errors import ScriptExit
-from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
+from .tracebacks import chain, linked, tree, walk
+from .tracebacks import report as make_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .shell import RankShell
-
-_GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
-TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
-
-
-class InputOnRankError(EOFError):
-    """Something on a rank asked a person; who reads input and bears its end, as where there is none, bears this too."""
-
-    def __init__(self, question: str) -> None:
-        debugger = question.startswith("breakpoint")
-        remedy = (
-            "print what you need, or call the function in the notebook after %dist_pull of its arguments"
-            if debugger
-            else "ask in a notebook cell of its own, then %dist_push the answer"
-        )
-        super().__init__(f"{question} can't be answered on a rank; {remedy}")
-
-
-_IN_LIBRARY = re.compile(r"/(torch|horovod)/")  # whose frames tell nothing more of an error of a group
 
 
 class ReleasedError(RuntimeError):
     """A rank waited for others that will not come, and was released."""
+
+
+LOST_WORK = (
+    "the process groups were aborted while this cell ran, so what collectives on the GPU have written is not valid: do "
+    "not use these tensors, or models and optimizers that were updated with them"
+)
 
 
 # What torch and Gloo say when a group's connections end, beside their own types of errors.
@@ -59,7 +47,7 @@ def is_of_group(error: BaseException) -> bool:
     """Whether this error, or one that led to it, came out of a process group or communicator that is of no use now."""
     dist, mpi = sys.modules.get("torch.distributed"), sys.modules.get("mpi4py.MPI")
     horovod = sys.modules.get("horovod.common.exceptions")
-    for link in _chain(error):
+    for link in chain(error):
         if isinstance(link, ReleasedError) or (dist is not None and isinstance(link, dist.DistError)):
             return True
         if type(link) is RuntimeError and _OF_A_GROUP.search(str(link)):
@@ -71,133 +59,86 @@ def is_of_group(error: BaseException) -> bool:
     return False
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
+def is_good_exit(error: BaseException | None) -> bool:
+    """Whether a cell ends with e.g. ``sys.exit(0)``, which is a program's success."""
+    return isinstance(error, SystemExit) and (error.code is None or error.code == 0)
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     """Return the interrupt that led to an error, e.g. to an exit in what deals with interrupts; None if none did."""
-    return next((link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None)
+    return next((link for link in chain(error) if isinstance(link, KeyboardInterrupt)), None)
 
 
 def complete(
     reply: dict[str, Any], shell: RankShell, lines_before: int, interrupted: bool, was_interrupted: bool
 ) -> None:
-    """Add the line, the time and a plain traceback to an error reply.
+    """Add the error, its line and the time to an error reply.
 
-    A collective that was released because the person interrupted the cell ends it like any other interrupt, and so does
+    A collective that was released because the user interrupted the cell ends it like any other interrupt, and so does
     an exit that follows the interrupt, also one that the cell has dealt with itself (``was_interrupted``).
     """
-    error, shell.last_error = shell.last_error, None
+    error = shell.error
+    assert error is not None
     reply["time_s"] = time.time()
-    reply["line"] = None
-    if error is None:
-        return
-    is_exit = isinstance(error, (SystemExit, ScriptExit))
-    ends_by_interrupt = is_exit and (interrupted or was_interrupted)
-    if ends_by_interrupt:
-        error = interrupt_behind(error) or error
     reply["line"] = cell_line(error, lines_before)
     reply["file"] = script_name() if reply["line"] else ""
+    ends_by_interrupt = isinstance(error, (SystemExit, ScriptExit)) and (interrupted or was_interrupted)
     if ends_by_interrupt or (interrupted and reply.get("group_error")):
-        reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _cut_to_cell(error, shell)}
+        reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _as_interrupt(error, shell)}
         return
-    reply["evalue"] = _shorten(_text_of(error))
-    reply["traceback"] = [_shorten(part) for part in reply["traceback"]]
-    advice = hint(error)
+    report = shell.report()
+    reply["device_lost"] = gpu_errors.is_context_lost(report.text)
+    reply |= {"ename": type(error).__name__, "evalue": report.text, "traceback": report.lines}
+    reply |= {"details": report.details, "raised_at": report.raised_at}
+    advice = hint(error, report.text) or gpu_errors.advice(error, report.text) or shell.advice_on(error)
     if advice:
         reply["evalue"] += f"; {advice}"
-        reply["traceback"].append(advice)
+        reply["traceback"] = [*report.lines, advice]
 
 
-def leave_out_libraries(error: BaseException) -> None:
-    """Cut what lies below the person's own code off an interrupt, and a library's frames off an error of a group.
+def _as_interrupt(error: BaseException, shell: RankShell) -> list[str]:
+    """Return the traceback of the interrupt that an error stands for, from the cell on.
 
-    They tell only how a rank was stopped or released. They are also slow to show: IPython parses each file that a frame
-    is in and colours its whole scope, seconds for an interrupt in the midst of torch's imports.
+    A library that exits after an interrupt has caught that somewhere between the cell and the code that was cut off;
+    the interrupt's own traceback begins where it did.
     """
-    if isinstance(error, KeyboardInterrupt):
-        _cut_below_last(error, is_of_person)
-    elif "torch.distributed" in sys.modules and is_of_group(error):
-        _cut_below_last(error, lambda filename: not _IN_LIBRARY.search(filename))
-
-
-def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
-    for link in _chain(error):
-        last, frame = None, link.__traceback__
-        while frame is not None:
-            if keep(frame.tb_frame.f_code.co_filename):
-                last = frame
-            frame = frame.tb_next
-        if last is not None:
-            last.tb_next = None
-        elif link is not error:
-            error.__cause__, error.__suppress_context__ = None, True  # what a library was just dealing with
-
-
-def is_of_person(filename: str) -> bool:
-    """Whether a file is the person's: a cell, the script that it runs, or a module of theirs."""
-    if is_own(filename):
-        return True
-    return not filename.startswith(("<frozen", STANDARD_LIBRARY, PACKAGE)) and not INSTALLED.search(filename)
+    interrupt = KeyboardInterrupt()
+    interrupt.__traceback__ = error.__traceback__
+    cause = interrupt_behind(error)
+    if cause is not None and cause.__traceback__ is not None:
+        caught = cause.__traceback__.tb_frame
+        outer = list(takewhile(lambda trace: trace.tb_frame is not caught, walk(error.__traceback__)))
+        inner = list(walk(cause.__traceback__))
+        interrupt.__traceback__ = linked([*outer, *inner])
+    return make_report(interrupt, shell).lines
 
 
 def let_go(error: BaseException) -> None:
-    """Empty the frames of an error that was told: IPython keeps it for ``%tb``, and with it every tensor in them."""
-    for link in _chain(error):
-        traceback.clear_frames(link.__traceback__)
-        for frame, _ in traceback.walk_tb(link.__traceback__):
-            _ = frame.f_locals  # who showed the traceback has had a copy made, which only this brings up to date
+    """Empty the frames of an error that was reported: IPython keeps it for ``%tb``, and with it every tensor in them.
+
+    That may destroy objects which warn, e.g. a coroutine that was never awaited; Python shows a warning with the line
+    of the code that runs, and none of this package can help. So this runs as if it stood at the cell's line.
+    """
+    frames = [frame for link in tree(error) for frame, _ in traceback.walk_tb(link.__traceback__)]
+    places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(error.__traceback__)]
+    filename, line = next((place for place in places if is_own(place[0])), ("<cell>", 1))
+    code = ast.parse(_LET_GO)
+    for node in ast.walk(code):
+        if isinstance(node, (ast.stmt, ast.expr, ast.excepthandler)):
+            node.lineno = node.end_lineno = line or 1
+    names = {"__name__": "__main__", "frames": frames}
+    exec(compile(code, filename, "exec"), names)  # noqa: S102
 
 
-def _cut_to_cell(error: BaseException, shell: RankShell) -> list[str]:
-    """Return an interrupt's traceback in the cell's own lines: below them torch only tells how it was released."""
-    for link in _chain(error):
-        trace = link.__traceback__
-        while trace is not None and not is_own(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
-        if trace is None:
-            continue
-        told = shell.InteractiveTB.structured_traceback(KeyboardInterrupt, KeyboardInterrupt(), trace)
-        return [str(line) for line in told]
-    return []
-
-
-def _text_of(error: BaseException) -> str:
-    """Return the error's text; an error that fails to tell it must not cost the reply."""
+# Whoever showed the traceback has had a copy of the variables made, which only reading f_locals brings up to date.
+_LET_GO = """
+for frame in frames:
     try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001  (the user's own __str__ may raise anything)
-        return f"<its __str__ raised {type(failure).__name__}>"
-
-
-def _shorten(text: str) -> str:
-    """Leave out the middle of what nobody could read."""
-    if len(text) <= TEXT_LIMIT:
-        return text
-    half = TEXT_LIMIT // 2
-    return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
-
-
-def group_traceback(error: BaseException) -> list[str] | None:
-    """Return the traceback of an error in which an exception group takes part, from the cell's own frame on."""
-    links = [error]
-    while links[-1].__context__ is not None:
-        links.append(links[-1].__context__)
-    if not any(isinstance(link, _GROUPS) for link in links):
-        return None
-    for link in links:
-        own = link.__traceback__
-        while own is not None and not is_own(own.tb_frame.f_code.co_filename):
-            own = own.tb_next
-        link.__traceback__ = own or link.__traceback__
-    return "".join(traceback.format_exception(error)).splitlines()
+        frame.clear()
+    except RuntimeError:  # it still runs
+        pass
+    frame.f_locals
+"""
 
 
 def cell_line(error: BaseException, lines_before: int) -> int | None:
@@ -205,11 +146,10 @@ def cell_line(error: BaseException, lines_before: int) -> int | None:
 
     A function that another cell defined has lines of its own; what counts is the line here that called it.
     """
-    for link in _chain(error):
-        frames = [frame for frame in traceback.extract_tb(link.__traceback__) if frame.lineno is not None]
-        own = next((frame.filename for frame in frames if is_own(frame.filename)), None)
-        lines = [frame.lineno for frame in frames if frame.filename == own and frame.lineno is not None]
+    for link in chain(error):
+        places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(link.__traceback__)]
+        own = next((filename for filename, _ in places if is_own(filename)), None)
         if own is not None:
-            return lines[-1] + lines_before
+            return [line for filename, line in places if filename == own and line is not None][-1] + lines_before
     # Only code that could not even be compiled has no frame.
     return error.lineno + lines_before if isinstance(error, SyntaxError) and error.lineno else None

@@ -14,8 +14,9 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from ..ranks import label_ranks
 from .cell_errors import is_of_group
-from .checkpoint_folder import CheckpointError
+from .checkpoint_folder import CheckpointError, disk_words
 from .groups import BESIDE
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Beside:
         # Ranks may differ in this: one is new, or an interrupt came while they made it.
         if not all(_of_all(self._has_group)):
             self._group = dist.new_group(backend="gloo", group_desc=BESIDE)
-        writing = self._writing = _Writing(finish)
+        writing = self._writing = _Writing(finish, folder)
         try:
             done: Any = async_save(dict(state), checkpoint_id=folder, process_group=self._group)
         except BaseException:  # an interrupt too: no thread of this rank can be waited for
@@ -87,8 +88,9 @@ class Beside:
 class _Writing:
     """One version that a thread writes."""
 
-    def __init__(self, finish: Callable[[], object]) -> None:
+    def __init__(self, finish: Callable[[], object], folder: Path) -> None:
         self._finish = finish
+        self._folder = folder
         self._turns = threading.Lock()  # of the thread that writes, and of who gives up
         self.outcome: Future[str] = Future()  # why it was not saved; nothing if it was, or was cut off, which is told
 
@@ -115,18 +117,24 @@ class _Writing:
                 error = failed
         if error is None:
             return ""
-        text = words_of(error)
+        text = words_of(error, self._folder)
         sys.stderr.write(f"the checkpoint was not saved: {text}\n")
         return text
 
 
-def words_of(error: BaseException) -> str:
+def words_of(error: BaseException, folder: Path) -> str:
     """Say why a version could not be written; torch puts the tracebacks of all ranks into its error."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict):
-        return f"{type(error).__name__}: {error}"
-    by_rank = {rank: failure for rank, (failure, _) in sorted(failures.items())}
-    return "; ".join(f"rank {rank}: {type(failure).__name__}: {failure}" for rank, failure in by_rank.items())
+        return _words_of_one(error, folder)
+    by_words: dict[str, list[int]] = {}
+    for rank, (failure, _) in sorted(failures.items()):
+        by_words.setdefault(_words_of_one(failure, folder), []).append(rank)
+    return "; ".join(f"{label_ranks(ranks)}: {words}" for words, ranks in by_words.items())
+
+
+def _words_of_one(error: BaseException, folder: Path) -> str:
+    return disk_words(error, folder) or f"{type(error).__name__}: {error}"
 
 
 def _is_left_alone(error: BaseException) -> bool:

@@ -8,9 +8,12 @@ A version is written under another name, and gets its own once all of it is on t
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import socket
+import tempfile
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 ABOUT = "disttrain.json"  # says what is in a version
 SAVING = ".saving-"
 _LEFT = re.compile(r"\.saving-.+\.[0-9a-f]{8}(\.\d+)?")  # being written, or an old version being removed
+_OF_WRITER = re.compile(r"inline_container|PytorchStreamWriter|unexpected pos|File cannot be opened")
 _NUMBER = re.compile(r"[0-9]{6,}")
 LEFT_SECONDS = 24 * 3600.0  # without a change: another session's version that nobody writes any more
 
@@ -31,6 +35,53 @@ class CheckpointError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return one line: no code of the person's is at fault."""
         return [f"{type(self).__name__}: {self}"]
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota there is used up",
+    errno.EROFS: "it is read-only",
+    errno.EACCES: "this user may not write there",
+    errno.EPERM: "this user may not write there",
+}
+PROBE_BYTES = 1 << 16  # that are written to learn why more could not be
+
+
+def disk_words(error: BaseException, folder: Path) -> str:
+    """Say what the disk has to do with it that something could not be written; empty if it is no error of a disk.
+
+    torch's own writer raises a RuntimeError which does not tell why, so the disk is asked.
+    """
+    is_of_torch = type(error) is RuntimeError and _OF_WRITER.search(str(error)) is not None
+    if not isinstance(error, OSError) and not is_of_torch:
+        return ""
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    try:
+        usage = shutil.disk_usage(there)
+        number = _probe(there) if is_of_torch or not isinstance(error, OSError) else error.errno
+    except OSError as failed:
+        return f"{there} on {socket.gethostname()} can't be looked at: {failed.strerror}"
+    why = _REASONS.get(number or 0) or (f"{type(error).__name__}: {error}")
+    return (
+        f"{why}: {there} on {socket.gethostname()}, {_amount(usage.free)} of {_amount(usage.total)} free; "
+        "make room, or give another folder; versions that were saved before are as they were"
+    )
+
+
+def _probe(folder: Path) -> int | None:
+    """Return with which error a file can't be written, None if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(os.urandom(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def begin(root: Path, session: str, tag: str) -> Path:

@@ -10,7 +10,8 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint_folder import CheckpointError, sync
+from .checkpoint_folder import CheckpointError, disk_words, sync
+from .checkpoint_reader import opened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,9 +31,12 @@ def write_values(folder: Path, values: Mapping[str, Any]) -> None:
     Raises
     ------
     CheckpointError
-        If one can't be pickled; the message names it.
+        If one can't be pickled, or the disk takes it not; the message names it.
     """
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint can't be saved: {disk_words(error, folder)}") from None
     for name, value in values.items():
         _write(folder / f"{name}.pt", value.state_dict() if tells_its_state(value) else value, name)
     _write(folder / f"{RANDOM}.pt", _random_states(), "random numbers")
@@ -44,26 +48,26 @@ def _write(path: Path, value: Any, name: str) -> None:
 
     try:
         torch.save(value, path, pickle_module=cloudpickle)  # functions and classes of cells, too
-    except OSError:
-        raise
+        sync(path)
     except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
-        raise CheckpointError(f"{name} can't be saved: {type(error).__name__}: {error}") from None
-    sync(path)
+        why = disk_words(error, path.parent) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{name} can't be saved: {why}") from None
 
 
-def read_value(folder: Path, name: str) -> Any:
+def read_value(folder: Path, name: str, *, trust_owner: bool) -> Any:
     """Return what was written of a variable; tensors that were on a GPU are on this rank's.
 
     Raises
     ------
     CheckpointError
-        If it can't be made again; the message names it.
+        If it can't be made again, or another user wrote it who is not trusted; the message names it.
     """
     import torch  # noqa: PLC0415
 
     try:
-        return torch.load(folder / f"{name}.pt", map_location=_place, weights_only=False)
-    except OSError:
+        with opened(folder / f"{name}.pt", trust_owner=trust_owner) as file:
+            return torch.load(file, map_location=_place, weights_only=False)
+    except (OSError, CheckpointError):
         raise
     except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
         raise CheckpointError(f"{name} can't be loaded: {type(error).__name__}: {error}") from None
@@ -90,11 +94,12 @@ def _random_states() -> dict[str, Any]:
     }
 
 
-def set_random_states(folder: Path) -> None:
-    """Have random numbers go on where they stood."""
+def set_random_states(folder: Path, *, trust_owner: bool) -> None:
+    """Set the states of random number generators to those that were saved."""
     import torch  # noqa: PLC0415
 
-    states = torch.load(folder / f"{RANDOM}.pt", map_location="cpu", weights_only=False)
+    with opened(folder / f"{RANDOM}.pt", trust_owner=trust_owner) as file:
+        states = torch.load(file, map_location="cpu", weights_only=False)
     random.setstate(states["python"])
     if states["numpy"] is not None:
         import numpy as np  # noqa: PLC0415

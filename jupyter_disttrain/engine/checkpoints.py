@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint_beside import Beside, words_of
-from .checkpoint_folder import ABOUT, CheckpointError, begin, finish, latest, size_of, sync
+from .checkpoint_folder import ABOUT, CheckpointError, begin, disk_words, finish, latest, size_of, sync
+from .checkpoint_reader import check_version, reader_of
 from .checkpoint_values import read_value, set_random_states, tells_its_state, write_values
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Checkpoints:
         began = time.monotonic()
         kinds = self._kinds(names)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        folder = Path(_from_rank_0(lambda: str(begin(Path(path), session, tag))))
+        folder = Path(_from_rank_0(lambda: str(begin(Path(path), session, tag)), Path(path)))
         if not folder.exists():
             raise CheckpointError(
                 f"{path} is not one folder for all hosts: what rank 0 made there is not seen by rank {rank}; "
@@ -79,9 +80,7 @@ class Checkpoints:
         own = {name: there[name] for name, kind in kinds.items() if kind in (STATE, VALUE)}
         write_values(folder / f"rank{rank}", own)
         if rank == 0:
-            about = folder / ABOUT
-            about.write_text(json.dumps({"names": kinds, "world_size": world_size, "saved_s": time.time()}, indent=1))
-            sync(about)
+            _write_about(folder, {"names": kinds, "world_size": world_size, "saved_s": time.time()})
         state = self._states(kinds)
         dist.barrier()
         if beside:
@@ -93,9 +92,9 @@ class Checkpoints:
             try:
                 save(state, checkpoint_id=folder)
             except CheckpointException as error:
-                raise CheckpointError(f"the checkpoint can't be saved: {words_of(error)}") from None
+                raise CheckpointError(f"the checkpoint can't be saved: {words_of(error, folder)}") from None
         dist.barrier()
-        _from_rank_0(lambda: _finish(folder, keep, began))
+        _from_rank_0(lambda: _finish(folder, keep, began), folder)
 
     def wait(self) -> None:
         """Wait until the last version is written that was begun beside the cells; called on all ranks.
@@ -107,22 +106,33 @@ class Checkpoints:
         """
         self._beside.wait()
 
-    def load(self, path: str, names: Sequence[str]) -> None:
+    def load(self, path: str, names: Sequence[str], *, trust_owner: bool = False) -> None:
         """Load variables from a version, or the latest in a folder; called on all ranks.
 
         Models and optimizers are filled in place, on as many ranks as there are now; other values are this rank's own,
         or rank 0's where fewer ranks had saved. Random numbers go on where they stood if all is loaded.
 
+        Parameters
+        ----------
+        path
+            The folder, or a version in it.
+        names
+            Variables; empty: all that were saved.
+        trust_owner
+            Load files of another user, which may run any code.
+
         Raises
         ------
         CheckpointError
-            If there is none, or it has no such variable, or a model or optimizer was not made yet.
+            If there is none, or it has no such variable, or a model or optimizer was not made yet, or another user
+            wrote it.
         """
         import torch.distributed as dist  # noqa: PLC0415
+        from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
         from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
         self.wait()
-        folder = Path(_from_rank_0(lambda: str(latest(Path(path)))))
+        folder = Path(_from_rank_0(lambda: str(_version(Path(path), trust_owner=trust_owner))))
         about = json.loads((folder / ABOUT).read_text())
         unknown = [name for name in names if name not in about["names"]]
         if unknown:
@@ -132,13 +142,16 @@ class Checkpoints:
         self._check_made(kinds)
         state = self._states(kinds)
         if state:
-            load(state, checkpoint_id=folder)
+            try:
+                load(state, storage_reader=reader_of(folder, trust_owner=trust_owner))
+            except CheckpointException as error:
+                raise CheckpointError(f"the checkpoint can't be loaded: {words_of(error, folder)}") from None
             self._put(kinds, state)
         rank, saved_by = dist.get_rank(), about["world_size"]
         own = folder / f"rank{rank if rank < saved_by else 0}"
-        self._take(own, kinds)
+        self._take(own, kinds, trust_owner=trust_owner)
         if not names and rank < saved_by:
-            set_random_states(own)
+            set_random_states(own, trust_owner=trust_owner)
         if rank == 0:
             print(f"loaded {folder}: {', '.join(kinds)}")  # noqa: T201
 
@@ -225,14 +238,14 @@ class Checkpoints:
                 with _gradients_aside(there[name]):
                     states.set_optimizer_state_dict(there[kind[1]], there[name], state[name], options=_flat())
 
-    def _take(self, folder: Path, kinds: Mapping[str, Any]) -> None:
+    def _take(self, folder: Path, kinds: Mapping[str, Any], *, trust_owner: bool) -> None:
         """Set the values, and fill what tells its state."""
         there = self._namespace()
         for name, kind in kinds.items():
             if kind == VALUE:
-                there[name] = read_value(folder, name)
+                there[name] = read_value(folder, name, trust_owner=trust_owner)
             elif kind == STATE:
-                there[name].load_state_dict(read_value(folder, name))
+                there[name].load_state_dict(read_value(folder, name, trust_owner=trust_owner))
 
 
 @contextmanager
@@ -249,20 +262,39 @@ def _gradients_aside(optimizer: Any) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _from_rank_0(ask: Callable[[], str]) -> str:
-    """Return on all ranks what rank 0 finds; an error of it is every rank's."""
+def _write_about(folder: Path, words: Mapping[str, Any]) -> None:
+    about = folder / ABOUT
+    try:
+        about.write_text(json.dumps(words, indent=1))
+        sync(about)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint can't be saved: {disk_words(error, folder)}") from None
+
+
+def _from_rank_0(ask: Callable[[], str], written: Path | None = None) -> str:
+    """Return on all ranks what rank 0 finds; an error of it is every rank's.
+
+    ``written``: the folder that it writes to.
+    """
     import torch.distributed as dist  # noqa: PLC0415
 
     told: list[Any] = ["", ""]
     if dist.get_rank() == 0:
         try:
             told[0] = ask()
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             told[1] = str(error)
+        except OSError as error:
+            told[1] = f"the checkpoint can't be saved: {disk_words(error, written)}" if written else str(error)
     dist.broadcast_object_list(told, src=0)
     if told[1]:
         raise CheckpointError(told[1])
     return str(told[0])
+
+
+def _version(path: Path, *, trust_owner: bool) -> Path:
+    version = latest(path)
+    return version if trust_owner else check_version(version)
 
 
 def _finish(folder: Path, keep: int | None, began: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..messages import channel_url, prepare
+from ..private_files import read_own
 
 if TYPE_CHECKING:
     import zmq
@@ -55,12 +56,18 @@ class Connection:
         ------
         TimeoutError
             If it does not come in time, or its folder is gone: then the cluster has ended.
+        ConnectionError
+            If the file is another user's, who would be sent this rank.
         """
         deadline = time.monotonic() + timeout_s
         pause = SHORTEST_LOOK_SECONDS
         while time.monotonic() < deadline:
             try:
-                return cls(Path(path), json.loads(Path(path).read_text()))
+                return cls(Path(path), json.loads(read_own(path)))
+            except PermissionError as error:
+                raise ConnectionError(
+                    f"{path} on {socket.gethostname()} can't be used: {error.strerror}; it says where a rank connects"
+                ) from error
             except (FileNotFoundError, json.JSONDecodeError):
                 if not Path(path).parent.exists():
                     raise TimeoutError(f"the cluster ended before it wrote {path}") from None

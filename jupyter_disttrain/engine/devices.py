@@ -3,7 +3,8 @@
 Covers: use, memory, temperature, power, limited clocks, ECC errors, processes of others.
 Does not cover: which GPU a rank gets (``cluster.devices``).
 
-NVML counts all GPUs of the machine; CUDA those that CUDA_VISIBLE_DEVICES lets it see.
+NVML counts all GPUs of the machine, in the order of the bus; CUDA those that CUDA_VISIBLE_DEVICES lets it see, in an
+order that CUDA_DEVICE_ORDER chooses. So a GPU is asked for by the UUID that CUDA has for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from .connection import CLIENT_IDENTITY
+from .family import descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +26,11 @@ _LIMITS = {0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "po
 _MILLI = 1000.0
 
 
-def open_gpu(device: str, pid: int) -> Gpu | None:
-    """Return the GPU that torch calls ``device`` in this environment; None for a CPU, or where NVML can't be asked."""
+def open_gpu(device: str, pid: int, uuid: str = "") -> Gpu | None:
+    """Return the GPU that torch calls ``device`` in this environment; None for a CPU, or where NVML can't be asked.
+
+    ``uuid`` is CUDA's, as in ``"GPU-8932f937-…"``; empty: unknown, and the GPU is found by its number.
+    """
     if not device.startswith("cuda"):
         return None
     import pynvml  # noqa: PLC0415  (a rank on a CPU has no use for it)
@@ -31,11 +40,21 @@ def open_gpu(device: str, pid: int) -> Gpu | None:
         index = int(device.partition(":")[2] or 0)
         visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         name = visible[index] if visible else str(index)
-        by_index = name.isdigit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(name)
+        handle = _by_uuid(pynvml, uuid or name) if uuid or not name.isdigit() else None
+        if handle is None:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
     except (pynvml.NVMLError, IndexError):
         return None
     return Gpu(pynvml, handle, pid)
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """Return the GPU whose UUID begins like that, as CUDA takes it; NVML itself wants the whole."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if str(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid):
+            return handle
+    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
 
 
 class Gpu:
@@ -45,6 +64,7 @@ class Gpu:
         self._nvml = nvml
         self._handle = handle
         self._pid = pid
+        self._of_cluster: dict[int, bool] = {}  # other processes, by number
         self._name = str(self._ask(nvml.nvmlDeviceGetName) or "GPU")
 
     def read(self) -> dict[str, Any]:
@@ -70,9 +90,26 @@ class Gpu:
         return {name: value for name, value in figures.items() if value is not None}
 
     def _others(self) -> int | None:
-        """Return how many other processes use this GPU; in a container NVML may not see their numbers."""
-        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
-        return None if processes is None else sum(process.pid != self._pid for process in processes)
+        """Return how many processes beside those of this cluster use this GPU; None where that can't be known.
+
+        In a container NVML reports the host's numbers of processes: then the rank's own is not among them.
+        """
+        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses) or []
+        pids = {process.pid for process in processes}
+        own = {self._pid, *descendants(self._pid)}
+        if not pids & own:
+            return None
+        return sum(not self._is_of_cluster(pid) for pid in pids - own)
+
+    def _is_of_cluster(self, pid: int) -> bool:
+        """Return whether a process is another rank of this cluster, with which this one shares the GPU."""
+        if pid not in self._of_cluster:
+            try:
+                told = psutil.Process(pid).environ().get(CLIENT_IDENTITY)
+            except psutil.Error:
+                told = None  # it has ended, or is another user's
+            self._of_cluster[pid] = told is not None and told == os.environ.get(CLIENT_IDENTITY)
+        return self._of_cluster[pid]
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or not allowed to this user

@@ -59,10 +59,10 @@ _ONCE = {
 _DIGITS = re.compile(r"\d+")
 
 
-def hint(error: BaseException) -> str:
+def hint(error: BaseException, text: str) -> str:
     """Return what a person can do about a framework that is missing, too old or started again; empty if nothing."""
     for said, why in _ONCE.items():
-        if said in str(error):
+        if said in text:
             return f"{why}: go on with what is there, take %dist_run --fresh for a script, or begin with %dist_reset"
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
@@ -71,9 +71,9 @@ def hint(error: BaseException) -> str:
         said = _say_old(name)  # it has no such part
         if said:
             return said
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for name in FRAMEWORKS:
-            said = _say_old(name) if f"/{name}/" in frame.filename else ""
+            said = _say_old(name) if f"/{name}/" in frame.f_code.co_filename else ""
             if said:
                 return said
     return ""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SETTLED_SECONDS = 0.1  # of waiting after the connections have ended, before a wait is called forgotten
+BUSIEST = 10.0  # processes per core at most, by which that is multiplied: Gloo's threads get their turn that much later
 LOOK_SECONDS = 0.02
 PAGE_BYTES = 4096
 MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message; the process group was released"
@@ -65,13 +66,28 @@ def end_forgotten_waits() -> int:
     if gloo is None:
         return 0
     waits = _waits(gloo.vtables)
-    deadline = time.monotonic() + SETTLED_SECONDS
+    deadline = time.monotonic() + SETTLED_SECONDS * _processes_per_core()
     while waits and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)  # those that Gloo has told are about to go
         waits &= _waits(gloo.vtables)
+    ended = 0
     for wait in waits:
-        gloo.end(wait)
-    return len(waits)
+        # Right before: a thread that has woken since the last look frees the object, which must not be touched then.
+        if _is_in(wait, gloo.vtables):
+            gloo.end(wait)
+            ended += 1
+    return ended
+
+
+def _processes_per_core() -> float:
+    """Return how many processes want to run on each core of this machine, between 1 and ``BUSIEST``."""
+    return min(BUSIEST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
+def _is_in(wait: Wait, vtables: Mapping[str, int]) -> bool:
+    """Whether the thread is in this wait at this moment; one that was woken counts as running."""
+    address = _sleeping_at(Path(f"/proc/self/task/{wait.thread}"))
+    return address is not None and _object_around(address, vtables) == (wait.what, wait.address)
 
 
 def is_main_thread_waiting() -> bool:

@@ -1,6 +1,7 @@
 """Every process group of this rank: who made it, and how it is released.
 
-Covers: taking note of groups as they are made, by the session or by a cell; aborting all of them.
+Covers: taking note of groups as they are made, by the session or by a cell; aborting all of them, those of GPUs side by
+side.
 Does not cover: sockets (``sockets``), the session's own group (``process_group``).
 """
 
@@ -10,6 +11,8 @@ import functools
 import inspect
 import linecache
 import sys
+import threading
+import time
 import types
 import weakref
 from dataclasses import dataclass, replace
@@ -126,15 +129,39 @@ class Groups:
         """Take over the line that made a group from the group in whose place it stands."""
         self._records[name] = replace(self._records[name], made_at=made_at)
 
+    @property
+    def have_devices(self) -> bool:
+        """Whether a group has collectives that are done on a GPU, so that no connection ends them."""
+        return any(_devices_of(record.held()) for record in self.live.values())
+
+    def abort_devices(self, limit_s: float) -> list[str]:
+        """Abort what groups do on GPUs; returns the groups whose abort has not come back in time.
+
+        All aborts begin at once: one may wait for the device, which a kernel of another group occupies. NCCL wants them
+        in the same order on all ranks.
+        """
+        records = sorted(self.live.items(), reverse=True)
+        aborts = {
+            name: threading.Thread(target=_abort_devices, args=(held,), name=f"abort of group {name}", daemon=True)
+            for name, record in records
+            if _devices_of(held := record.held())
+        }
+        for abort in aborts.values():
+            abort.start()
+        deadline = time.monotonic() + limit_s
+        for abort in aborts.values():
+            abort.join(max(0.0, deadline - time.monotonic()))
+        return [name for name, abort in aborts.items() if abort.is_alive()]
+
     def release(self) -> int:
-        """Abort every group, so that whoever waits in a collective gets an error; returns the connections ended.
+        """End every group's connections, so that whoever waits in a collective of the CPU gets an error.
 
         Called on the control thread while the main thread waits. Groups that are just being made are reached as well.
+        Returns how many were ended.
         """
         ended = 0
         for record in self.live.values():
             ended += sum(map(shut_down, record.loops))
-            _abort_devices(record.held())
         before = self._before
         if before is not None:
             ended += sum(map(shut_down, event_loops(epoll_descriptors() - before)))
@@ -159,13 +186,20 @@ def _record_of(pg: Any, name: str) -> GroupRecord:
     )
 
 
+def _devices_of(pg: Any) -> list[Any]:
+    """Return the devices other than the CPU that a group has a backend for."""
+    return [] if pg is None else [device for device in pg._device_types if device.type != "cpu"]  # noqa: SLF001
+
+
 def _abort_devices(pg: Any) -> None:
     """Abort NCCL communicators; Gloo's own abort does nothing while somebody waits."""
     import torch  # noqa: PLC0415
 
-    for device in pg._device_types:  # noqa: SLF001
-        if device.type != "cpu":
+    for device in _devices_of(pg):
+        try:
             pg._get_backend(torch.device(device.type)).abort()  # noqa: SLF001
+        except RuntimeError as error:  # e.g. of CUDA, whose context is lost: there is nothing left to abort
+            sys.stderr.write(f"a process group was aborted, and reports: {error}\n")
 
 
 def _cell_line_of_caller() -> str:

@@ -1,6 +1,6 @@
 """What a cell calls of Horovod on torch's tensors.
 
-Covers: the operation that the main thread waits in, how many a cell has called.
+Covers: the operation that the main thread waits in, how many were called since Horovod was started.
 Does not cover: starting and ending Horovod (``horovod_world``).
 
 Horovod matches operations by name. Those without one are counted on each rank: ranks that have called different numbers
@@ -42,11 +42,7 @@ class HorovodCalls:
         self._begun: dict[int, Operation] = {}  # and not waited for, by handle
         self._wait: tuple[Operation, float] | None = None  # and since when, by the wall clock
         self.is_join_cut_off = False  # for good: Horovod 0.28 keeps half of it over a shutdown, and crashes later
-        self._count: int | None = None  # of this cell; None if ranks need not have called the same number
-
-    def begin_cell(self) -> None:
-        """Count from here."""
-        self._count = 0
+        self._count: int | None = None  # since the start, or a join; None if ranks need not have called the same number
 
     def begin_anew(self, *, on_all_ranks: bool) -> None:
         """Count from here: Horovod was started; operations on some ranks alone are not counted."""
@@ -55,7 +51,7 @@ class HorovodCalls:
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many operations of all ranks this cell has called."""
+        """How many operations of all ranks were called since Horovod was started, or since a join."""
         return {} if self._count is None else {GROUP: self._count}
 
     @property
@@ -128,7 +124,7 @@ class HorovodCalls:
                 raise
             finally:
                 self._wait = None
-                self._count = None if is_last else self._count
+                self._count = 0 if is_last and self._count is not None else self._count
             return result
 
         return meet

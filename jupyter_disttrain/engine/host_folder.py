@@ -13,15 +13,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pwd
 import shutil
 import socket
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
 from ..locks import remove_unheld
+from ..private_files import why_not_private
 from ..shelf import NANNIES, NOTEBOOK, PREFIX, ROOT
 from .connection import LOCAL_DIR
 
@@ -39,29 +38,22 @@ def make_private(path: Path) -> None:
     LaunchError
         If there is one of another user, or one that others may enter.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if _is_private(path):
-        return
-    told = path.lstat()
-    is_own = told.st_uid == os.geteuid() and stat.S_ISDIR(told.st_mode)
-    try:
-        owner = pwd.getpwuid(told.st_uid).pw_name
-    except KeyError:
-        owner = str(told.st_uid)
-    whose = f"is open to other users (mode {stat.S_IMODE(told.st_mode):o})" if is_own else f"is the user {owner}'s"
-    raise LaunchError(
-        f"{path} on {socket.gethostname()} was there already and {whose}, so nothing was put into it; have it removed, "
-        "and start again"
-    )
+    with contextlib.suppress(FileExistsError):  # a link in its place, too
+        path.mkdir(mode=0o700, parents=True)
+    reason = why_not_private(path)
+    if reason:
+        raise LaunchError(
+            f"{path} on {socket.gethostname()} was there already and {reason}, so nothing was put into it; have it "
+            "removed, and start again"
+        )
 
 
 def _is_private(path: Path) -> bool:
     """Whether there is a folder that this user alone may enter; others may have made one of that name."""
     try:
-        told = path.lstat()
+        return not why_not_private(path)
     except FileNotFoundError:
         return False
-    return told.st_uid == os.geteuid() and stat.S_ISDIR(told.st_mode) and not told.st_mode & 0o077
 
 
 class HostFolder:

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
-from ..framework_variables import WITHOUT_GPUS
-from ..job_file import JobFile, JobTrace, package_version, read_own, remove_own
+from ..framework_variables import PCI_ORDER
+from ..job_file import JobFile, JobTrace, check_beside, package_version, remove_own
 from ..locks import check_locks
+from ..private_files import check_private, read_own
 from ..ranks import counted
 from ..shelf import PREFIX, ROOT
 from .connection import (
@@ -170,8 +171,13 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
 
 def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
     try:
-        for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup")), run):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        profile.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup"))):
+            folder.mkdir(mode=0o700)  # not one that is there already: another user may have made it
+        with contextlib.suppress(FileExistsError):  # another job's of the same second
+            run.mkdir(mode=0o700)
+        keeps_modes = not profile.stat().st_mode & 0o077  # network shares may show one mode for all files
+        check_private(run, 0o077 if keeps_modes else 0)
         check_locks(profile)
         make_private(local)
     except OSError as error:
@@ -300,10 +306,22 @@ def _wait_for(launched: Launched, path: Path, timeout_s: float) -> JobFile:
     while True:
         there = _read(path)
         if there is not None and there.job == launched.job and not there.is_refused():
+            _check_folder(Path(there.profile), path)
             return there
         if time.monotonic() > deadline:
             raise LaunchError(_why_not(launched, path, there, timeout_s))
         time.sleep(POLL_SECONDS)
+
+
+def _check_folder(profile: Path, path: Path) -> None:
+    """Refuse the folder beside FILE if another user has put it there: its files say where to connect."""
+    try:
+        check_beside(profile, path)
+    except OSError as error:
+        raise LaunchError(
+            f"{profile}, which belongs to {path}, can't be used: {error.strerror}; end the job, and start it with FILE "
+            "in a folder where no other user may write"
+        ) from error
 
 
 def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: float) -> str:
@@ -371,6 +389,5 @@ def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
         defaults["OMPI_MCA_opal_signal"] = ""  # Python's report of a crash names the cell's line
     if told.frees_mpi:
         defaults[MPI_ENDS] = defaults[MPI_HEALS] = "1"
-    if not Path("/proc/driver/nvidia").exists():
-        defaults |= WITHOUT_GPUS
+    defaults |= PCI_ORDER
     return environment | {name: value for name, value in defaults.items() if name not in os.environ}

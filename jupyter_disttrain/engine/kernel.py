@@ -30,9 +30,12 @@ from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, cell_threads, hooks
 from .connection import KEEP
+from .cut_imports import CutImports
 from .own_code import is_cell
+from .process_group import RELEASE_SIGNAL
+from .questions import InputOnRankError
 from .shell import NO_VALUE, RankShell
-from .streams import flush_all, restore_streams
+from .streams import Descriptors, flush_all, restore_streams
 from .switches import Switches
 from .untimely import Untimely, outwards
 
@@ -82,16 +85,27 @@ class RankKernel(IPythonParallelKernel):
         self._ours = False
         self._cell: dict[str, Any] | None = None  # that runs
         self._untimely = Untimely()
+        self._imports = CutImports()
         self._interrupted = False
         self._switches = Switches()
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
 
-    def take_charge(self, bootstrap: Bootstrap, publisher: Publisher) -> None:
-        """Take what serves the requests."""
+    def take_charge(
+        self, bootstrap: Bootstrap, publisher: Publisher, descriptors: Descriptors, reserved: list[int]
+    ) -> None:
+        """Take what serves the requests.
+
+        Parameters
+        ----------
+        reserved
+            File descriptors to close before the first cell.
+        """
+        self._descriptors, self._reserved = descriptors, reserved
         self._bootstrap = bootstrap
         self._publisher = publisher
+        signal.signal(RELEASE_SIGNAL, self._on_release)
         bootstrap.bind(self.shell)
         self.shell.is_late = lambda: self._interrupted and not self._untimely.waits
 
@@ -135,15 +149,17 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
+        while self._reserved:
+            os.close(self._reserved.pop())
         self._interrupted = False
         self._untimely.begin_cell()
         signal.signal(signal.SIGINT, self._note_interrupt)
         # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
-        mark = self._publisher.begin_cell(self.session.pack(parent["header"]))
-        cell_threads.begin_cell(parent["header"])
+        mark = self._begin_output(parent["header"])
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
-        hooks.before_cell(self._bootstrap.group, self._bootstrap.horovod.calls, options["cell"])
+        if self._bootstrap.group is not None:
+            self._bootstrap.group.before_cell(options["cell"])
         self._switches.note()
         self._bootstrap.progress.begin_cell()
         self._bootstrap.mpi.begin_cell()
@@ -156,23 +172,32 @@ class RankKernel(IPythonParallelKernel):
         }
         content = parent["content"]
         start = time.time()
-        reply = await self._execute(content["code"])
+        reply = self._with_lost_work(await self._execute(content["code"]))
         self._stop_hearing()
         reply["duration_s"] = time.time() - start
+        changed = self._descriptors.restore()
         restore_streams()
+        if changed:
+            sys.stderr.write(f"{changed}\n")
         for words in self._switches.put_back() if self._interrupted else ():
             sys.stderr.write(f"{words}\n")
         self._bootstrap.metrics.end_cell()
         self._cell = None
-        error = shell.last_error if reply["status"] == "error" else None
+        error = shell.error if reply["status"] == "error" else None
+        if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
+            error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
+        cut_imports = self._imports.clean_up()
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            cut_imports += self._imports.behind(error)
+        if cut_imports:
+            reply["cut_imports"] = cut_imports
         group, of_group = hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
-        if reply["status"] == "error":
+        if error is not None:
             interrupts = self._interrupted, self._publisher.was_interrupted
             cell_errors.complete(reply, shell, options["lines_before"], *interrupts)
-        if error is not None:
             cell_errors.let_go(error)
-        shell.show_other_tracebacks(shell._last_traceback if reply["status"] == "error" else None)  # noqa: SLF001
+        shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
         told = {"quiet": quiet, "group": group}
@@ -183,6 +208,11 @@ class RankKernel(IPythonParallelKernel):
             stream, "execute_reply", reply, parent, metadata={OPTIONS: told}, ident=ident, buffers=buffers
         )
 
+    def _begin_output(self, header: dict[str, Any]) -> tuple[int, int]:
+        """Attribute what is printed, and what is started, to a request; returns the mark of what came before."""
+        cell_threads.begin_cell(header)
+        return self._publisher.begin_cell(self.session.pack(header))
+
     async def _execute(self, code: str) -> dict[str, Any]:
         """Run the code; SIGINT is raised in what this calls and nowhere else, so it can't cost the reply."""
         signal.signal(signal.SIGINT, self._interrupt)
@@ -191,12 +221,30 @@ class RankKernel(IPythonParallelKernel):
                 raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
         except KeyboardInterrupt as error:
-            # It came in the moment before or after the cell's own code, or after what that ended with was told.
-            told = self.shell.told
-            if told is None:
-                self.shell.last_error = error
-            name = type(self.shell.last_error).__name__
-            return {"status": "error", "ename": name, "evalue": "", "traceback": told or []}
+            # It came in the moment before or after the cell's own code, or while ipykernel asked for the error's text.
+            if not self.shell.has_report:
+                self.shell.end_with(error)
+            return {"status": "error"}
+        except Exception:
+            if self.shell.error is None:
+                raise
+            return {"status": "error"}  # ipykernel asked for the error's text, and that raised
+
+    def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Return an error in place of a cell's good end where what it did on the GPU was aborted meanwhile."""
+        group = self._bootstrap.group
+        if reply["status"] != "ok" or group is None or not group.lost_work:
+            return reply
+        self.shell.end_with(cell_errors.ReleasedError(cell_errors.LOST_WORK))
+        return {"status": "error"}
+
+    def _on_release(self, _number: int, frame: Any) -> None:
+        """Raise in the cell's code before a collective on the GPU that is aborted gives it values that are not valid.
+
+        Where the cell can't bear that, or catches it, ``_with_lost_work`` reports it at the end.
+        """
+        if any(map(_is_cell, outwards(frame))) and not self._untimely.is_bad_moment(frame):
+            raise cell_errors.ReleasedError(cell_errors.LOST_WORK)
 
     def _stop_hearing(self) -> None:
         """Have SIGINT mean nothing from here on; one whose handler is the cell's own may come at this very moment."""
@@ -218,6 +266,7 @@ class RankKernel(IPythonParallelKernel):
             if self.shell.puts_off() or self._untimely.puts_off(frame):
                 return
             if any(_is_cell(each) for each in outwards(frame)):
+                self._imports.note(frame)
                 raise KeyboardInterrupt  # IPython catches it; what else a task raises would end the loop
             loop.call_soon_threadsafe(future.cancel)
 
@@ -232,6 +281,7 @@ class RankKernel(IPythonParallelKernel):
         if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
             return  # the cell has not begun, and won't, or it has ended
         if not self.shell.puts_off() and not self._untimely.puts_off(frame):
+            self._imports.note(frame)
             signal.default_int_handler(number, frame)
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
@@ -303,7 +353,8 @@ class RankKernel(IPythonParallelKernel):
         running = self._cell  # another thread may end it at this moment
         runs = running is not None and running["request"] == cell
         begun = cell in self._begun
-        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs, "group": "none", "generation": 0}
+        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
+        told |= {"group": "none", "generation": 0} | hooks.counts(group, self._bootstrap.horovod.calls)
         if group is not None:
             told |= {"group": group.tag, "generation": group.generation}
         content, buffers = self._last_reply
@@ -311,8 +362,8 @@ class RankKernel(IPythonParallelKernel):
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse: nobody could tell which rank asks."""
-        raise cell_errors.InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
+        raise InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
         """Refuse, for the same reason."""
-        raise cell_errors.InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")
+        raise InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")

@@ -17,9 +17,9 @@ from importlib.util import cache_from_source, resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cell_errors import is_of_person
 from .reloading import reload_module
 from .script_modules import is_own
+from .tracebacks import is_of_user
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -210,6 +210,6 @@ def _words(error: Exception, name: str) -> str:
     """Say where in the person's files it failed, and why."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_person(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
     return f"{place}: {type(error).__name__}: {error}"

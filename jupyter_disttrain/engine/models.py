@@ -88,6 +88,7 @@ def rearm_models() -> list[str]:
     """
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
+    gc.collect()  # of a model whose constructor failed nothing is left but this
     # By type: asking a proxy for its class may make it do what it stands for.
     models = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
     failed = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,12 @@ class MpiCall:
     """A call of a method of a communicator, request, window or file."""
 
     name: str  # of the method
-    owner: Any
+    owner: Any  # an object, or its class, as of MPI.Request.Waitall
+
+    @property
+    def waits_for_many(self) -> bool:
+        """Whether it is a wait for several requests, e.g. ``Waitall`` or ``waitany``."""
+        return self.name.lower() in ("waitall", "waitany", "waitsome")
 
 
 def mpi_call(frame: FrameType | None) -> MpiCall | None:
@@ -38,24 +44,35 @@ def mpi_call(frame: FrameType | None) -> MpiCall | None:
         return None
     owners = (mpi.Comm, mpi.Request, mpi.Win, mpi.File)
     value: Any = _MISSING
+    below: Any = _MISSING  # loaded before it
     found = None
     steps = _steps_of_line(frame)
     begin = _begin(steps[-1]) if steps else None  # of the call at hand, in the source; its callee begins there too
     for step in steps[:-1]:
         is_callee = begin is None or _begin(step) == begin
         if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            if isinstance(value, owners) and is_callee:
+            is_class = isinstance(value, type) and issubclass(value, owners)
+            if (is_class or isinstance(value, owners)) and is_callee:
                 found = MpiCall(str(step.argval), value)
             value = _attribute(value, str(step.argval))
         elif step.opname == "LOAD_CONST":
-            value = _MISSING
+            below, value = value, step.argval
         elif step.opname.startswith(("LOAD_", "STORE_FAST_LOAD_")):
             names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-            value = _variable(frame, names[-1]) if isinstance(names[-1], str) else _MISSING
+            for name in names:
+                below, value = value, _variable(frame, name) if isinstance(name, str) else _MISSING
+        elif step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]"):
+            below, value = _MISSING, below if isinstance(below, owners) else _item(below, value)
         elif step.opname.startswith("CALL"):
-            value = _MISSING
+            value = _result_of(found) if found is not None and is_callee else _MISSING
             found = None if is_callee else found  # the call at hand is of what this one returned
     return found
+
+
+def _result_of(call: MpiCall) -> Any:
+    """Return what stands for the result of a call: the communicator of a request, the class of anything else."""
+    is_request = call.name.startswith(("i", "I")) or call.name.endswith("_init")
+    return call.owner if is_request or isinstance(call.owner, type) else type(call.owner)
 
 
 def _begin(step: dis.Instruction) -> tuple[int | None, int | None] | None:
@@ -82,6 +99,15 @@ def _variable(frame: FrameType, name: str) -> Any:
     return _MISSING
 
 
+def _item(value: Any, key: Any) -> Any:
+    """Return an item of a plain list, tuple or dictionary, whose lookup runs no code of the user's."""
+    if type(value) is dict and type(key) in (str, int):
+        return value.get(key, _MISSING)
+    if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
+        return value[key]
+    return _MISSING
+
+
 def _attribute(value: Any, name: str) -> Any:
     names = getattr(value, "__dict__", None) if value is not _MISSING else None
-    return names.get(name, _MISSING) if isinstance(names, dict) else _MISSING
+    return names.get(name, _MISSING) if isinstance(names, Mapping) else _MISSING

@@ -16,20 +16,26 @@ import os
 import signal
 import sys
 import threading
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .connection import MPI_HEALS
 from .mpi_calls import mpi_call
+from .mpi_comms import all_comms, comm_within, for_cells, hidden, is_received, pointers_of_comm, receive_all
 from .process_group import RendezvousError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..ranks import RankInfo
+    from .mpi_calls import MpiCall
 
-MOST_ATTRIBUTES = 64  # that are looked for
 LIMIT_SECONDS = 5.0  # for a step that all ranks take together
+HELP_SECONDS = 1.0  # that a rank in no call of MPI helps others to be released
+HELP_PAUSE_SECONDS = 0.001
+RECEIVE_SECONDS = 0.2  # for sends that no rank has received to be received
+_UNFINISHED: list[Any] = []  # places to which MPI may still write what is received
 
 
 class LostWorld:
@@ -52,7 +58,7 @@ class MpiWorld:
 
     def __init__(self) -> None:
         self._mpi = sys.modules.get("mpi4py.MPI")
-        self.comm: Any = None if self._mpi is None else self._mpi.COMM_WORLD
+        self.comm: Any = None if self._mpi is None else for_cells(self._mpi, self._mpi.COMM_WORLD)
         self.shown: Any = self.comm  # what the cells have seen
         self._merged = join_starters()  # of the living and who was started since, in no order
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
@@ -64,6 +70,7 @@ class MpiWorld:
         self._is_revoked = False  # and not made anew yet
         self._generation = 0  # how often it was settled, counted with the process group
         self._runs_cell = False
+        self._helping: threading.Thread | None = None  # other ranks that are released
         self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which ends a cell
 
     def enter(self, info: RankInfo) -> None:
@@ -88,6 +95,8 @@ class MpiWorld:
                 "mpi4py was built for another MPI than the mpiexec that started the ranks "
                 "(run: jupyter disttrain doctor)"
             )
+        else:
+            vars(self._mpi)["COMM_WORLD"] = self.comm
 
     # While a cell runs, on the control thread
 
@@ -101,31 +110,86 @@ class MpiWorld:
             self._runs_cell = False
             return self._is_revoked
 
-    def release(self, generation: int, *, forced: bool) -> None:
+    def release(self, generation: int, *, forced: bool, others: str) -> None:
         """End the call of MPI that the main thread is in, on all ranks that are in it.
 
-        One that comes late, when the cell has ended or a next ``generation`` was formed, does nothing. ``forced``: end
-        the calls in the whole world even if none can be seen.
+        A rank that is in no call takes part too: a send that no rank receives ends only once its receiver refuses it,
+        which MPI does within the receiver's own calls. One that comes late, when a next ``generation`` was formed, does
+        nothing.
+
+        Parameters
+        ----------
+        forced
+            End the calls in all communicators even if none can be seen.
+        others
+            What a rank was seen waiting in: "one" call of MPI, "many" requests at once, or nothing.
         """
         with self._turns:
-            if self._heals and not self.failure and self._runs_cell and generation >= self._generation:
-                self._release(forced=forced)
+            if not self._heals or self.failure or generation < self._generation or self.comm is None:
+                return
+            call = self._call() if self._runs_cell else None
+            is_late = others == "many" or (call is not None and call.waits_for_many)
+            if self._is_respawning or not is_late:
+                self._revoke(forced=forced)
+            is_helping = self._helping is not None and self._helping.is_alive()
+            if (forced or is_late or others) and not self._is_respawning and not is_helping:
+                args = generation, forced, is_late
+                self._helping = threading.Thread(target=self._help_others, args=args, name="mpi release", daemon=True)
+                self._helping.start()
 
-    def _release(self, *, forced: bool) -> None:
-        call = mpi_call(sys._current_frames().get(threading.main_thread().ident or 0))  # noqa: SLF001
-        if call is None and not forced:
+    @property
+    def _is_respawning(self) -> bool:
+        """Whether a new process is being started, or is not in the world yet."""
+        return self._merged is not None or (self._respawning is not None and self._respawning.is_alive())
+
+    def _call(self) -> MpiCall | None:
+        """Return the call of MPI that the main thread is in."""
+        return mpi_call(sys._current_frames().get(threading.main_thread().ident or 0))  # noqa: SLF001
+
+    def _revoke(self, *, forced: bool) -> None:
+        call = self._call()
+        if not self._runs_cell or (call is None and not forced):
             return
-        comm = self.comm
-        if call is not None and isinstance(call.owner, self._mpi.Comm):  # type: ignore[union-attr]
-            comm = call.owner
-        if comm is None:
-            return  # this process is in no world yet
-        comms = (comm, *_hidden(self._mpi, comm))
+        mpi: Any = self._mpi
+        owner = None if call is None else call.owner
+        comm = self.comm if call is None else owner
+        if isinstance(owner, (mpi.Request, mpi.File)):
+            comm = comm_within(mpi, owner)
+        comms: Any = [comm, *hidden(mpi, comm)] if isinstance(comm, mpi.Comm) else []
         if all(each.Is_revoked() for each in comms):
             self._wake_who_waits()
+            if self._is_respawning:
+                comms = [self.comm]  # others are just being made
+            elif forced or not comms:
+                comms = all_comms(mpi)  # one by one: the main thread may free some once it is released
         for each in comms:
+            self._is_revoked = self._is_revoked or each == self.comm
             each.Revoke()
-        self._is_revoked = self._is_revoked or comm == self.comm
+
+    def _help_others(self, generation: int, forced: bool, is_late: bool) -> None:
+        """Have MPI do for a moment what other ranks need of this one, which may be in no call of MPI.
+
+        ``is_late``: revoke only after a moment in which messages are received. Open MPI ends the whole job when a wait
+        for several requests fails while one of them is a send that its receiver has not refused yet ("Send error after
+        request freed"). What was sent in a communicator that is revoked is lost in any case.
+        """
+        mpi: Any = self._mpi
+        begun = time.monotonic()
+        taken: list[Any] = []  # what is being received, and where to
+        try:
+            while (passed := time.monotonic() - begun) < HELP_SECONDS and not mpi.Is_finalized():
+                with self._turns:
+                    if generation < self._generation or self._is_respawning:
+                        return  # all are in a new world, or make one
+                    mpi.COMM_SELF.Iprobe()  # MPI works in any of its calls
+                    if is_late:
+                        taken += receive_all(mpi)
+                    if is_late and passed > RECEIVE_SECONDS:
+                        is_late = False
+                        self._revoke(forced=forced)
+                time.sleep(HELP_PAUSE_SECONDS)
+        finally:
+            _UNFINISHED.extend(each for each in taken if mpi.Is_finalized() or not is_received(mpi, each[0]))
 
     def _wake_who_waits(self) -> None:
         """Have Open MPI look once more at what its calls wait for.
@@ -193,7 +257,7 @@ class MpiWorld:
                     if self._respawning.is_alive():
                         raise RendezvousError("a new process did not join it in time")  # noqa: TRY301
                 if revoked or self._merged is not None:
-                    self.comm = within(LIMIT_SECONDS, self._make_anew)
+                    self.comm = for_cells(self._mpi, within(LIMIT_SECONDS, self._make_anew))
                     self._is_revoked = False
                 if self.comm is not self._proved:
                     within(LIMIT_SECONDS, self._prove)
@@ -215,6 +279,8 @@ class MpiWorld:
         """
         if self.comm.allreduce(1) != self.comm.Get_size():
             raise RendezvousError("its first allreduce did not count all ranks")
+        if self._heals:
+            pointers_of_comm(self._mpi)
         self._proved = self.comm
 
     def take_new(self) -> tuple[Any, Any] | None:
@@ -259,33 +325,6 @@ def finalize(limit_s: float) -> None:
     limit.start()
     mpi.Finalize()
     limit.cancel()
-
-
-def _hidden(mpi: Any, comm: Any) -> Iterator[Any]:
-    """Find the communicators that are attached to one: mpi4py reduces Python objects in a duplicate of its own.
-
-    What an attribute points to is a communicator if it begins as one, with a pointer to Open MPI's class of them.
-    """
-    kind = _word(comm.handle)
-    for key in range(MOST_ATTRIBUTES):
-        try:
-            value = comm.Get_attr(key)
-        except mpi.Exception:
-            continue  # there is no such attribute
-        handle = _word(value) if isinstance(value, int) and value > 0 else 0
-        if handle and kind and _word(handle) == kind:
-            yield mpi.Comm.fromhandle(handle)
-
-
-def _word(address: int) -> int:
-    """Read a word of this process's memory; 0 where there is none."""
-    memory = os.open("/proc/self/mem", os.O_RDONLY)
-    try:
-        return int.from_bytes(os.pread(memory, 8, address), sys.byteorder)
-    except (OSError, OverflowError):
-        return 0
-    finally:
-        os.close(memory)
 
 
 def within(limit_s: float, call: Callable[[], Any]) -> Any:

@@ -260,7 +260,7 @@ class Nanny:
             self._voice.hear_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
         elif kind == LOGGED:
             self._read_pipes()  # what was printed before it
-            self._log.write(frames[0])
+            self._log.write(frames[0], "stdout")
         elif kind == SAMPLES:
             self._on_metrics(bytes(frames[0]))
         elif kind == IDENTITY:
@@ -282,7 +282,7 @@ class Nanny:
             self._hellos.is_known = True
             self._log.place(told["log_path"])
             self._metrics.place(told["log_path"])
-            self._vitals.begin(told["local_rank"], told["device"])
+            self._vitals.begin(told["local_rank"], told["device"], told["gpu_uuid"])
 
     def _on_metrics(self, data: bytes) -> None:
         try:
@@ -372,7 +372,7 @@ class Nanny:
         self._on_wire()
         self._read_pipes()
         self._voice.flush(end_of_cell=True)
-        self._log.write(self._witness.crash())
+        self._log.write(self._witness.crash(), "stderr")
         death = self._witness.death(self._engine, *ended, expected=self._expected_end)
         self._publish_record(death)
         if self._out.keeps and not self._expected_end:

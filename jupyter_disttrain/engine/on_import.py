@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class _Watch(MetaPathFinder):
-    """Find one module as the others would, and have it changed once its code has run."""
+    """Find modules as the other finders would, and have them changed when their code runs."""
 
-    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
-        self._name = name
-        self._change = change
+    def __init__(self) -> None:
+        self.before: dict[str, list[Callable[[Any], None]]] = {}
+        self.after: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname not in self.before and fullname not in self.after:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
@@ -35,15 +35,33 @@ class _Watch(MetaPathFinder):
             run = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                for change in self.before.get(fullname, ()):
+                    change(module)
                 run(module)
-                self._change(module)
+                for change in self.after.get(fullname, ()):
+                    change(module)
 
             loader.exec_module = exec_module
         return spec
 
 
+_watch = _Watch()
+
+
 def on_import(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change`` with the module of this name, now if it is there, else each time that it is imported anew."""
+    """Call ``change`` with the module of this name, now if it is there, else each time that it has been imported."""
     if name in sys.modules:
         change(sys.modules[name])
-    sys.meta_path.insert(0, _Watch(name, change))
+    _add(_watch.after, name, change)
+
+
+def before_import(name: str, change: Callable[[Any], None]) -> None:
+    """Call ``change`` with the module of this name each time that it is imported, before its code runs."""
+    _add(_watch.before, name, change)
+
+
+def _add(changes: dict[str, list[Callable[[Any], None]]], name: str, change: Callable[[Any], None]) -> None:
+    if change not in changes.setdefault(name, []):
+        changes[name].append(change)
+    if _watch not in sys.meta_path:
+        sys.meta_path.insert(0, _watch)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class SpawnInCellError(RuntimeError):
     """A cell wants processes that can't be made of it."""
 
+    # A process pool would show as its cause where in this package it was raised.
+    __cause__ = property(lambda _self: None, lambda _self, _cause: None)  # type: ignore[assignment]
+
 
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 

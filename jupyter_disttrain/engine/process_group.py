@@ -7,18 +7,22 @@ Does not cover: when to release (``cluster.recovery``), sockets (``sockets``), w
 
 from __future__ import annotations
 
+import _thread
 import errno
 import functools
 import gc
 import json
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ..framework_variables import TORCH_BACKENDS
 from .counts import Counts
 from .ended_groups import forget_half_ended_groups, keep_ended_groups
 from .gloo_waits import end_forgotten_waits
@@ -26,6 +30,7 @@ from .groups import Groups
 from .models import rearm_models, remember_models, reset_sharded_models
 from .replacing import replace_everywhere
 from .sockets import shut_down_clients_of
+from .streams import flush_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +41,9 @@ if TYPE_CHECKING:
 
 AGENT_SERVES = "TORCHELASTIC_USE_AGENT_STORE"
 CONNECT_TIME = timedelta(seconds=2)  # for one attempt to reach the store
+ABORT_SECONDS = 5.0  # for what groups do on a GPU to be aborted, before the process ends and the rank is replaced
+# Whose handler Python calls on the main thread once the groups of a GPU are to be aborted; it is never sent.
+RELEASE_SIGNAL = signal.SIGRTMAX - 5
 
 
 class RendezvousError(RuntimeError):
@@ -57,6 +65,8 @@ class Group:
         self.generation = 0  # of the group, counted in the whole session
         self.since_ns = 0  # since when it is there, or a cell's own, by the wall clock
         self._released = 0  # the generation that was released last
+        self.lost_work = False  # what groups did on a GPU was aborted since the cell began
+        self._abort: threading.Thread | None = None
         self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which forms
         self._old: dict[str, GroupRecord] = {}  # that were destroyed to be made anew
         self._cell = 0
@@ -119,6 +129,8 @@ class Group:
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
         self._enter(generation)
+        if self._abort is not None:
+            self._abort.join()  # it ends within ABORT_SECONDS, or the process does
         # An attempt that failed has destroyed them already, but they are still to be made anew.
         live = self.groups.of_cells
         old = self._old = live | self._old
@@ -126,8 +138,10 @@ class Group:
         if dist.is_initialized():
             # A collective that was begun and that nobody joins would keep the group from being destroyed.
             self._end_waits()
-            self._destroy()
+            self._abort_devices()
+            self._destroy_all()
         forget_half_ended_groups()
+        self._counts.begin_again()
         c10d._world.group_count = 0  # noqa: SLF001  (an init that failed has counted; names must be alike on all ranks)
         if self._port != port:
             self._store = self._connect(address, port)
@@ -151,6 +165,16 @@ class Group:
             lost += rearm_models()
             gc.collect()  # errors hold themselves, and what held the old groups; with them go their threads and sockets
         return lost
+
+    def _destroy_all(self) -> None:
+        """Destroy all groups; one that was aborted may fail to shut down, and is forgotten then."""
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        try:
+            self._destroy()
+        except RuntimeError as error:
+            sys.stderr.write(f"an aborted process group was not shut down: {error}\n")
+            c10d._update_default_pg(None)  # noqa: SLF001
 
     def _connect(self, address: str, port: int) -> Any:
         """Connect to the store of rank 0, which may have died meanwhile: torch would try until the time is over."""
@@ -179,18 +203,17 @@ class Group:
             self.generation = generation
 
     def _join(self, store: Any) -> None:
-        import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
 
-        device = torch.device(self.info.device)
         self.since_ns = time.time_ns()
+        # No device_id: with it every later group is split off this one, which takes calls of all ranks at once, and
+        # sends and receives share one communicator.
         self._init(
-            self.info.backend,
+            TORCH_BACKENDS.get(self.info.backend, self.info.backend),
             store=store,
             rank=self.info.rank,
             world_size=self.info.world_size,
             timeout=self._timeout,
-            device_id=device if device.type == "cuda" else None,
         )
         self._ours = dist.group.WORLD
 
@@ -199,14 +222,17 @@ class Group:
         import torch.distributed as dist  # noqa: PLC0415
 
         info = self.info
-        total = torch.full((1,), float(info.rank), device=torch.device(info.device))
-        dist.all_reduce(total)
         expected = info.world_size * (info.world_size - 1) / 2
-        if total.item() != expected:
-            raise RendezvousError(
-                f"the first all_reduce over {info.backend} gave {total.item()} instead of {expected}: "
-                "two ranks share an identity; %dist_reset starts them anew"
-            )
+        for device in dict.fromkeys([info.device, "cpu"] if ":" in str(dist.get_backend()) else [info.device]):
+            total = torch.full((1,), float(info.rank), device=torch.device(device))
+            dist.all_reduce(total)
+            found = total.item()
+            self._check_released()  # an abort ends a collective on a GPU without an error, and with any value
+            if found != expected:
+                raise RendezvousError(
+                    f"the first all_reduce over {info.backend} on {device} gave {found} instead of {expected}: "
+                    "two ranks share an identity; %dist_reset starts them anew"
+                )
 
     def _remake(self, old: Mapping[str, GroupRecord], store: Any, count: int, pairs: dict[Any, Any]) -> list[str]:
         """Make those subgroups anew that all their members still know; returns the lines that made the others."""
@@ -220,24 +246,27 @@ class Group:
         # Names are counted: ranks that count differently would give one name to two groups.
         c10d._world.group_count = max(c10d._world.group_count, *(each["count"] for each in told))  # noqa: SLF001
         lost = []
-        for name in sorted(own):  # all ranks in the same order
-            record = old[name]
-            if not all(told[member]["groups"].get(name) == own[name] for member in record.ranks):
-                lost.append(record.made_at or f"the group of ranks {own[name]}")
+        members = {name: ranks for each in told for name, ranks in each["groups"].items()}
+        for name in sorted(members):  # all ranks in the same order, also those that are not in it, as in new_group
+            record = old.get(name)
+            if not all(told[member]["groups"].get(name) == members[name] for member in members[name]):
+                if record is not None:
+                    lost.append(record.made_at or f"the group of ranks {own[name]}")
                 continue
             made: Any = c10d._new_process_group_helper  # noqa: SLF001  (each torch types it differently)
             pg, _ = made(
-                len(record.ranks),
-                record.ranks.index(self.info.rank),
-                own[name],
-                record.backend,
+                len(members[name]),
+                None if record is None else record.ranks.index(self.info.rank),
+                members[name],
+                self.info.backend if record is None else record.backend,
                 store,
                 name,
-                timeout=record.timeout,
-                pg_tag=record.tag,
-                device_id=self._ours.bound_device_id,
-                group_desc=record.description,
+                timeout=self._timeout if record is None else record.timeout,
+                pg_tag=None if record is None else record.tag,
+                group_desc=None if record is None else record.description,
             )
+            if record is None:
+                continue
             c10d._world.pg_group_ranks[pg] = {member: at for at, member in enumerate(record.ranks)}  # noqa: SLF001
             self.groups.keep_line(name, record.made_at)
             if record.held() is not None:
@@ -247,7 +276,8 @@ class Group:
     def release(self, generation: int) -> None:
         """Have whoever waits in a collective, or for the store, get an error; called on the control thread.
 
-        One that comes late, when the next ``generation`` is being formed, must not hit that.
+        One that comes late, when the next ``generation`` is being formed, must not hit that. Collectives on a GPU end
+        without an error once they are aborted, and leave any values: so the main thread is to raise before that.
         """
         with self._turns:
             if generation < self.generation:
@@ -256,7 +286,27 @@ class Group:
             self._released = generation
             if self._port:
                 shut_down_clients_of(self._port)
+            if self.groups.have_devices:
+                self.lost_work = True
+                _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
+                if self._abort is None or not self._abort.is_alive():
+                    self._abort = threading.Thread(target=self._abort_devices, name="disttrain release", daemon=True)
+                    self._abort.start()  # this thread goes on answering
             self._end_waits()
+
+    def _abort_devices(self) -> None:
+        """Abort what groups do on GPUs; a process in which that does not come back ends, and its rank is replaced."""
+        late = self.groups.abort_devices(ABORT_SECONDS)
+        if not late:
+            return
+        what = f"group{'' if len(late) == 1 else 's'} {', '.join(late)}"
+        sys.stderr.write(
+            f"rank {self.info.rank} on {self.info.host} can't be released: the abort of process {what} has not come "
+            f"back after {ABORT_SECONDS:g} s, so the GPU or its driver hangs; this process ends, and the rank is "
+            "replaced\n"
+        )
+        flush_all(sys.stdout, sys.stderr)
+        os._exit(os.EX_UNAVAILABLE)
 
     def _end_waits(self) -> None:
         self.groups.release()
@@ -280,13 +330,14 @@ class Group:
 
     def before_cell(self, cell: int) -> None:
         """Take the cell's number: it is the same on every rank, so it can name what the ranks do together."""
-        self._cell, self._inits = cell, 0
-        self._counts.begin(self.groups.live)
+        self._cell, self._inits, self.lost_work = cell, 0, False
 
     @property
-    def collectives(self) -> dict[str, int]:
-        """How many collectives this cell has called on this rank, by the name of the group."""
-        return {} if self.broken else self._counts.since_begin(self.groups.of_cells)
+    def counts(self) -> dict[str, Any]:
+        """How many collectives this rank has called in each group since that was made, and messages likewise."""
+        if self.broken:
+            return {"collectives": {}, "messages": None}
+        return {"collectives": self._counts.totals(self.groups.of_cells), "messages": self._counts.messages}
 
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.
@@ -314,7 +365,7 @@ class Group:
         ) -> None:
             self._show_hidden()
             self._give_way()
-            self._counts.begin_anew()
+            self._counts.begin_again()
             self.since_ns = time.time_ns()
             self._own_tag = f"own/{self._cell}"
             if init_method in (None, "env://") and store is None:

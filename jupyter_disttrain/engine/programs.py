@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from .cell_errors import ReleasedError
+from .library_defaults import without_session_defaults
 from .script_errors import ScriptError, ScriptExit
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def of_node(nodes: int, port: int) -> dict[str, str]:
 
 def _outside_job() -> dict[str, str]:
     """Return this process's environment without what makes it a part of the session's MPI job."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOB_BEGIN)}
+    found = without_session_defaults(os.environ)
+    found = {name: value for name, value in found.items() if not name.startswith(_OF_JOB_BEGIN)}
     found.pop("PYTHONSAFEPATH", None)  # the rank's own: a script finds the modules beside it
     for name, value in _COLOURS.items():
         found.pop(name, None)

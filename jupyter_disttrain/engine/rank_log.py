@@ -1,12 +1,13 @@
 """The log of one rank: everything it said, on disk.
 
-Covers: opening it late, writing, a full disk.
+Covers: opening it late, writing, a full disk; beside it, where stderr begins and ends in it.
 Does not cover: what is shown (``notebook.screen``), removing old logs (``cluster.folders``).
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ class RankLog:
         self._report = report
         self._path: str | None = None
         self._descriptor: int | None = None
-        self._early = bytearray()
+        self._early: deque[tuple[bytes, str]] = deque()
+        self._early_bytes = 0
+        self._stream = ""  # on which the last piece was written
         self._failed = False
 
     @property
@@ -33,29 +36,53 @@ class RankLog:
     def place(self, path: str) -> None:
         """Say where the log goes; what was said before follows now."""
         self._path = path
-        early, self._early = bytes(self._early), bytearray()
-        self.write(early)
+        early, self._early = self._early, deque()
+        for data, stream in early:
+            self.write(data, stream)
 
-    def write(self, data: bytes) -> None:
-        """Append."""
+    def write(self, data: bytes, stream: str) -> None:
+        """Append what was written on ``"stdout"`` or ``"stderr"``."""
         if not data or self._failed:
             return
         if self._path is None:
-            self._early = (self._early + data)[-_EARLY_LIMIT:]
+            self._early.append((data, stream))
+            self._early_bytes += len(data)
+            while self._early_bytes > _EARLY_LIMIT and len(self._early) > 1:
+                self._early_bytes -= len(self._early.popleft()[0])
             return
         try:
             if self._descriptor is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                self._descriptor = os.open(self._path, flags, 0o600)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+                self._descriptor = _open(self._path)
+                # A log that goes on, of a rank that was replaced, ends in any stream.
+                self._stream = "" if os.fstat(self._descriptor).st_size else "stdout"
+            if stream != self._stream:
+                self._note_change(self._path, self._descriptor, stream)
+            _write(self._descriptor, data)
         except OSError as error:
             self._failed = True
             self._report(self._path, error)
+
+    def _note_change(self, path: str, log: int, stream: str) -> None:
+        """Write down that another stream begins here."""
+        descriptor = _open(path.removesuffix(".log") + ".streams")
+        try:
+            _write(descriptor, f"{os.fstat(log).st_size} {stream}\n".encode())
+        finally:
+            os.close(descriptor)
+        self._stream = stream
 
     def close(self) -> None:
         """Close the file, if there is one."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -19,12 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .flight_recorder import pending_collective, pending_on_device
 from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
 from .own_code import is_own
 from .progress import NOWHERE
 from .pulse import CALL_BYTES, NO_CELL, Pulse
-from .where import MESSAGE_WAIT, communication, pending_collective
+from .standstill import Standstill
+from .where import MESSAGE_WAIT, communication
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +75,7 @@ class Sampler:
         self._next_reading = 0.0
         self._place: tuple[int, int] | None = None  # where the main thread was at the last look
         self._in_mpi = ""
+        self._standstill = Standstill()
         self._has_failed = False
         self._main = threading.main_thread().ident or 0
         self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python has its number from before the fork
@@ -153,13 +156,16 @@ class Sampler:
 
     def _hidden_call(self, frame: FrameType | None, now: float) -> str:
         """Return what the main thread waits in where no Python function tells."""
-        if self._is_asleep() and self._group() is not None:
+        is_asleep, is_blocked = self._is_asleep(), self._standstill.look()
+        if (is_asleep or is_blocked) and self._group() is not None:
             began = time.thread_time()
-            pending = pending_collective()
+            pending = pending_collective() if is_asleep else None
+            if pending is None and is_blocked:  # on a GPU, for which it may wait by running
+                pending = pending_on_device()
             self._next_reading = now + (time.thread_time() - began) / READING_SHARE
             if pending is not None:
                 return str(pending["name"])
-            if is_main_thread_waiting():
+            if is_asleep and is_main_thread_waiting():
                 return MESSAGE_WAIT
         return self._mpi_call(frame)
 

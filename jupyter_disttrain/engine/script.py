@@ -103,12 +103,12 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
                 raise
         finally:
             if os.getpid() != process:
-                _end_child(code)
+                end_child(code)
     _check_exit(code, Path(found.code.co_filename).name)
 
 
-def _end_child(code: Any) -> NoReturn:
-    """End a process that a script has forked without telling it where to stop: in a script it would end here."""
+def end_child(code: Any) -> NoReturn:
+    """End a process that was forked without telling it where to stop: in a script of its own it would end here."""
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)  # noqa: T201
         code = 1

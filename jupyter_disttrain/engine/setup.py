@@ -24,6 +24,7 @@ import psutil
 
 from ..config import BACKENDS, check_name
 from ..errors import UsageError
+from ..private_files import read_own
 from .connection import PROFILE_DIR
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def enter(setup: Setup) -> None:
     """
     if setup.environment:
         try:
-            os.environ.update(json.loads(Path(setup.environment).read_text()))
+            os.environ.update(json.loads(read_own(setup.environment)))
         except OSError as error:
             raise SystemExit(
                 f"{socket.gethostname()} can't read {setup.environment}: {error.strerror}; ranks on other hosts need "

@@ -1,12 +1,14 @@
 """IPython on a rank, where it differs from IPython in a notebook.
 
-Covers: what ``exit`` and ``breakpoint`` do, where tracebacks go, remembering the last value.
+Covers: what ``exit`` does, which error a cell ended with, where tracebacks go, remembering the last value.
+Does not cover: what is shown of an error (``tracebacks``), what asks the user (``questions``).
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 import time
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import ipykernel.zmqshell
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
@@ -21,25 +24,32 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
-from . import cell_errors, own_code
+from . import own_code, tracebacks
+from .commands import run_command
 from .output_widgets import RankDisplayPublisher, watch_outputs
+from .questions import refuse_debugger, refuse_questions
+from .script import end_child
 from .sources import find_classes_in_cells
 from .streams import flush_all
-from .untimely import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
+
+    from IPython.core.interactiveshell import ExecutionResult
 
     from .checkpoints import Checkpoints
     from .local_modules import LocalModules
     from .scripts import Scripts
     from .staging import Staging
+    from .tracebacks import Report
 
 NO_VALUE = object()
 TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
 
 
+# What stands above a cell's text: the notebook's magic, as a comment, and empty lines. IPython would drop the lines,
+# and takes no automagic and no indentation below a comment.
+_ABOVE = re.compile(r"\A(?:#%%(?:distributed|rank)\b.*\n)?(?:[^\S\n]*\n)*")
 _INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
 
 
@@ -80,22 +90,28 @@ class RankShell(ZMQInteractiveShell):
     display_pub_class = Type(RankDisplayPublisher)
 
     displayhook: RankDisplayHook
-    last_error: BaseException | None = None  # that the cell ended with
     scripts: Scripts  # what runs them
     checkpoints: Checkpoints
     staging: Staging
     local_modules: LocalModules
-    _shown: list[list[str]]
+    _depth = 0  # of cells that run cells
+    _result: ExecutionResult | None = None  # of the cell that runs, or has just ended
+    _other_error: BaseException | None = None  # of showing a value, or an interrupt beside the code of the cell
+    _report: Report | None = None  # of its error
+    _early: list[tuple[BaseException, list[str]]]  # tracebacks that were shown before or after the cell's own code
     _tells_since: float | None = None  # of an error
     _is_interrupted = False  # meanwhile
     _has_begun = False  # the cell's own code
     _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and what IPython makes of it
+    _runs = False  # a cell; it may run another by run_cell()
+    given: Callable[[], dict[str, Any]] = staticmethod(dict)  # what every rank has
     is_late: Callable[[], bool]  # tells whether the cell was interrupted before its own code began
 
     def __init__(self, **kwargs: Any) -> None:
+        self._pid = os.getpid()
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        sys.breakpointhook = _refuse_breakpoint
+        refuse_questions()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         find_classes_in_cells()
         watch_outputs()
@@ -109,7 +125,9 @@ class RankShell(ZMQInteractiveShell):
 
     def begin_cell(self, *, is_typed: bool) -> None:
         """Forget what the cell before left."""
-        self._shown, self._has_begun, self._transformed = [], False, (None, "")
+        self._early, self._has_begun, self._transformed = [], False, (None, "")
+        self._depth, self._result, self._other_error, self._report = 0, None, None, None
+        self._last_traceback_during_displayhook = False
         own_code.begin_cell(is_typed=is_typed)
         self.displayhook.last_value = NO_VALUE
         # What cells showed and the texts of their errors: IPython 9 keeps them for %notebook, of no use on a rank.
@@ -122,115 +140,220 @@ class RankShell(ZMQInteractiveShell):
         if raw == raw_cell:
             self._transformed = None, ""
             return transformed
-        self._transformed = raw_cell, super().transform_cell(raw_cell)  # type: ignore[no-untyped-call]
-        return self._transformed[1]
+        above = _ABOVE.match(raw_cell)
+        assert above is not None  # it matches nothing, too
+        text: str = above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-untyped-call]
+        self._transformed = raw_cell, text
+        return text
 
-    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run a statement; none if the cell was interrupted before it: what IPython calls there swallows interrupts."""
-        if not self._has_begun and self.is_late():
-            code_obj, async_ = _INTERRUPTED, False
-        self._has_begun = True
-        return await super().run_code(code_obj, result, async_=async_)  # type: ignore[no-any-return,no-untyped-call]
+    async def run_ast_nodes(
+        self,
+        nodelist: Any,
+        cell_name: str,
+        interactivity: str = "last_expr",
+        compiler: Any = compile,
+        result: Any = None,
+    ) -> bool:
+        """Run the statements of a cell; a child that one of them has forked ends with the last."""
+        is_outermost, self._runs = not self._runs, True
+        try:
+            return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)  # type: ignore[no-any-return]
+        finally:
+            if is_outermost:
+                self._runs = False
+                if os.getpid() != self._pid:
+                    self._end_child(sys.exc_info()[1] or result.error_in_exec)
+
+    def _end_child(self, error: BaseException | None) -> NoReturn:
+        """End a forked process as a script would, but for what the rank has to do at its own end."""
+        if isinstance(error, SystemExit):
+            end_child(error.code)
+        if error is not None:
+            self._print_traceback(tracebacks.report(error, self).lines)
+        end_child(0 if error is None else 1)
+
+    def init_user_ns(self) -> None:
+        """Set the names that a session begins with, also after ``%reset``: IPython's, and what every rank has."""
+        super().init_user_ns()  # type: ignore[no-untyped-call]
+        self.give_names()
+
+    def give_names(self) -> None:
+        """Set what every rank has, e.g. after ``del rank``."""
+        self.push(self.given(), interactive=False)  # type: ignore[no-untyped-call]
+
+    def advice_on(self, error: BaseException) -> str:
+        """Return how to get a name back that every rank has; empty if the error is no other."""
+        name = getattr(error, "name", None)
+        if type(error) is not NameError or name in self.user_ns or name not in self.given():
+            return ""
+        return f"every rank has {name} until it is deleted; get_ipython().give_names() brings it back"
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002
         """Keep no copy of what a cell prints: IPython's grows with every line, for days."""
         yield
 
-    def _format_exception_for_storage(self, exception: BaseException, *_args: Any, **_kwargs: Any) -> dict[str, Any]:
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        """Have tracebacks trimmed, those too that magics print."""
+        super().init_traceback_handlers(custom_exceptions)
+        tracebacks.trim_all(self.InteractiveTB)
+
+    # Errors
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which the cell has ended, or a statement of it has so far; None without one."""
+        result = self._result
+        if result is not None and result.error_before_exec is not None:
+            return result.error_before_exec
+        if result is not None and result.error_in_exec is not None:
+            return result.error_in_exec
+        return self._other_error
+
+    def debugger(self, force: bool = False) -> None:
+        """Refuse ``%debug``."""
+        if force:
+            refuse_debugger("%debug")()
+
+    def _set_call_pdb(self, val: Any) -> None:
+        """Refuse ``%pdb on``; the setting of a profile is left aside."""
+        if val and self._depth:
+            refuse_debugger("%pdb")()
+        super()._set_call_pdb(False)  # type: ignore[no-untyped-call]
+
+    call_pdb = property(InteractiveShell._get_call_pdb, _set_call_pdb)  # noqa: SLF001
+
+    def is_of_code(self, error: BaseException) -> bool:
+        """Whether code that ran has raised an error, rather than the compiler that read the cell."""
+        return self._result is None or error is not self._result.error_before_exec
+
+    def end_with(self, error: BaseException) -> None:
+        """Take an error for the one with which the cell has ended."""
+        self._result, self._other_error, self._report = None, error, None
+
+    @property
+    def has_report(self) -> bool:
+        """Whether the report of the cell's error was made."""
+        return self._report is not None and self._report.error is self.error
+
+    def report(self) -> Report:
+        """Return what is shown of the error with which the cell has ended."""
+        assert self.error is not None
+        if self._report is None or self._report.error is not self.error:
+            self._report = tracebacks.report(self.error, self)
+        return self._report
+
+    def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
+        """Run a cell, and keep its result if it is the whole one rather than one that this runs itself."""
+        result = super().run_cell(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if not self._depth:
+            self._result = result
+        return result  # type: ignore[no-any-return]
+
+    async def run_cell_async(self, *args: Any, **kwargs: Any) -> ExecutionResult:
+        """Run a cell, and keep its result if it is the whole one rather than one that this runs itself."""
+        self._depth += 1
+        try:
+            result = await super().run_cell_async(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if not self._depth:
+            self._result = result
+        return result
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        """Run a statement; none if the cell was interrupted before it: what IPython calls there swallows interrupts."""
+        if not self._has_begun and self.is_late():
+            code_obj, async_ = _INTERRUPTED, False
+        self._has_begun = True
+        if self._depth == 1:
+            self._result = result
+            self._print_early()
+        return await super().run_code(code_obj, result, async_=async_)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _format_exception_for_storage(self, *_args: Any, **_kwargs: Any) -> dict[str, Any]:
         """Keep no text of an error for %notebook: it would be made a second time, and take as long as the first."""
-        str(exception)  # one that can't say what it is fails here, where IPython tells that as the cell's error
         return {}
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Treat exception groups like other errors; IPython only prints them."""
+        """Make the report of the error that ends the cell, and show any other at once."""
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
-        lines = None if error is None else cell_errors.group_traceback(error)
+        if error is None and exc_tuple is None:
+            error = getattr(sys, "last_value", None)
+        is_of_cell = error is not None and error is self.error
         self._tells_since = time.monotonic()
         try:
-            if lines is None:
-                super().showtraceback(exc_tuple, *args, **kwargs)
+            if error is None:
+                super().showtraceback(exc_tuple, *args, **kwargs)  # which says that there is none
+            elif is_of_cell:
+                super()._get_exc_info((type(error), error, error.__traceback__))  # type: ignore[no-untyped-call]  # for %tb
+                self.report()
             else:
-                self._showtraceback(type(error), error, lines)
+                self._show(error, *args, **kwargs)
+        except KeyboardInterrupt as interrupt:
+            if not is_of_cell:
+                raise
+            self.end_with(interrupt)  # its text never ends
         finally:
             self._tells_since = None
-            if self._is_interrupted and not kwargs.get("running_compiled_code"):
+            if self._is_interrupted and not is_of_cell:
                 signal.raise_signal(signal.SIGINT)  # there is more of the cell, e.g. after %tb
 
-    def puts_off(self) -> bool:
-        """Return whether an interrupt has to wait because an error is being told, which would be lost.
+    def _show(self, error: BaseException, *args: Any, **kwargs: Any) -> None:
+        with tracebacks.trimmed(error):
+            if tracebacks.has_group(error):  # IPython only prints it
+                super()._get_exc_info((type(error), error, error.__traceback__))  # type: ignore[no-untyped-call]
+                self._showtraceback(type(error), error, tracebacks.plain_lines(error, self))
+            else:
+                super().showtraceback((type(error), error, error.__traceback__), *args, **kwargs)
 
-        One that can't be told, because its text never ends, is interrupted after a while.
+    def puts_off(self) -> bool:
+        """Return whether an interrupt has to wait because an error is being reported, which would be lost.
+
+        One that can't be reported, because its text never ends, is interrupted after a while.
         """
         self._is_interrupted = self._tells_since is not None and time.monotonic() - self._tells_since < TELL_SECONDS
         return self._is_interrupted
 
-    @property
-    def told(self) -> list[str] | None:
-        """The traceback that the cell showed last; None if it has shown none."""
-        return self._shown[-1] if self._shown else None
-
     def _showtraceback(self, _etype: Any, evalue: Any, stb: list[str]) -> None:
-        """Keep the traceback: the reply carries the one the cell ends with, :meth:`show_other_tracebacks` the rest."""
-        flush_all(sys.stdout, sys.stderr)
-        if getattr(self.displayhook, "msg", None) is not None:
-            self._last_traceback_during_displayhook = True
+        """Print a traceback that the cell shows itself, e.g. by ``%tb``; the reply has that of the cell's own error."""
         self._last_traceback = stb
-        self.last_error = evalue
-        self._shown.append(stb)
+        if getattr(self.displayhook, "msg", None) is not None:
+            self._last_traceback_during_displayhook = True  # by which ipykernel takes the cell for failed
+            self._other_error = evalue
+        elif not self._has_begun or not self._depth:
+            self._early.append((evalue, stb))  # perhaps the cell's own: it can't be compiled
+        elif evalue is not self.error:
+            self._print_traceback(stb)
 
-    def _get_exc_info(self, exc_tuple: Any = None) -> tuple[Any, Any, TracebackType | None]:
-        """Return the exception without the frames of this package, which tell a person nothing."""
-        etype, value, trace = super()._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
-        if value is not None:
-            cell_errors.leave_out_libraries(value)
-        return etype, value, _without_our_frames(trace)
+    def show_usage_error(self, exc: Any) -> None:
+        """Print what is wrong with the use of a magic, unless the cell ends with that."""
+        if exc is not self.error:
+            self._print_traceback([f"UsageError: {exc}"])
 
-    def show_other_tracebacks(self, final: list[str] | None) -> None:
-        """Print the tracebacks that were shown by the cell but did not end it, e.g. by ``%tb`` or an event handler."""
-        for stb in self._shown:
-            if stb is not final:
-                print("\n".join(stb), file=sys.stderr or sys.__stderr__)
-        self._shown = []
+    def end_cell(self) -> None:
+        """Print the tracebacks that were shown outside of the cell's code, e.g. by an event handler."""
+        self._early = [(error, stb) for error, stb in self._early if error is not self.error]
+        self._print_early()
+
+    def _print_early(self) -> None:
+        early, self._early = self._early, []
+        for _, stb in early:
+            self._print_traceback(stb)
+
+    def _print_traceback(self, stb: list[str]) -> None:
+        """Print where the cell is now, whatever it captures or has put in place of ``sys.stderr``, as a kernel does."""
+        flush_all(sys.stdout, sys.stderr)
+        print("\n".join(stb), file=sys.__stderr__)
 
 
 # ipykernel asks for it before each cell, and to read it from the function takes as long as to reply.
-InteractiveShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
+RankShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
+# In place of IPython's, with which a program that asks for input waits for ever.
+ipykernel.zmqshell.system = run_command  # type: ignore[attr-defined,assignment]
 RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by this name
-
-
-def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    if trace is not None and not own_code.is_typed():
-        # Nobody has written what a magic has the ranks run, nor what lies between it and a script.
-        own = _first_frame(trace.tb_next, own_code.is_own)
-        # Before the script itself a package that it is in may have failed.
-        trace.tb_next = own or _first_frame(trace.tb_next, _is_of_package)
-    frame = trace
-    while frame is not None:
-        following = frame.tb_next
-        while following is not None and following.tb_frame.f_code.co_filename.startswith(PACKAGE):
-            following = following.tb_next
-        frame.tb_next = following  # the first frame is IPython's own
-        frame = following
-    return trace
-
-
-def _is_of_package(filename: str) -> bool:
-    """Whether a file is one that a person has written, and no cell."""
-    return cell_errors.is_of_person(filename) and not own_code.is_cell(filename)
-
-
-def _first_frame(trace: TracebackType | None, is_wanted: Callable[[str], bool]) -> TracebackType | None:
-    while trace is not None and not is_wanted(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
 
 
 def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:
     """Print what IPython would page, as for ``name?``: a rank has no pager."""
     sys.stdout.write((text["text/plain"] if isinstance(text, dict) else text).rstrip() + "\n")
-
-
-def _refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """Refuse, as ``input()`` is refused."""
-    raise cell_errors.InputOnRankError("breakpoint()")

@@ -198,8 +198,10 @@ class Store:
         """Make those that no file brings; returns what is noted of them."""
         if folders is None:
             return {}
-        for path in (self.path, *(self.path / name for name in folders)):
-            path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        check_own(self.path, self._host)  # in /tmp another user may have made one meanwhile
+        for name in folders:
+            (self.path / name).mkdir(parents=True, exist_ok=True)
         return {f"{name}/": [f"{name}/"] for name in folders}
 
     def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:

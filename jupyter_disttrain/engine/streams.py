@@ -18,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .cell_threads import earlier_cell
+from .wire import restore_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,6 +102,10 @@ class RankStream(io.TextIOBase):
     def fileno(self) -> int:
         """Return the file descriptor."""
         return self._descriptor
+
+    def close(self) -> None:
+        """Send what was printed; it stays open, as later cells print here too."""
+        self.flush()
 
     def writable(self) -> bool:
         """Return True."""
@@ -312,6 +317,36 @@ def flush_all(*streams: Any) -> None:
             assert sys.__stderr__ is not None
             sys.__stderr__.write(f"{type(stream).__name__}.flush() failed: {type(error).__name__}: {error}\n")
     _libc.fflush(None)
+
+
+class Descriptors:
+    """File descriptors 0, 1 and 2, which a cell may close, or have point elsewhere."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._own = {1: wire.stdout_write, 2: wire.stderr_write}
+        self._files = {number: _file_of(number) for number in self._own}
+
+    def restore(self) -> str:
+        """Have them be the rank's own again; returns which were not, in words."""
+        changed = [number for number, file in self._files.items() if _file_of(number) != file]
+        for number in changed:
+            os.dup2(self._own[number], number)
+        if _file_of(0) is None:
+            restore_input()
+            changed.insert(0, 0)
+        if not changed:
+            return ""
+        which = " and ".join(map(str, changed))
+        verb = "descriptor was" if len(changed) == 1 else "descriptors were"
+        return f"file {verb} closed or redirected by this cell, and restored for the next one: {which}"
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None  # it is closed
+    return found.st_dev, found.st_ino
 
 
 def restore_streams() -> None:

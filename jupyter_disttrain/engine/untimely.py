@@ -1,13 +1,15 @@
 """Interrupts that come at a bad moment.
 
 Covers: putting off an interrupt until the code at hand can bear it.
-Does not cover: what an interrupt does (``kernel``).
+Does not cover: what an interrupt does (``kernel``), what an import leaves that is cut off (``cut_imports``).
 
 KeyboardInterrupt is raised wherever the main thread happens to be. In some places that does lasting harm:
 
 - Python forgets a package whose import was cut off, but not the parts of it that had been imported: the next import
-  finds these and makes a package without them. Larger parts of torch are imported at the first step of a training
-  loop; cut off there, DistributedDataParallel would fail until the rank is restarted.
+  finds these and makes a package without them. Larger parts of torch are imported by the first step of a training
+  loop and the first ``torch.compile``; cut off there, both would fail until the rank is replaced. So the import of a
+  library is left whole, however often the user presses stop, until ``CUT_AFTER_SECONDS`` after the first press: the
+  next press then cuts it off. The user's own modules, whose import may be a whole training run, are cut off at once.
 - ``logging`` and ``threading`` take locks in Python code, one step before the ``try`` that gives them back. Cut off
   there, the lock is never given back, and the thread that releases stuck ranks would wait for it.
 - A DataLoader that is cut off while it starts its workers, or ends them, leaves some behind.
@@ -39,7 +41,10 @@ if TYPE_CHECKING:
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-WAITS = ("_wait_for_program", "wait_for_staging")  # the functions that an interrupt may end
+CUT_AFTER_SECONDS = 10.0  # from the first press; only then may another one cut off the import of a library
+LONGEST_SECONDS = 2.0  # for other code that should be left whole: what takes longer hangs, and is cut off
+LOOK_SECONDS = 1.0  # between two looks at whether an import has ended whose end was not seen
+WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # the functions that an interrupt may end
 
 
 _WHOLE = {  # functions that are left whole, by a part of their file's name
@@ -79,17 +84,30 @@ class Untimely:
         if os.getpid() != self._pid:
             return False  # a forked child has no thread that watches
         is_overdue, self._is_overdue = self._is_overdue, False
-        is_second = self._since is not None
-        place = None if is_overdue else _place(frame)
-        if place is None or (is_second and place.bears_second):
+        place = _place(frame)
+        if place is None or self._may_cut_off(place, is_overdue=is_overdue):
             self._stop_tracing()
             self._since = None
             return False
+        is_first = self._since is None
         if self._since is None:
             self._since = time.monotonic()
-            self._limits.put((self._since, place.longest_s))
+        if is_first or is_overdue:
+            self._limits.put((self._since, time.monotonic() + (LOOK_SECONDS if place.is_import else LONGEST_SECONDS)))
+        if not self._is_tracing:
             self._trace(place.caller)
         return True
+
+    def is_bad_moment(self, frame: FrameType | None) -> bool:
+        """Return whether an exception raised now would do lasting harm."""
+        return _place(frame) is not None
+
+    def _may_cut_off(self, place: Place, *, is_overdue: bool) -> bool:
+        """Return whether code that should be left whole has had its time."""
+        if not place.is_import:
+            return is_overdue
+        is_late = self._since is not None and time.monotonic() - self._since >= CUT_AFTER_SECONDS
+        return is_late and not is_overdue
 
     # Being called when the code has been left
 
@@ -111,16 +129,20 @@ class Untimely:
         caller.f_trace, caller.f_trace_opcodes = on_event, True
         sys.settrace(_trace_no_other)
 
+    @property
+    def _is_tracing(self) -> bool:
+        return sys.gettrace() is _trace_no_other
+
     def _stop_tracing(self) -> None:
-        if sys.gettrace() is _trace_no_other:
+        if self._is_tracing:
             sys.settrace(None)
             self._traced.f_trace, self._traced.f_trace_opcodes = None, False
             del self._traced
 
     def _watch(self) -> None:
         while True:
-            since, longest_s = self._limits.get()
-            time.sleep(max(0.0, since + longest_s - time.monotonic()))
+            since, until = self._limits.get()
+            time.sleep(max(0.0, until - time.monotonic()))
             with self._turns:
                 if self._since == since:
                     self._is_overdue = True
@@ -136,17 +158,18 @@ class Place:
     """Code that should not be cut off."""
 
     caller: FrameType  # of it
-    longest_s: float = 2.0  # what takes longer hangs, and is cut off
-    bears_second: bool = False  # who presses stop again is obeyed at once
+    is_import: bool = False  # of a library
 
 
 def _place(frame: FrameType | None) -> Place | None:
     """Return what the cell's code is in the midst of, if that should not be cut off."""
     frames = list(outwards(frame))
+    cell = next((at for at, each in enumerate(frames) if each.f_code.co_name == "run_code"), len(frames))
+    library = next((at for at in reversed(range(cell)) if is_body_of_library(frames[at])), None)
+    if library is not None:
+        return Place(_caller(frames, library, _is_importlib), is_import=True)
     for at, each in enumerate(frames[:-1]):
         name, file = each.f_code.co_name, each.f_code.co_filename
-        if name == "<module>" and _imports_library(each):
-            return Place(_caller(frames, at, _imports_library), longest_s=15.0, bears_second=True)
         for part, names in _WHOLE.items():
             if part in file and name in names:
                 return Place(_caller(frames, at, _is_in(part)))
@@ -154,7 +177,14 @@ def _place(frame: FrameType | None) -> Place | None:
             return Place(_caller(frames, at, _is_in(file)))
         if name == "__del__":
             return Place(frames[at + 1])
+    return _place_of_ours(frames)
+
+
+def _place_of_ours(frames: list[FrameType]) -> Place | None:
+    """Return the same of what is called by a line of Python code: its import statement, or this package."""
     ours = _caller(frames, -1, _is_standard)
+    if any(_is_importlib(each) for each in frames[: frames.index(ours)]):
+        return Place(ours)
     if _is_ours(ours) and any(CELL in each.f_code.co_filename for each in frames):
         return Place(_caller(frames, frames.index(ours), _is_ours))
     return None
@@ -176,15 +206,22 @@ def _is_in(file: str) -> Callable[[FrameType], bool]:
     return lambda frame: file in frame.f_code.co_filename
 
 
-def _imports_library(frame: FrameType) -> bool:
+def is_body_of_library(frame: FrameType) -> bool:
+    """Whether it is the code of a module that is imported, of a library or of Python's own."""
     name, file = frame.f_code.co_name, frame.f_code.co_filename
-    is_library = name == "<module>" and bool(INSTALLED.search(file)) and not file.endswith("/__main__.py")
-    return (is_library and not is_own(file)) or file.startswith("<frozen importlib")
+    is_library = bool(INSTALLED.search(file)) or _is_standard(frame)
+    is_program = frame.f_globals.get("__name__") == "__main__" or is_own(file)
+    return name == "<module>" and is_library and not is_program
+
+
+def _is_importlib(frame: FrameType) -> bool:
+    """Whether it is code of Python's import itself, which keeps locks and lists of modules."""
+    return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _is_standard(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(STANDARD_LIBRARY) and not INSTALLED.search(file)
+    return _is_importlib(frame) or (file.startswith(STANDARD_LIBRARY) and not INSTALLED.search(file))
 
 
 def _is_ours(frame: FrameType) -> bool:

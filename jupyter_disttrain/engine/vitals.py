@@ -63,21 +63,21 @@ class Vitals:
         self._at = time.monotonic()
         self._ready: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
-    def begin(self, local_rank: int, device: str) -> None:
+    def begin(self, local_rank: int, device: str, uuid: str) -> None:
         """Begin to read; the first rank of a node tells of the node."""
         if self._pause:
-            threading.Thread(target=self._run, args=(local_rank, device), name="vitals", daemon=True).start()
+            threading.Thread(target=self._run, args=(local_rank, device, uuid), name="vitals", daemon=True).start()
 
     def tell_due(self) -> None:
         """Tell what has been read."""
         while not self._ready.empty():
             self._publish(self._ready.get())
 
-    def _run(self, local_rank: int, device: str) -> None:
+    def _run(self, local_rank: int, device: str, uuid: str) -> None:
         node = Node() if local_rank == 0 else None
         gpu = None
         try:
-            gpu = open_gpu(device, self._process.pid)
+            gpu = open_gpu(device, self._process.pid, uuid)
         except Exception as error:  # noqa: BLE001  (NVML is others' C code)
             sys.stderr.write(f"the GPU {device} tells no figures: {error}\n")
         failed = False

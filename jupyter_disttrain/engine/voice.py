@@ -84,13 +84,13 @@ class Voice:
 
     def hear(self, name: str, data: bytes) -> None:
         """Take bytes of one stream."""
-        self._log.write(data)
+        self._log.write(data, name)
         stream = self._streams[name]
         self._gather(stream, stream.admit(without_noise(data) if name == "stderr" else data))
 
     def hear_late(self, cell: dict[str, Any], name: str, data: bytes) -> None:
         """Take bytes that a thread or a task of an earlier cell has written."""
-        self._log.write(data)
+        self._log.write(data, name)
         key = cell["msg_id"], name
         stream = self._late.pop(key, None) or _Stream(name, cell)
         self._late[key] = stream  # as the last one

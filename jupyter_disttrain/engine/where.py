@@ -9,19 +9,19 @@ collective does. A rank that does not even answer here holds the GIL, or is stop
 
 from __future__ import annotations
 
-import json
 import linecache
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
+from .flight_recorder import LIMIT_SECONDS, called, pending_collective, pending_on_device
 from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
 from .own_code import is_cell, is_own, is_typed, script_name
+from .standstill import Standstill
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
     from types import FrameType
 
     from .horovod_calls import HorovodCalls
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DEEPEST = 30  # frames; the cell's own are told beyond that
 MESSAGE_WAIT = "wait() of a send or recv"  # what was begun before, e.g. by isend; Python has no frame of it
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
+_main_thread = Standstill()  # between two questions of the client
 _OF_HOROVOD = ("horovod/torch/mpi_ops.py", "horovod/torch/functions.py", "horovod/common/basics.py")
 
 
@@ -47,11 +48,12 @@ def where(
     cell
         What the kernel knows of the cell that runs, None while it is idle.
     about
-        Collectives that other ranks wait in, each by its group's name and its number: what did this rank call there?
+        Collectives that other ranks wait in, each by its group's name, its number and its backend: what did this rank
+        call there?
     """
     told: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
     if group is not None and about:
-        told["called"] = list(_called(about, group.since_ns))
+        told["called"] = list(called(about, group.since_ns))
     if cell is None:
         return told
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
@@ -67,13 +69,19 @@ def where(
     in_mpi = mpi_call(frame) if frames and told["call"] is None else None
     if in_mpi is not None:
         told["call"] = f"MPI {in_mpi.name}"
+        told["mpi"] = "many" if in_mpi.waits_for_many else "one"
         # A loop comes by the same line again and again, with other values.
         told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
-        told["collective"] = horovod.waiting or pending_collective()
+        told["collective"] = horovod.waiting or pending_collective() or _device_wait()
         if told["call"] is None and told["collective"] is None and is_main_thread_waiting():
             told["call"] = MESSAGE_WAIT
     return told
+
+
+def _device_wait() -> dict[str, Any] | None:
+    """Return the collective of NCCL that the main thread waits for: it is pending, and the thread is blocked."""
+    return pending_on_device(LIMIT_SECONDS) if _main_thread.look() else None
 
 
 def _from_cell(frame: FrameType | None) -> list[FrameType]:
@@ -100,44 +108,3 @@ def communication(frame: FrameType) -> str:
     if file.endswith(_COMMUNICATION):
         return name
     return f"hvd.{name}" if file.endswith(_OF_HOROVOD) else ""
-
-
-def pending_collective() -> dict[str, Any] | None:
-    """Return the oldest collective that has not come to its end, as torch's flight recorder knows it."""
-    entries = _recorded(only_active=True)
-    pending = [entry for entry in entries if entry["state"] != "completed" and not entry.get("retired")]
-    return _summary(min(pending, key=lambda each: int(each["time_created_ns"]))) if pending else None
-
-
-def _called(about: Collection[Sequence[Any]], since_ns: int) -> Iterator[dict[str, Any]]:
-    """Tell of collectives by group and number; numbers begin anew with the process group, at ``since_ns``."""
-    asked = {tuple(each) for each in about}
-    for entry in _recorded(only_active=False):
-        if int(entry["time_created_ns"]) >= since_ns:
-            summary = _summary(entry)
-            if (summary["group"], summary["number"]) in asked and not summary["is_p2p"]:
-                yield summary
-
-
-def _recorded(*, only_active: bool) -> list[dict[str, Any]]:
-    from torch._C import _distributed_c10d  # noqa: PLC0415
-
-    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return []  # this torch has no flight recorder
-    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", [])
-    return entries
-
-
-def _summary(entry: dict[str, Any]) -> dict[str, Any]:
-    group = entry.get("process_group", ["", ""])
-    return {
-        "name": str(entry["profiling_name"]).partition(":")[2] or entry["profiling_name"],
-        "number": entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"],
-        "is_p2p": bool(entry.get("is_p2p")),
-        "sizes": entry.get("input_sizes", []),
-        "dtypes": entry.get("input_dtypes", []),
-        "group": group[0],
-        "description": group[1] if len(group) > 1 else "",
-        "waits_s": max(0.0, time.time() - int(entry["time_created_ns"]) / 1e9),
-    }

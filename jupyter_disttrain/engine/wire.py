@@ -14,13 +14,14 @@ import array
 import fcntl
 import mmap
 import os
+import resource
 import socket
 import struct
 import tempfile
 import termios
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import pulse
@@ -28,6 +29,8 @@ from . import pulse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+CELLS_DESCRIPTORS = 64  # lower numbers are for cells, as far as the rank itself opens files before the first
+LEAST_LIMIT = 512  # of open files, for that
 PIPE_SIZE = 1 << 20  # bytes; Linux' default of 64 KiB wakes the nanny once per 64 KiB
 HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
 TOKEN_SIZE = 8
@@ -97,24 +100,54 @@ class Wire:
         for end in (self.stdout_read, self.stderr_read):
             os.set_blocking(end, False)
 
-    def become_rank(self) -> None:
-        """Keep the rank's ends, and make them file descriptors 1 and 2; nobody answers on 0.
+    def become_rank(self) -> Wire:
+        """Keep the rank's ends, and make them file descriptors 1 and 2; nothing can be read from 0.
 
-        The reading ends stay open too: asking them how much is unread costs no system call to the nanny.
+        The reading ends stay open too: asking them how much is unread costs no system call to the nanny. So do the
+        writing ends, to restore 1 and 2 where a cell closes them. All are moved past the numbers that cells use.
         """
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        self.nanny_socket.close()
+        restore_input()
         os.dup2(self.stdout_write, 1)
         os.dup2(self.stderr_write, 2)
-        os.close(self.stdout_write)
-        os.close(self.stderr_write)
-        self.nanny_socket.close()
+        names = ("stdout_read", "stdout_write", "stderr_read", "stderr_write", "stack_file", "crash_file", "lock_file")
+        moved: dict[str, Any] = {name: _move(getattr(self, name)) for name in names}
+        return replace(self, rank_socket=socket.socket(fileno=_move(self.rank_socket.detach())), **moved)
 
     def wait_read(self, descriptor: int) -> None:
         """Wait, on the rank, until the nanny has read what was written to 1 or 2."""
         read_end = self.stdout_read if descriptor == 1 else self.stderr_read
         _wait_until(lambda: not _unread(read_end))
+
+
+def restore_input() -> None:
+    """Make file descriptor 0 one from which nothing can be read."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    if nothing != 0:
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    os.set_inheritable(0, True)
+
+
+def _move(descriptor: int) -> int:
+    """Give a file descriptor another number, past those that cells use."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CELLS_DESCRIPTORS)
+    os.close(descriptor)
+    return moved
+
+
+def reserve_descriptors() -> list[int]:
+    """Take the low numbers, so that what is opened from now on has others; to be closed before the first cell.
+
+    Programs that become daemons close all descriptors that they may have inherited; the rank's own are not among them.
+    """
+    taken: list[int] = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_LIMIT:
+        return taken
+    while not taken or taken[-1] < CELLS_DESCRIPTORS - 1:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    return taken
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:

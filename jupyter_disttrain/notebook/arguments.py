@@ -43,7 +43,11 @@ def _init() -> _Parser:
     add = parser.add_argument
     add("-n", "--num-ranks", type=int, help="the number of ranks (default: one per GPU, or 2 without GPUs)")
     add("-g", "--gpus", help="the GPUs to use among the visible ones, e.g. 0,1 (default: all)")
-    add("--share-gpus", action="store_true", help="allow more ranks than GPUs")
+    add(
+        "--share-gpus",
+        action="store_true",
+        help="allow more ranks than GPUs, over Gloo; LOCAL_RANK may then name no GPU, the variable device does",
+    )
     add(
         "--launcher",
         choices=LAUNCHERS,
@@ -135,6 +139,12 @@ def _status() -> _Parser:
 def _reset() -> _Parser:
     parser = _plain("dist_reset")
     parser.add_argument("-r", "--ranks", help="replace just these, e.g. 1 or 0,2-3 (default: restart all)")
+    return parser
+
+
+def _interrupt() -> _Parser:
+    parser = _plain("dist_interrupt")
+    parser.add_argument("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
     return parser
 
 
@@ -232,6 +242,7 @@ def _load() -> _Parser:
     add = parser.add_argument
     add("path", metavar="FOLDER", help="of the checkpoint: its latest version; or that of a version")
     add("names", nargs="*", default=[], metavar="NAME", help="variables (default: all that were saved)")
+    add("--trust-owner", action="store_true", help="load another user's checkpoint, which may run any code")
     _add_name(parser)
     return parser
 
@@ -273,6 +284,7 @@ PARSERS: dict[str, argparse.ArgumentParser] = {
     "dist_mode": _mode(),
     "dist_status": _status(),
     "dist_wait": _plain("dist_wait"),
+    "dist_interrupt": _interrupt(),
     "sync": _plain("sync"),
     "dist_push": _names("dist_push", "all"),
     "dist_pull": _names("dist_pull", "0"),

@@ -14,14 +14,13 @@ from IPython.core.magic import line_magic
 from ..errors import CodeError, UsageError
 from .arguments import documented, parse
 from .script_magics import ScriptMagics, origin_of
-from .sinks import TerminalSink, sink_for
+from .status_line import StatusLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..cluster import Cluster
     from ..cluster.local_code import Synced
-    from .sinks import Sink
 
 
 class FileMagics(ScriptMagics):
@@ -32,16 +31,16 @@ class FileMagics(ScriptMagics):
     def dist_stage(self, line: str) -> None:
         """Copy a data set to each node's own disk: read once, checked by hash; what is there already is kept."""
         args = parse("dist_stage", line)
-        told = _Line(sink_for(self.shell))
-        staged = self._require(args).stage(
-            args.source,
-            args.to,
-            name=args.into,
-            verify=args.verify,
-            on_progress=lambda progress: told.show(str(progress)),
-            origin=origin_of(self.shell),
-        )
-        told.end(str(staged))
+        with StatusLine(self.shell) as line_shown:
+            staged = self._require(args).stage(
+                args.source,
+                args.to,
+                name=args.into,
+                verify=args.verify,
+                on_progress=lambda progress: line_shown.show(str(progress)),
+                origin=origin_of(self.shell),
+            )
+            line_shown.end(str(staged))
 
     @documented
     @line_magic
@@ -75,22 +74,3 @@ class FileMagics(ScriptMagics):
             return
         if synced.reloaded:
             print(synced)  # noqa: T201
-
-
-class _Line:
-    """A line of the cell's output that is written again and again; in a terminal only its last text."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._shown_as: str | None = None
-
-    def show(self, text: str) -> None:
-        """Write it."""
-        self._shown_as = self._sink.show(self._shown_as, {"text/plain": text}, {})
-
-    def end(self, text: str) -> None:
-        """Write it for the last time."""
-        if isinstance(self._sink, TerminalSink):
-            print(text)  # noqa: T201
-        else:
-            self.show(text)

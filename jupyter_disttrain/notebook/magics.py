@@ -22,8 +22,9 @@ from .file_magics import FileMagics
 from .screen import Screen
 from .script_magics import origin_of
 from .sinks import sink_for
-from .slurm_arguments import WaitingLine, slurm_of
+from .slurm_arguments import slurm_of
 from .status import attached_text, kept_text, started_text, status_text
+from .status_line import StatusLine
 from .terminal_screen import TerminalScreen
 from .transformers import Transformers
 from .views import Views
@@ -65,33 +66,35 @@ class DistributedMagics(FileMagics):
                 "or start another beside it with --name NAME"
             )
         launcher = args.launcher or self.launcher
-        cluster = Cluster(
-            n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
-            launcher=launcher,
-            slurm=slurm_of(args, launcher, args.unknown),
-            tell=WaitingLine(self.shell),
-            backend=args.backend or self.backend,
-            gpus=parse_gpus(args.gpus),
-            share_gpus=args.share_gpus,
-            **hosts_of(args),
-            interface=args.interface or self.interface or None,
-            ssh=args.ssh or self.ssh,
-            forward=tuple(args.forward or ()),
-            address=args.address or self.address or None,
-            port=args.port or 0,
-            timeout_s=self.timeout if args.timeout is None else args.timeout,
-            start_timeout_s=self.start_timeout if args.start_timeout is None else args.start_timeout,
-            grace_s=self.grace if args.grace is None else args.grace,
-            hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
-            on_rank_death=args.on_rank_death or self.on_rank_death,
-            tf_roles=parse_roles(args.tf_config),
-            keep=args.keep or self.keep,
-            sample_s=self.sample,
-            idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,
-            name=name,
-        )
-        self._add(cluster)
-        print("\n".join([started_text(cluster), *kept_text()]))  # noqa: T201  (a magic speaks by printing)
+        with StatusLine(self.shell) as line_shown:
+            cluster = Cluster(
+                n=self.num_ranks or None if args.num_ranks is None else args.num_ranks,
+                launcher=launcher,
+                slurm=slurm_of(args, launcher, args.unknown),
+                tell=line_shown.wait,
+                on_start=line_shown.show,
+                backend=args.backend or self.backend,
+                gpus=parse_gpus(args.gpus),
+                share_gpus=args.share_gpus,
+                **hosts_of(args),
+                interface=args.interface or self.interface or None,
+                ssh=args.ssh or self.ssh,
+                forward=tuple(args.forward or ()),
+                address=args.address or self.address or None,
+                port=args.port or 0,
+                timeout_s=self.timeout if args.timeout is None else args.timeout,
+                start_timeout_s=self.start_timeout if args.start_timeout is None else args.start_timeout,
+                grace_s=self.grace if args.grace is None else args.grace,
+                hang_after_s=self.hang_after if args.hang_after is None else args.hang_after,
+                on_rank_death=args.on_rank_death or self.on_rank_death,
+                tf_roles=parse_roles(args.tf_config),
+                keep=args.keep or self.keep,
+                sample_s=self.sample,
+                idle_timeout_s=self.idle_timeout if args.idle_timeout is None else args.idle_timeout,
+                name=name,
+            )
+            self._add(cluster)
+            line_shown.end("\n".join([started_text(cluster), *kept_text()]))
 
     def _add(self, cluster: Cluster) -> None:
         if cluster.name in self._clusters:
@@ -145,15 +148,17 @@ class DistributedMagics(FileMagics):
             ranks = parse_ranks(args.ranks, cluster.world_size)
             print("\n".join(cluster.replace(ranks)))  # noqa: T201
             return
-        try:
-            self._finish_saves(cluster)
-            cluster.reset()
-        finally:
-            if cluster.closed:
-                self._forget(cluster)
-        self._waiting.pop(cluster.name, None)
-        self._close_relay(cluster)
-        print(started_text(cluster))  # noqa: T201
+        with StatusLine(self.shell) as line_shown:
+            try:
+                self._finish_saves(cluster)
+                line_shown.show(f"ending {label_ranks(range(cluster.world_size))}")
+                cluster.reset(on_start=line_shown.show)
+            finally:
+                if cluster.closed:
+                    self._forget(cluster)
+            self._waiting.pop(cluster.name, None)
+            self._close_relay(cluster)
+            line_shown.end("\n".join([*cluster.killed, started_text(cluster)]))
 
     @documented
     @line_magic
@@ -163,7 +168,8 @@ class DistributedMagics(FileMagics):
         several = len(self._clusters) > 1
         for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
             self._end(cluster)
-            print(f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended")  # noqa: T201
+            ended = f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended"
+            print("\n".join([*cluster.killed, ended]))  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)
@@ -233,15 +239,15 @@ class DistributedMagics(FileMagics):
         if args.watch and self.views.has_page:
             self.views.show(cluster)
         self._sync_before_cell(cluster, chosen)
-        code, lines_before = (cell, 0) if args.bare else _numbered(magic, line, cell)
         run = cluster.run(
-            code,
+            # As a comment, so that line 3 of the cell is line 3 on the ranks, which read the cell without it.
+            cell if args.bare else f"#{magic} {line}".rstrip() + f"\n{cell}",
             chosen,
             values=args.out is not None,
             block=not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
             timeout_s=args.timeout,
             listener=None if args.noblock else self._screen(cluster, chosen, below_view=args.watch),
-            origin=origin_of(self.shell, lines_before),
+            origin=origin_of(self.shell),
         )
         if args.noblock:
             self._waits_for(cluster, run, args.out)
@@ -276,11 +282,27 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_wait(self, line: str) -> None:
-        """Wait for the cells that were started with --noblock, and show what came of them."""
+        """Wait for the cells that were started with --noblock, or that still run after stop; show what came of them."""
         cluster = self._require(parse("dist_wait", line))
-        if not self._waiting.get(cluster.name):
+        known = [run for run, _ in self._waiting.setdefault(cluster.name, [])]
+        self._waiting[cluster.name] += [(run, None) for run in cluster.running_cells if run not in known]
+        if not self._waiting[cluster.name]:
             raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
         self._wait_for_cells(cluster)
+
+    @documented
+    @line_magic
+    def dist_interrupt(self, line: str) -> None:
+        """Interrupt the cells that ranks still run, as the stop button does while a cell is waited for.
+
+        The second time it releases ranks without looking whether they wait for others.
+        """
+        args = parse("dist_interrupt", line)
+        cluster = self._require(args)
+        lines = cluster.interrupt_and_wait(args.ranks)
+        if any(run.done for run, _ in self._waiting.get(cluster.name, [])):
+            lines.append("%dist_wait shows what came of it")
+        print("\n".join(lines))  # noqa: T201
 
     def _wait_for_cells(self, cluster: Cluster) -> None:
         """Show what comes of the cells that nobody waits for yet."""
@@ -332,9 +354,11 @@ class DistributedMagics(FileMagics):
         chosen = there if there and not args.name else [self._require(args)]
         if args.text or not self.views.has_page:
             print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
-            return
-        for cluster in chosen:
-            self.views.show(cluster)
+        else:
+            for cluster in chosen:
+                self.views.show(cluster)
+        if notes := [note for cluster in chosen for note in cluster.take_notes()]:
+            print("\n".join(notes))  # noqa: T201
 
     @documented
     @line_magic
@@ -381,14 +405,3 @@ class DistributedMagics(FileMagics):
         for name in args.names:
             by_rank = {rank: named[name] for rank, named in values.items()}
             self.shell.user_ns[name] = by_rank[ranks[0]] if len(ranks) == 1 else by_rank
-
-
-def _numbered(magic: str, line: str, cell: str) -> tuple[str, int]:
-    """Return the code for the ranks and the lines of the cell before it.
-
-    The magic's own line stays as a comment, so that line 3 of the notebook's cell is line 3 in a traceback, unless the
-    cell begins with another cell magic, which has to stand first.
-    """
-    if cell.lstrip().startswith("%%"):
-        return cell, 1
-    return f"#{magic} {line}".rstrip() + "\n" + cell, 0

@@ -87,7 +87,7 @@ class ScriptMagics(Settings):
         args = parse("dist_load", line)
         cluster = self._require(args)
         options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
-        cluster.load(args.path, args.names, origin=origin_of(self.shell), **options)
+        cluster.load(args.path, args.names, trust_owner=args.trust_owner, origin=origin_of(self.shell), **options)
 
     def _finish_saves(self, cluster: Cluster) -> None:
         """Wait for what is written beside the cells; what goes wrong is told, and the ranks can be ended."""

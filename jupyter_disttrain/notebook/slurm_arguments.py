@@ -6,18 +6,15 @@ Does not cover: what may be asked for (``slurm_options``), the queue (``cluster.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..slurm_options import STARTS, SlurmOptions, parse_more, split_more
-from .sinks import NotebookSink
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from IPython.core.interactiveshell import InteractiveShell
 
 _OF_SLURM = (
     "nodes",
@@ -84,18 +81,3 @@ def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) ->
         start=args.ranks_by or STARTS[0],
         new_job=args.new_job,
     )
-
-
-class WaitingLine:
-    """One line that says what is waited for, changed in place where the front end can."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._sink = NotebookSink(shell) if hasattr(shell, "kernel") else None
-        self._shown: str | None = None
-
-    def __call__(self, words: str) -> None:
-        """Show it."""
-        if self._sink is None:
-            print(words, file=sys.stdout, flush=True)  # noqa: T201  (a magic speaks by printing)
-        else:
-            self._shown = self._sink.show(self._shown, {"text/plain": words}, {})

@@ -32,7 +32,8 @@ HEAD = (
 
 def started_text(cluster: Cluster) -> str:
     """Say what was started."""
-    return _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
+    ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
+    return "\n".join(filter(None, [ready, cluster.note_of_devices]))
 
 
 def attached_text(cluster: Cluster) -> str:

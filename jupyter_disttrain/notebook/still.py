@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from ..cluster import Cluster
     from ..cluster.metrics_table import Gathered
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b3a400", "#8a6fd1")
+# As in labextension/src/view/colours.ts, which says why.
+COLOURS = ("#0072b2", "#c27800", "#009e73", "#d55e00", "#c76fa1", "#2e8fc4", "#8f8300", "#8a6fd1")
+DASHES = ("", "8 3", "2 2", "8 3 2 3", "14 4", "4 4", "14 3 2 3", "5 2 1 2")
 MOST_PLOTS = 12
 MOST_LINES = 8  # more ranks than this are drawn as their mean with a band
 WIDTH, HEIGHT = 334, 144
@@ -93,10 +95,10 @@ def _plot(found: Gathered) -> str:
         edge = [place(step, b) for step, _, b in pairs] + [place(step, a) for step, a, _ in reversed(pairs)]
         drawn.append(f'<polygon points="{" ".join(edge)}" fill="{COLOURS[0]}" fill-opacity="0.2"/>')
         lines = [mean]
-    for rank, line in enumerate(lines):
-        colour = COLOURS[rank % len(COLOURS)]
+    for at, line in enumerate(lines):
+        rank = 0 if is_band else found.ranks[at]
         points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
-        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {_look(rank)} stroke-width="1.75"/>')
     bottom = HEIGHT - BOTTOM
     drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in _gaps(found)]
     texts = (
@@ -114,10 +116,20 @@ def _plot(found: Gathered) -> str:
     )
 
 
+def _look(rank: int) -> str:
+    """Return a rank's colour and dash."""
+    dash = DASHES[(rank + rank // len(COLOURS)) % len(DASHES)]
+    return f'stroke="{COLOURS[rank % len(COLOURS)]}" stroke-dasharray="{dash or "none"}"'
+
+
 def _legend(found: Gathered, *, is_band: bool) -> str:
+    """Return which line is whose, with the last values."""
     if is_band:
-        return f"mean and range of {label_ranks(found.ranks)}"
-    spans = (f'<tspan fill="{COLOURS[at % len(COLOURS)]}">rank {rank}</tspan>' for at, rank in enumerate(found.ranks))
+        return f"mean {found.mean[-1]:.3g}, range of {label_ranks(found.ranks)}"
+    spans = (
+        f'<tspan fill="{COLOURS[rank % len(COLOURS)]}">rank {rank}: {last:.3g}</tspan>'
+        for rank, last in zip(found.ranks, found.values[-1], strict=True)
+    )
     return " ".join(spans)
 
 

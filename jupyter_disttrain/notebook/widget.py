@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 from traitlets import Dict, Unicode
 
+from ..cluster.log_ends import log_ends
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
+from ..errors import DisttrainError
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -57,17 +59,33 @@ class ClusterWidget(anywidget.AnyWidget):
         threading.Thread(target=_follow, args=(weakref.ref(self),), name="disttrain widget", daemon=True).start()
 
     def _on_page(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        asked = content.get("ask") if isinstance(content, dict) else None
-        if asked == "history":
+        if not isinstance(content, dict):
+            return
+        if content.get("ask") == "history":
             with self._sending:
                 self._mark, self._told_until, self._repeats_at = 0, {}, None
             self.tell()
-        elif asked == "interrupt":
+            return
+        try:
+            reply = self._answer(content)
+        except DisttrainError as error:
+            reply = {"message": str(error)}
+        self.send({"reply": content.get("token")} | reply)
+
+    def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Do what a page without a server asks for; returns what it is answered."""
+        asked = content.get("ask")
+        if asked == "interrupt":
             self.cluster.interrupt()
         elif asked == "reset":
             self.cluster.reset()
         elif asked == "stop":
             self.cluster.shutdown()
+        elif asked == "log":
+            folder, rank = Path(self.cluster.log_folder), content.get("rank")
+            known = range(self.cluster.world_size)
+            return {"logs": log_ends(lambda each: folder / f"rank{each}.log", [r for r in known if rank in (r, "all")])}
+        return {}
 
     def tell(self) -> None:
         """Send what is new."""

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..cluster import registry
-from ..cluster.registry import unreadable
+from ..cluster.registry import starting, unreadable
 from ..errors import UsageError
 from .live import LiveCluster
 
@@ -32,6 +32,7 @@ class Clusters:
         self._turn = threading.Lock()  # of the thread that looks
         self._live: dict[str, LiveCluster] = {}  # replaced as a whole
         self._looked = 0.0
+        self._starting: frozenset[str] = frozenset()  # ids
 
     def look(self) -> list[LiveCluster]:
         """Return the clusters that run, the oldest first; looks again only after a while, one thread at a time."""
@@ -74,9 +75,25 @@ class Clusters:
                 return live
         raise UsageError(f"no cluster {cluster_id!r} runs here; it may have ended a moment ago")
 
+    def starting(self) -> list[dict[str, str]]:
+        """Return what is known of clusters that are starting; one that has started is looked for at once."""
+        found = starting()
+        ids = frozenset(each.cluster_id for each in found)
+        if self._starting - ids:
+            self._looked = 0.0
+        self._starting = ids
+        return [
+            {"id": each.cluster_id, "name": each.name, "notebook": each.notebook, "text": each.text} for each in found
+        ]
+
     def snapshot(self) -> dict[str, Any]:
-        """Return all clusters as JSON, with what is known of those that another version of this package wrote."""
-        return {"clusters": [live.snapshot() for live in self.look()], "unreadable": unreadable()}
+        """Return all clusters as JSON, those that are starting, and those that another version has started."""
+        found = self.starting()
+        return {
+            "clusters": [live.snapshot() for live in self.look()],
+            "starting": found,
+            "unreadable": unreadable(),
+        }
 
     def close(self) -> None:
         """Leave all of them."""

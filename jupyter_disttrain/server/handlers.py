@@ -5,7 +5,8 @@ Does not cover: the clusters (``clusters``).
 
 GET  disttrain/api/clusters                     all clusters, as JSON
 POST disttrain/api/clusters/ID/interrupt        also reset, stop
-GET  disttrain/api/clusters/ID/log?rank=0       the end of a rank's log
+GET  disttrain/api/clusters/ID/log?rank=0       the end of a rank's log; rank=all: of each rank's
+GET  disttrain/api/clusters/ID/log/file?rank=0  a rank's whole log, as text
 WS   disttrain/api/live                         JSON of all clusters; metrics as binary messages
 
 A binary message is the length of its header in 4 bytes, little-endian, the header as JSON, spaces up to a multiple of
@@ -31,7 +32,7 @@ from ..errors import DisttrainError
 if TYPE_CHECKING:
     from .clusters import Clusters
 
-LOG_BYTES = 64_000
+CHUNK_BYTES = 1 << 20
 STATE_SECONDS = 0.5  # between two looks at the clusters
 METRIC_SECONDS = 0.2  # between two messages with metrics
 ALIGNMENT = 8
@@ -45,6 +46,7 @@ def routes(base_url: str) -> list[tuple[str, type[Any]]]:
         (f"{root}/clusters", ClustersHandler),
         (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", ActionHandler),
         (f"{root}/clusters/{_ID}/log", LogHandler),
+        (f"{root}/clusters/{_ID}/log/file", LogFileHandler),
         (f"{root}/live", LiveHandler),
     ]
 
@@ -89,19 +91,45 @@ class ActionHandler(_Handler):
         self.finish(json.dumps({"done": words}))
 
 
-class LogHandler(_Handler):
-    """The end of a rank's log."""
+class _LogHandler(_Handler):
+    def rank(self) -> int:
+        """Return which rank is asked for."""
+        try:
+            return int(self.get_query_argument("rank", "0"))
+        except ValueError:
+            raise HTTPError(400, "rank is a number") from None
+
+
+class LogHandler(_LogHandler):
+    """The end of a rank's log, or of each rank's."""
 
     @authenticated
     @authorized
     async def get(self, cluster_id: str) -> None:
-        """Reply it as text."""
-        try:
-            rank = int(self.get_query_argument("rank", "0"))
-        except ValueError:
-            raise HTTPError(400, "rank is a number") from None
-        text = await self.on_thread(lambda: self.clusters.find(cluster_id).log_tail(rank, LOG_BYTES))
-        self.finish(json.dumps({"rank": rank, "text": text}))
+        """Reply it as JSON."""
+        ranks = None if self.get_query_argument("rank", "0") == "all" else [self.rank()]
+        logs = await self.on_thread(lambda: self.clusters.find(cluster_id).log_ends(ranks))
+        self.finish(json.dumps({"logs": logs}))
+
+
+class LogFileHandler(_LogHandler):
+    """The whole log of a rank."""
+
+    @authenticated
+    @authorized
+    async def get(self, cluster_id: str) -> None:
+        """Reply it as text, a piece after the other."""
+        rank = self.rank()
+        path = await self.on_thread(lambda: self.clusters.find(cluster_id).log_path(rank))
+        self.set_header("Content-Type", "text/plain; charset=UTF-8")
+        self.set_header("Content-Disposition", f'inline; filename="rank{rank}.log"')
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(None, path.exists):
+            with path.open("rb") as file:
+                while chunk := await loop.run_in_executor(None, file.read, CHUNK_BYTES):
+                    self.write(chunk)
+                    await self.flush()
+        self.finish(set_content_type="text/plain; charset=UTF-8")
 
 
 class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
@@ -148,10 +176,12 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         clusters: Clusters = self.settings["disttrain_clusters"]
         loop = asyncio.get_running_loop()
         before = None
+        begun: list[dict[str, str]] = []
         next_state = 0.0
         try:
             while True:
-                if time.monotonic() >= next_state:
+                was, begun = begun, await loop.run_in_executor(None, clusters.starting)
+                if begun != was or time.monotonic() >= next_state:
                     next_state = time.monotonic() + STATE_SECONDS
                     state = await loop.run_in_executor(None, clusters.snapshot)
                     if state != before:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..cluster import visitor
 from ..cluster.hang import explain_figures
 from ..cluster.link import FIGURES
+from ..cluster.log_ends import log_ends
 from ..cluster.registry import ClusterFile
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..cluster.start import Launch
@@ -26,7 +27,8 @@ from ..errors import UsageError
 from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from ..cluster.link import Message
     from ..cluster.telemetry import RankFigures
@@ -101,6 +103,8 @@ class LiveCluster:
             return
         if channel == FIGURES:
             self.telemetry.take(rank, msg_type, content)
+        elif msg_type == "status" and content["execution_state"] == "idle":
+            self.telemetry.end_cell(rank)
         elif msg_type == RankDeath.msg_type:
             with self._lock:
                 self._dead.add(rank)
@@ -183,8 +187,21 @@ class LiveCluster:
         """Return the figures since a time; see ``device_history``."""
         return device_history(self.telemetry, since_s)
 
-    def log_tail(self, rank: int, size_bytes: int) -> str:
-        """Return the end of a rank's log.
+    def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Return the end of ranks' logs, of all without any named; see ``cluster.log_ends``.
+
+        Raises
+        ------
+        UsageError
+            If there is no such rank, or its log is on another machine.
+        """
+        chosen = range(len(self._launch.table)) if ranks is None else ranks
+        for rank in chosen:
+            self.log_path(rank)
+        return log_ends(self._launch.folders.rank_log, chosen)
+
+    def log_path(self, rank: int) -> Path:
+        """Return where a rank's log is.
 
         Raises
         ------
@@ -198,12 +215,7 @@ class LiveCluster:
         if split(job_file):
             host = job_file.partition(":")[0]
             raise UsageError(f"the log of rank {rank} is on {host}: {path}; ssh {host} tail -f {path} shows it")
-        if not path.exists():
-            return ""
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - size_bytes))
-            return file.read().decode(errors="replace")
+        return path
 
     # What is asked for; called on threads of their own
 

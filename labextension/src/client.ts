@@ -13,11 +13,18 @@ import {
   isDeviceHistory,
   isRecord,
   readFramed,
+  readLogs,
   readReply,
   readState,
   type IState
 } from './view/packets';
-import type { Action, DeviceHistory, IMetricsPacket } from './view/types';
+import type {
+  Action,
+  DeviceHistory,
+  ILog,
+  IMetricsPacket,
+  LogOf
+} from './view/types';
 
 const API = 'disttrain/api';
 const FIRST_PAUSE = 500;
@@ -36,7 +43,7 @@ export class Client {
   /** Tells whether the server is reached. */
   readonly connectionChanged = new Signal<this, boolean>(this);
 
-  state: IState = { clusters: [], unreadable: [] };
+  state: IState = { clusters: [], starting: [], unreadable: [] };
   isConnected = false;
   private socket: WebSocket | null = null;
   private pause = FIRST_PAUSE;
@@ -125,12 +132,16 @@ export class Client {
     await this.request(`clusters/${clusterId}/${action}`, { method: 'POST' });
   }
 
-  async log(clusterId: string, rank: number): Promise<string> {
-    const told = await this.request(
-      `clusters/${clusterId}/log?rank=${String(rank)}`,
-      {}
+  async log(clusterId: string, of: LogOf): Promise<ILog[]> {
+    return readLogs(
+      await this.request(`clusters/${clusterId}/log?rank=${String(of)}`, {})
     );
-    return isRecord(told) ? String(told.text) : '';
+  }
+
+  /** Where the browser finds a rank's whole log. */
+  logUrl(clusterId: string, rank: number): string {
+    const path = `clusters/${clusterId}/log/file?rank=${String(rank)}`;
+    return URLExt.join(this.settings.baseUrl, API, path);
   }
 
   private async request(path: string, init: RequestInit): Promise<unknown> {

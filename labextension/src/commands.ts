@@ -11,12 +11,7 @@ import { type INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { Client } from './client';
-import {
-  ranksIcon,
-  runCellIcon,
-  shutDownRanksIcon,
-  startRanksIcon
-} from './icons';
+import { ranksIcon, runCellIcon, stopRanksIcon, startRanksIcon } from './icons';
 import type { IRunServices } from './notebook';
 import {
   canEdit,
@@ -26,17 +21,17 @@ import {
   runInNewCell
 } from './notebook';
 import type { ClustersPanel } from './panel';
-import { actionsOf } from './panel';
 import type { Action, ICluster } from './view/types';
 import { isOwn } from './view/view';
 
 /** schema/plugin.json names them too. */
 export const CommandIDs = {
+  newNotebook: 'jupyter-disttrain:new-notebook',
   startRanks: 'jupyter-disttrain:start-ranks',
   runCell: 'jupyter-disttrain:run-cell',
-  shutDownRanks: 'jupyter-disttrain:shut-down-ranks',
   attach: 'jupyter-disttrain:attach',
   showPanel: 'jupyter-disttrain:show-panel',
+  openMain: 'jupyter-disttrain:open-main',
   interrupt: 'jupyter-disttrain:interrupt',
   reset: 'jupyter-disttrain:reset',
   stop: 'jupyter-disttrain:stop'
@@ -45,12 +40,10 @@ export const CommandIDs = {
 const NOTEBOOK_COMMANDS = [
   CommandIDs.startRanks,
   CommandIDs.runCell,
-  CommandIDs.shutDownRanks,
   CommandIDs.attach
 ];
 
 const START_RANKS = '%load_ext jupyter_disttrain\n%dist_init';
-const SHUT_DOWN_RANKS = '%dist_shutdown';
 const ATTACH = '%load_ext jupyter_disttrain\n%dist_attach';
 
 /**
@@ -64,7 +57,7 @@ export function addCommands(
 ): void {
   const { commands, shell } = app;
 
-  /** The notebook the person is looking at; null where it is something else. */
+  /** The notebook in front; null where it is something else. */
   const current = (): NotebookPanel | null =>
     tracker.currentWidget === shell.currentWidget
       ? tracker.currentWidget
@@ -104,25 +97,30 @@ export function addCommands(
     execute: onCurrent(panel => runActiveCellOnAllRanks(panel, services))
   });
 
-  commands.addCommand(CommandIDs.shutDownRanks, {
-    label: trans.__('Shut the ranks down'),
-    caption: trans.__("Shut this notebook's ranks down, from a new cell"),
-    icon: shutDownRanksIcon,
-    isEnabled: isEnabled(canEdit),
-    execute: onCurrent(async panel => {
-      if (await confirmShutDown(trans, trans.__('Shut the ranks down?'))) {
-        await runInNewCell(panel, SHUT_DOWN_RANKS, services);
-      }
-    })
-  });
-
   commands.addCommand(CommandIDs.attach, {
-    label: trans.__('Bring back ranks that outlived their kernel'),
+    label: trans.__('Attach to ranks of an earlier kernel'),
     caption: trans.__(
-      'Join ranks that were started to be kept, from a new cell'
+      'Attach to ranks that were started with --keep, from a new cell'
     ),
     isEnabled: isEnabled(canEdit),
     execute: onCurrent(panel => runInNewCell(panel, ATTACH, services))
+  });
+
+  commands.addCommand(CommandIDs.newNotebook, {
+    label: trans.__('Distributed notebook'),
+    caption: trans.__('A new notebook whose first cell starts ranks'),
+    icon: ranksIcon,
+    execute: async ({ cwd }) => {
+      const kernelName = app.serviceManager.kernelspecs.specs?.default;
+      const made: unknown = await commands.execute('notebook:create-new', {
+        ...(typeof cwd === 'string' && { cwd }),
+        ...(kernelName && { kernelName })
+      });
+      if (made instanceof NotebookPanel) {
+        await made.context.ready;
+        made.content.model?.sharedModel.cells[0]?.setSource(START_RANKS);
+      }
+    }
   });
 
   const notify = (): void => {
@@ -138,23 +136,33 @@ export function addCommands(
 /**
  * Add what is asked of a cluster, of the notebook in front or else of the one
  * that the panel shows: it works while the notebook's kernel is busy, too.
+ *
+ * @param openMain - shows the ranks in the main area, where there is one
  */
 export function addClusterCommands(
   app: JupyterFrontEnd,
   client: Client,
   panel: ClustersPanel,
-  trans: TranslationBundle
+  trans: TranslationBundle,
+  openMain: (() => void) | undefined
 ): void {
   const { commands, shell } = app;
   commands.addCommand(CommandIDs.showPanel, {
-    label: trans.__('Show the ranks'),
+    label: trans.__('Show ranks in the side panel'),
     caption: trans.__('Show what the ranks do, in the side panel'),
     icon: ranksIcon,
     execute: () => {
       shell.activateById(panel.id);
     }
   });
-  const actions = actionsOf(client, trans);
+  if (openMain !== undefined) {
+    commands.addCommand(CommandIDs.openMain, {
+      label: trans.__('Show ranks in the main area'),
+      caption: trans.__('Show what the ranks do, with large plots'),
+      icon: ranksIcon,
+      execute: openMain
+    });
+  }
   const hasCluster = (): boolean => target() !== undefined;
   const target = (): ICluster | undefined => {
     const { clusters } = client.state;
@@ -168,7 +176,7 @@ export function addClusterCommands(
   };
   const ask = async (action: Action, cluster = target()): Promise<void> => {
     try {
-      await actions.ask(cluster?.id ?? '', action);
+      await client.ask(cluster?.id ?? '', action);
     } catch (reason) {
       await showErrorMessage(
         cluster?.name ?? '',
@@ -182,34 +190,27 @@ export function addClusterCommands(
     execute: () => ask('interrupt')
   });
   commands.addCommand(CommandIDs.reset, {
-    label: trans.__('Start the ranks anew'),
+    label: trans.__('Restart the ranks'),
     isEnabled: () => {
       const cluster = target();
       return cluster !== undefined && isOwn(cluster);
     },
     execute: async () => {
       const cluster = target();
-      const body = trans.__(
-        'The variables on the ranks are lost. Those of the notebook stay.'
-      );
-      if (
-        await actions.confirm(
-          trans.__('Start all ranks of %1 anew?', named(cluster)),
-          body,
-          trans.__('Reset')
-        )
-      ) {
+      const title = trans.__('Restart all ranks of %1?', named(cluster));
+      if (await confirmLoss(trans, title, trans.__('Restart'))) {
         await ask('reset', cluster);
       }
     }
   });
   commands.addCommand(CommandIDs.stop, {
-    label: trans.__('End the cluster'),
+    label: trans.__('Shut down the ranks'),
+    icon: stopRanksIcon,
     isEnabled: hasCluster,
     execute: async () => {
       const cluster = target();
-      const title = trans.__('Shut the ranks of %1 down?', named(cluster));
-      if (await confirmShutDown(trans, title)) {
+      const title = trans.__('Shut down the ranks of %1?', named(cluster));
+      if (await confirmLoss(trans, title, trans.__('Shut Down'))) {
         await ask('stop', cluster);
       }
     }
@@ -221,15 +222,16 @@ export function addClusterCommands(
   });
 }
 
-/** A cluster as a person knows it: by its name, and the notebook that started it. */
+/** A cluster by its name, and the notebook that started it. */
 function named(cluster: ICluster | undefined): string {
   const notebook = cluster?.notebook.split('/').pop();
   return `${cluster?.name ?? ''}${notebook ? ` (${notebook})` : ''}`;
 }
 
-async function confirmShutDown(
+async function confirmLoss(
   trans: TranslationBundle,
-  title: string
+  title: string,
+  label: string
 ): Promise<boolean> {
   const result = await showDialog({
     title,
@@ -238,7 +240,7 @@ async function confirmShutDown(
     ),
     buttons: [
       Dialog.cancelButton({ label: trans.__('Cancel') }),
-      Dialog.warnButton({ label: trans.__('Shut Down') })
+      Dialog.warnButton({ label })
     ]
   });
   return result.button.accept;

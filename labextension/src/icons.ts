@@ -1,12 +1,12 @@
 /**
- * The icons: four ranks around what the command does with them.
+ * The icons: what a command does, beside a column of ranks.
  */
 
 import { LabIcon } from '@jupyterlab/ui-components';
 
 import ranksSvg from '../style/icons/ranks.svg';
 import runCellSvg from '../style/icons/run-cell.svg';
-import shutDownRanksSvg from '../style/icons/shut-down-ranks.svg';
+import stopRanksSvg from '../style/icons/stop-ranks.svg';
 import startRanksSvg from '../style/icons/start-ranks.svg';
 
 export const startRanksIcon = new LabIcon({
@@ -19,9 +19,9 @@ export const runCellIcon = new LabIcon({
   svgstr: runCellSvg
 });
 
-export const shutDownRanksIcon = new LabIcon({
-  name: 'jupyter-disttrain:shut-down-ranks',
-  svgstr: shutDownRanksSvg
+export const stopRanksIcon = new LabIcon({
+  name: 'jupyter-disttrain:stop-ranks',
+  svgstr: stopRanksSvg
 });
 
 export const ranksIcon = new LabIcon({

@@ -2,7 +2,7 @@
  * The plugins: wire the commands, the side panel and the status bar to
  * JupyterLab and Notebook.
  *
- * The toolbar's buttons are declared in schema/plugin.json, where a person's
+ * The toolbar's buttons are declared in schema/plugin.json, where the user's
  * settings can move or hide them.
  */
 
@@ -10,12 +10,13 @@ import type {
   JupyterFrontEnd,
   JupyterFrontEndPlugin
 } from '@jupyterlab/application';
-import { ILayoutRestorer } from '@jupyterlab/application';
+import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import {
   ICommandPalette,
   ISessionContextDialogs,
   IThemeManager
 } from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
@@ -24,11 +25,13 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { Client } from './client';
 import { addClusterCommands, addCommands, CommandIDs } from './commands';
+import { Feeds } from './feeds';
 import { ranksIcon } from './icons';
-import { ClustersPanel } from './panel';
+import { MainArea } from './main_area';
+import { ClustersPanel, type IPanelOptions } from './panel';
 import { StatusItem } from './status';
 import { rankOutputs } from './tabs';
-import { isPlots } from './view/types';
+import { isPlots, type Plots } from './view/types';
 
 /** Before plain text, which stands at 120. */
 const RANKS_RANK = 40;
@@ -52,14 +55,16 @@ const plugin: JupyterFrontEndPlugin<void> = {
     INotebookTracker,
     ICommandPalette,
     ITranslator,
-    ISessionContextDialogs
+    ISessionContextDialogs,
+    ILauncher
   ],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker | null,
     palette: ICommandPalette | null,
     labTranslator: ITranslator | null,
-    sessionDialogs: ISessionContextDialogs | null
+    sessionDialogs: ISessionContextDialogs | null,
+    launcher: ILauncher | null
   ): void => {
     if (tracker === null) {
       return;
@@ -68,11 +73,16 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const trans = translator.load('jupyter_disttrain');
     addCommands(app, tracker, trans, { sessionDialogs, translator });
     addToPalette(palette, trans.__('Distributed Training'), [
+      CommandIDs.newNotebook,
       CommandIDs.startRanks,
       CommandIDs.runCell,
-      CommandIDs.shutDownRanks,
       CommandIDs.attach
     ]);
+    launcher?.add({
+      command: CommandIDs.newNotebook,
+      category: trans.__('Other'),
+      rank: 0
+    });
   }
 };
 
@@ -86,7 +96,8 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
     ITranslator,
     IStatusBar,
     ILayoutRestorer,
-    IThemeManager
+    IThemeManager,
+    ILabShell
   ],
   activate: (
     app: JupyterFrontEnd,
@@ -95,16 +106,32 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null,
     statusBar: IStatusBar | null,
     restorer: ILayoutRestorer | null,
-    themes: IThemeManager | null
+    themes: IThemeManager | null,
+    labShell: ILabShell | null
   ): void => {
     const trans = (translator ?? nullTranslator).load('jupyter_disttrain');
     const client = new Client(app.serviceManager.serverSettings);
-    const panel = new ClustersPanel(
+    const options: IPanelOptions = {
       client,
+      feeds: new Feeds(client),
       trans,
-      app.commands,
-      CommandIDs.startRanks
-    );
+      commands: app.commands,
+      startCommand: CommandIDs.startRanks
+    };
+    // Notebook's main area has room for the notebook alone.
+    const main =
+      labShell &&
+      new MainArea(labShell, trans.__('Ranks'), () => {
+        const made = new ClustersPanel(options);
+        made.configure(plots, secondsBetween);
+        return made;
+      });
+    const enlarge = main && {
+      enlarge: (): void => {
+        main.open();
+      }
+    };
+    const panel = new ClustersPanel({ ...options, ...enlarge });
     panel.id = PANEL;
     panel.title.icon = ranksIcon;
     panel.title.caption = trans.__('Distributed Training');
@@ -112,10 +139,15 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
     restorer?.add(panel, PANEL);
     themes?.themeChanged.connect(() => {
       panel.restyle();
+      main?.panel?.restyle();
     });
-    addClusterCommands(app, client, panel, trans);
+    addClusterCommands(app, client, panel, trans, enlarge?.enlarge);
+    if (restorer !== null) {
+      main?.restore(restorer, CommandIDs.openMain);
+    }
     addToPalette(palette, trans.__('Distributed Training'), [
       CommandIDs.showPanel,
+      ...(main ? [CommandIDs.openMain] : []),
       CommandIDs.interrupt,
       CommandIDs.reset,
       CommandIDs.stop
@@ -128,10 +160,15 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
       rank: 50
     });
     let stands = 'right';
+    let plots: Plots = 'all';
+    let secondsBetween = 0;
     void registry?.load(panelPlugin.id).then(settings => {
       const apply = (): void => {
-        const { side, plots, rate } = settings.composite;
-        panel.configure(isPlots(plots) ? plots : 'all', Number(rate));
+        const { side, plots: wanted, rate } = settings.composite;
+        plots = isPlots(wanted) ? wanted : 'all';
+        secondsBetween = Number(rate);
+        panel.configure(plots, secondsBetween);
+        main?.panel?.configure(plots, secondsBetween);
         if ((side === 'left' || side === 'right') && side !== stands) {
           stands = side;
           app.shell.add(panel, side, { rank: 900 });

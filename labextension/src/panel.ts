@@ -1,39 +1,32 @@
 /**
- * The side panel: every cluster of this server, live.
+ * Every cluster of this server, live: the side panel, and the main area.
  *
  * Covers: one view per cluster, choosing among several, the empty state.
- * Does not cover: the view (view/view), what it is told (client).
+ * Does not cover: the view (view/view), what it shows (client, feeds).
  */
 
-import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import type { Client } from './client';
+import type { Feeds } from './feeds';
 import { arrowKeys, button, element, markTab, setText } from './view/dom';
 import type { IState } from './view/packets';
 import type { IActions, Plots } from './view/types';
 import { ClusterView, summary } from './view/view';
 
-/** What a view needs from JupyterLab. */
-export function actionsOf(client: Client, trans: TranslationBundle): IActions {
-  return {
-    ask: (id, action) => client.ask(id, action),
-    log: (id, rank) => client.log(id, rank),
-    confirm: async (title, body, yes) => {
-      const result = await showDialog({
-        title,
-        body,
-        buttons: [
-          Dialog.cancelButton({ label: trans.__('Cancel') }),
-          Dialog.warnButton({ label: yes })
-        ]
-      });
-      return result.button.accept;
-    }
-  };
+let panelsMade = 0;
+
+export interface IPanelOptions {
+  client: Client;
+  feeds: Feeds;
+  trans: TranslationBundle;
+  commands: CommandRegistry;
+  startCommand: string;
+  /** Shows the same in the main area; absent there. */
+  enlarge?: () => void;
 }
 
 export class ClustersPanel extends Widget {
@@ -46,20 +39,35 @@ export class ClustersPanel extends Widget {
     class: 'jdt-notes',
     role: 'status'
   });
+  private readonly starting = element('div', {
+    class: 'jdt-starting',
+    role: 'status'
+  });
   private readonly empty: HTMLElement;
   private readonly content = element('div', { class: 'jdt-content' });
   private plots: Plots = 'all';
   private secondsBetween = 0;
   private chosen = '';
   private shown = '';
+  private readonly prefix = `jdt-cluster-${String(++panelsMade)}`;
 
-  constructor(
-    private readonly client: Client,
-    private readonly trans: TranslationBundle,
-    commands: CommandRegistry,
-    startCommand: string
-  ) {
+  private readonly client: Client;
+  private readonly feeds: Feeds;
+  private readonly trans: TranslationBundle;
+  private readonly actions: IActions;
+
+  constructor(options: IPanelOptions) {
     super();
+    const { client, feeds, trans, commands, startCommand, enlarge } = options;
+    this.client = client;
+    this.feeds = feeds;
+    this.trans = trans;
+    this.actions = {
+      ask: (id, action) => client.ask(id, action),
+      log: (id, of) => client.log(id, of),
+      logUrl: (id, rank) => client.logUrl(id, rank),
+      ...(enlarge && { enlarge })
+    };
     this.addClass('jdt-panel');
     this.empty = element(
       'div',
@@ -91,28 +99,35 @@ export class ClustersPanel extends Widget {
     notify();
     this.tabs.setAttribute('aria-label', trans.__('clusters'));
     arrowKeys(this.tabs);
-    this.node.append(this.notes, this.tabs, this.empty, this.content);
-    client.stateChanged.connect((_, state) => {
-      this.take(state);
-    });
-    client.metricsArrived.connect((_, { id, packet }) => {
-      this.views.get(id)?.takeMetrics(packet);
-    });
-    client.devicesArrived.connect((_, { id, devices }) => {
-      this.views.get(id)?.takeDevices(devices);
-    });
-    client.connectionChanged.connect((_, isConnected) => {
-      this.views.forEach(view => {
-        view.setStale(isConnected ? '' : trans.__('the server is not reached'));
-      });
-    });
+    this.node.append(
+      this.notes,
+      this.starting,
+      this.tabs,
+      this.empty,
+      this.content
+    );
+    client.stateChanged.connect(this.onState);
+    client.connectionChanged.connect(this.onConnection);
     this.take(client.state);
   }
+
+  private readonly onState = (_: Client, state: IState): void => {
+    this.take(state);
+  };
+
+  private readonly onConnection = (_: Client, isConnected: boolean): void => {
+    this.views.forEach(view => {
+      view.setStale(
+        isConnected ? '' : this.trans.__('the server is not reached')
+      );
+    });
+  };
 
   private take(state: IState): void {
     const { clusters } = state;
     for (const [id, view] of this.views) {
       if (!clusters.some(cluster => cluster.id === id)) {
+        this.feeds.leave(id, view);
         view.destroy();
         view.node.remove();
         this.views.delete(id);
@@ -121,14 +136,17 @@ export class ClustersPanel extends Widget {
     for (const cluster of clusters) {
       let view = this.views.get(cluster.id);
       if (view === undefined) {
+        const feed = this.feeds.of(cluster.id);
         view = new ClusterView(
-          actionsOf(this.client, this.trans),
-          (text, ...args) => this.trans.__(text, ...args)
+          this.actions,
+          (text, ...args) => this.trans.__(text, ...args),
+          feed.store
         );
         view.configure(this.plots, this.secondsBetween);
+        view.node.id = `${this.prefix}-${cluster.id}`;
         this.views.set(cluster.id, view);
         this.content.append(view.node);
-        this.client.watch([...this.views.keys()]);
+        feed.add(view);
       }
       view.show(cluster);
     }
@@ -137,7 +155,13 @@ export class ClustersPanel extends Widget {
     }
     this.showTabs(state);
     this.choose(this.chosen);
-    this.empty.hidden = clusters.length > 0;
+    const { starting } = state;
+    setText(
+      this.starting,
+      starting.map(each => `${each.name}: ${each.text}`).join('\n')
+    );
+    this.starting.hidden = starting.length === 0;
+    this.empty.hidden = clusters.length + starting.length > 0;
     const said = state.unreadable.map(each =>
       this.trans.__(
         'The cluster %1 was started by version %2 of jupyter_disttrain, and this server has %3: restart one of them.',
@@ -161,6 +185,8 @@ export class ClustersPanel extends Widget {
             this.choose(cluster.id);
           });
           tab.setAttribute('role', 'tab');
+          tab.setAttribute('aria-controls', `${this.prefix}-${cluster.id}`);
+          tab.id = `${this.prefix}-${cluster.id}-tab`;
           tab.dataset.id = cluster.id;
           return tab;
         })
@@ -181,6 +207,12 @@ export class ClustersPanel extends Widget {
     this.chosen = this.shown = id;
     for (const [each, view] of this.views) {
       view.node.hidden = each !== id;
+      const isTab = !this.tabs.hidden;
+      view.node.setAttribute('role', isTab ? 'tabpanel' : 'region');
+      view.node.setAttribute(
+        isTab ? 'aria-labelledby' : 'aria-label',
+        isTab ? `${view.node.id}-tab` : this.trans.__('cluster')
+      );
     }
     for (const tab of this.tabs.querySelectorAll('button')) {
       markTab(tab, tab.dataset.id === id);
@@ -195,7 +227,7 @@ export class ClustersPanel extends Widget {
     return this.chosen;
   }
 
-  /** Take what a person has set. */
+  /** Take what the user has set. */
   configure(plots: Plots, secondsBetween: number): void {
     this.plots = plots;
     this.secondsBetween = secondsBetween;
@@ -216,7 +248,13 @@ export class ClustersPanel extends Widget {
   }
 
   override dispose(): void {
-    this.views.forEach(view => {
+    if (this.isDisposed) {
+      return;
+    }
+    this.client.stateChanged.disconnect(this.onState);
+    this.client.connectionChanged.disconnect(this.onConnection);
+    this.views.forEach((view, id) => {
+      this.feeds.leave(id, view);
       view.destroy();
     });
     super.dispose();

@@ -16,7 +16,7 @@ export class StatusItem extends Widget {
     const made = button('', trans.__('show the ranks'), onClick);
     this.node.append(made);
     const show = (): void => {
-      const { clusters } = client.state;
+      const { clusters, starting } = client.state;
       const gpus = clusters
         .flatMap(cluster => cluster.ranks)
         .flatMap(rank => rank.gpu?.percent ?? []);
@@ -26,8 +26,9 @@ export class StatusItem extends Widget {
       const said = clusters.map(cluster =>
         summary(cluster, (text, ...args) => trans.__(text, ...args))
       );
-      made.textContent = said.join(' | ') + use;
-      this.setHidden(clusters.length === 0);
+      const begun = starting.map(each => each.text);
+      made.textContent = [...said, ...begun].join(' | ') + use;
+      this.setHidden(clusters.length + starting.length === 0);
     };
     client.stateChanged.connect(show);
     show();

@@ -5,15 +5,22 @@
  * the server where there is one, for a busy kernel does not hear the page.
  */
 
+import { Feed } from './view/feed';
 import {
   isCluster,
   isDeviceHistory,
   isRecord,
+  readLogs,
   readPacket,
   readReply
 } from './view/packets';
-import { MetricStore } from './view/series';
-import type { Action, IActions, IMetricsPacket } from './view/types';
+import type {
+  Action,
+  IActions,
+  ILog,
+  IMetricsPacket,
+  LogOf
+} from './view/types';
 import { ClusterView } from './view/view';
 
 interface IModel {
@@ -27,6 +34,11 @@ interface IRenderContext {
   model: IModel;
   el: HTMLElement;
 }
+
+/** How long an idle kernel may take. */
+const ANSWER_MS = 5000;
+const BUSY =
+  "the kernel is busy and does it when the cell has ended; the notebook's own stop button interrupts the ranks at once";
 
 interface IServer {
   base: string;
@@ -74,26 +86,51 @@ function actionsFor(model: IModel): IActions {
   const server = findServer();
   return {
     ask: async (id: string, action: Action): Promise<void> => {
-      if (server === null) {
-        model.send({ ask: action });
-      } else {
-        await request(server, `clusters/${id}/${action}`, 'POST');
-      }
+      await (server === null
+        ? askKernel(model, { ask: action })
+        : request(server, `clusters/${id}/${action}`, 'POST'));
     },
-    log: async (id: string, rank: number): Promise<string> => {
-      if (server === null) {
-        return 'The logs are in the folder that cluster.log_folder names.';
-      }
-      const told = await request(
-        server,
-        `clusters/${id}/log?rank=${String(rank)}`,
-        'GET'
-      );
-      return isRecord(told) ? String(told.text) : '';
-    },
-    confirm: (title: string, body: string): Promise<boolean> =>
-      Promise.resolve(window.confirm(`${title}\n\n${body}`))
+    log: async (id: string, of: LogOf): Promise<ILog[]> =>
+      readLogs(
+        await (server === null
+          ? askKernel(model, { ask: 'log', rank: of })
+          : request(server, `clusters/${id}/log?rank=${String(of)}`, 'GET'))
+      ),
+    logUrl: (id: string, rank: number): string | null =>
+      server &&
+      `${server.base}disttrain/api/clusters/${id}/log/file?rank=${String(rank)}`
   };
+}
+
+/** Ask the kernel, which answers once it is idle; rejects if it is busy. */
+function askKernel(
+  model: IModel,
+  question: Record<string, unknown>
+): Promise<unknown> {
+  const token = String(Math.random());
+  return new Promise((resolve, reject) => {
+    const end = (): void => {
+      window.clearTimeout(timer);
+      model.off('msg:custom', onMessage);
+    };
+    const onMessage = (...args: unknown[]): void => {
+      const [content] = args;
+      if (isRecord(content) && content.reply === token) {
+        end();
+        if (typeof content.message === 'string') {
+          reject(new Error(content.message));
+        } else {
+          resolve(content);
+        }
+      }
+    };
+    const timer = window.setTimeout(() => {
+      end();
+      reject(new Error(BUSY));
+    }, ANSWER_MS);
+    model.on('msg:custom', onMessage);
+    model.send({ ...question, token });
+  });
 }
 
 /** No front end translates what a widget says. */
@@ -104,48 +141,6 @@ function fill(text: string, ...args: string[]): string {
   );
 }
 
-/** What came for one model, for the views that show it now or later. */
-class Feed {
-  readonly store = new MetricStore();
-  readonly views = new Set<ClusterView>();
-  private readonly devices = new Map<string, (number | null)[][]>();
-
-  take(content: unknown, buffers: unknown): void {
-    if (!isRecord(content)) {
-      return;
-    }
-    const { devices } = content;
-    if (isDeviceHistory(devices)) {
-      for (const [rank, points] of Object.entries(devices)) {
-        const known = this.devices.get(rank) ?? [];
-        const last = known.at(-1)?.[0] ?? 0;
-        const kept = [
-          ...known,
-          ...points.filter(point => (point[0] ?? 0) > last)
-        ];
-        this.devices.set(rank, kept.slice(-KEPT_POINTS));
-      }
-      this.views.forEach(view => {
-        view.takeDevices(devices);
-      });
-    }
-    const packet = packetOf(content.metrics, buffers);
-    if (packet !== null) {
-      this.store.take(packet);
-      this.views.forEach(view => {
-        view.showMetrics();
-      });
-    }
-  }
-
-  add(view: ClusterView): void {
-    this.views.add(view);
-    view.takeDevices(Object.fromEntries(this.devices));
-    view.showMetrics();
-  }
-}
-
-const KEPT_POINTS = 600;
 /** By the model's key: each context of one model gets an object of its own. */
 const feeds = new Map<string, Feed>();
 
@@ -162,13 +157,26 @@ function packetOf(header: unknown, buffers: unknown): IMetricsPacket | null {
   return bytes instanceof ArrayBuffer ? readPacket(header, bytes, 0) : null;
 }
 
+function take(feed: Feed, content: unknown, buffers: unknown): void {
+  if (!isRecord(content)) {
+    return;
+  }
+  if (isDeviceHistory(content.devices)) {
+    feed.takeDevices(content.devices);
+  }
+  const packet = packetOf(content.metrics, buffers);
+  if (packet !== null) {
+    feed.takeMetrics(packet);
+  }
+}
+
 /** Listen from the beginning, for a busy kernel sends nothing twice. */
 function initialize({ model }: { model: IModel }): () => void {
   const feed = new Feed();
   const key = String(model.get('key'));
   feeds.set(key, feed);
   const onMessage = (...args: unknown[]): void => {
-    feed.take(args[0], args[1]);
+    take(feed, args[0], args[1]);
   };
   model.on('msg:custom', onMessage);
   // After a reload of the page the kernel has sent all before.
@@ -189,7 +197,9 @@ function render({ model, el }: IRenderContext): () => void {
       view.show(cluster);
     }
     const ended = model.get('ended');
-    view.setStale(typeof ended === 'string' ? ended : '');
+    if (typeof ended === 'string' && ended) {
+      view.end(ended);
+    }
   };
   model.on('change:state', showState);
   model.on('change:ended', showState);
@@ -203,7 +213,7 @@ function render({ model, el }: IRenderContext): () => void {
   });
   return () => {
     themes.disconnect();
-    feed.views.delete(view);
+    feed.delete(view);
     model.off('change:state', showState);
     model.off('change:ended', showState);
     view.destroy();

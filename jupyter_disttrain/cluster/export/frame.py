@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ...framework_variables import TORCH_BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -239,8 +240,8 @@ class Frame:
     def _group(self, launch: str) -> str:
         if self.backend == "none":
             return ""
-        options = [f'"{self.backend}"', f"timeout=timedelta(seconds={self.timeout_s:g})"]
-        options += ["device_id=device"] if self.on_gpus and self.backend == "nccl" else []
+        backend = TORCH_BACKENDS.get(self.backend, self.backend)
+        options = [f'"{backend}"', f"timeout=timedelta(seconds={self.timeout_s:g})"]
         if launch in ("torchrun", "slurm"):
             return f"dist.init_process_group({', '.join(options)}){self._all_are_in}"
         broadcast = f"comm.bcast({_PLACE})" if launch == "mpi" else f'hvd.broadcast_object({_PLACE}, name="place")'

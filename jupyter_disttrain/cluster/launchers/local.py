@@ -9,6 +9,9 @@ from typing import Any
 
 from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher, LocalProcessLauncher
 
+from ...messages import signal_words
+
+DYING_SECONDS = 0.5  # for a process, whose sockets close before its end can be seen
 RANK_COMMAND = [sys.executable, "-m", "jupyter_disttrain.engine"]
 
 
@@ -29,6 +32,16 @@ class WithAnyLog(LocalProcessLauncher):
             with suppress(FileNotFoundError):
                 self._output = Path(self.output_file).read_text(errors="replace")
         return str(super().get_output(remove=remove))
+
+    @property
+    def exit_words(self) -> str:
+        """How it ended, e.g. "was killed by SIGKILL: ..."; empty while it runs, or if that can't be told."""
+        if self._wait_thread is not None:
+            self._wait_thread.join(DYING_SECONDS)
+        code = None if is_alive(self) or self.process is None else self.process.wait(0)
+        if code is None:
+            return ""
+        return f"was killed by {signal_words(-code)}" if code < 0 else f"exited with code {code}"
 
 
 class OneProcess(WithAnyLog):
@@ -71,6 +84,11 @@ class LocalRanks(LocalEngineSetLauncher):
     def runs(self) -> bool:
         """The same: the process ends when all ranks have ended."""
         return self.alive()
+
+    @property
+    def exit_words(self) -> str:
+        """How the process ended; empty while it runs, or if that can't be told."""
+        return next((words for each in self.launchers.values() if (words := each.exit_words)), "")
 
     def get_env(self) -> dict[str, str]:
         """Return the ranks' environment whole; ipyparallel would add to it."""

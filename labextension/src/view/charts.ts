@@ -1,13 +1,17 @@
 /**
- * The plots of metrics and devices, with how they are looked at.
+ * The plots of metrics and of processes, with how they are looked at.
+ *
+ * Covers: which lines a plot has, smoothing, logarithms, mean and range, hidden
+ * ranks, values as CSV.
+ * Does not cover: drawing (plot), the metrics (series).
  */
 
-import { button, element } from './dom';
-import { colourOfRank } from './colours';
+import { download, element } from './dom';
 import type { ILines } from './plot';
 import { Plot } from './plot';
+import type { Quantity } from './scales';
 import type { MetricStore, Series } from './series';
-import { band, smooth } from './series';
+import { band, commonOf, smooth } from './series';
 import type { DeviceHistory, Plots, Translate } from './types';
 
 /** More ranks than this are drawn as their mean with a band, at first. */
@@ -16,25 +20,39 @@ const MOST_PLOTS = 24;
 const SMOOTHING = ['0', '0.6', '0.9', '0.97'];
 const DEVICE_POINTS = 600;
 
+interface IDevice {
+  at: number;
+  title: string;
+  scale: number;
+  quantity: Quantity;
+}
+
 /** Columns of a device's history, with how they are drawn. */
-const DEVICES = [
-  { at: 5, title: 'steps/s', scale: 1 },
-  { at: 3, title: 'GPU use (%)', scale: 1 },
-  { at: 4, title: 'GPU memory (GiB)', scale: 2 ** -30 },
-  { at: 1, title: 'CPU (% of a core)', scale: 1 },
-  { at: 2, title: 'memory (GiB)', scale: 2 ** -30 }
-] as const;
+const DEVICES: IDevice[] = [
+  { at: 5, title: 'steps/s', scale: 1, quantity: 'rate' },
+  { at: 3, title: 'GPU use (%)', scale: 1, quantity: 'percent' },
+  { at: 4, title: 'GPU memory (GiB)', scale: 2 ** -30, quantity: 'bytes' },
+  { at: 1, title: 'CPU (% of a core)', scale: 1, quantity: 'percent' },
+  { at: 2, title: 'memory (GiB)', scale: 2 ** -30, quantity: 'bytes' }
+];
 
 /** All plots of one cluster. */
 export class Charts {
   readonly node: HTMLElement;
   private readonly plots = new Map<string, Plot>();
-  private readonly grid: HTMLElement;
-  private readonly ranks: HTMLElement;
-  private readonly more: HTMLElement;
+  private readonly metrics = section('jdt-metrics');
+  private readonly devices = section('jdt-devices');
+  private readonly mean = element('input', {
+    type: 'checkbox',
+    class: 'jdt-mean'
+  });
+  private readonly meanLabel: HTMLElement;
+  private readonly more = element('p', { class: 'jdt-quiet' });
   private readonly hidden = new Set<number>();
   private readonly known = new Set<number>();
   private readonly history = new Map<number, (number | null)[][]>();
+  private filter: ReadonlySet<number> | null = null;
+  private wanted: Plots = 'all';
   private isLog = false;
   private isMean: boolean | null = null;
   private weight = 0;
@@ -44,53 +62,55 @@ export class Charts {
     private readonly store: MetricStore,
     private readonly trans: Translate
   ) {
-    this.grid = element('div', { class: 'jdt-plots' });
-    this.ranks = element('div', { class: 'jdt-ranks-shown' });
-    this.more = element('p', { class: 'jdt-quiet' });
+    this.meanLabel = element(
+      'label',
+      {},
+      this.mean,
+      trans('mean and range over ranks')
+    );
+    this.mean.addEventListener('change', () => {
+      this.isMean = this.mean.checked;
+      this.change();
+    });
+    this.metrics.head.append(
+      element('h4', {}, trans('metrics')),
+      ...this.metricControls()
+    );
+    this.devices.head.append(element('h4', {}, trans('processes')));
+    this.metrics.node.append(this.more);
     this.node = element(
       'div',
       { class: 'jdt-charts' },
-      this.controls(),
-      this.ranks,
-      this.grid,
-      this.more
+      element('div', { class: 'jdt-controls' }, this.meanLabel),
+      this.metrics.node,
+      this.devices.node
     );
   }
 
-  private controls(): HTMLElement {
+  private metricControls(): HTMLElement[] {
     const log = element('input', { type: 'checkbox' });
     log.addEventListener('change', () => {
       this.isLog = log.checked;
-      this.change();
-    });
-    const mean = element('input', { type: 'checkbox', class: 'jdt-mean' });
-    mean.addEventListener('change', () => {
-      this.isMean = mean.checked;
       this.change();
     });
     const smoothing = element('select', {
       'aria-label': this.trans('smoothing')
     });
     for (const value of SMOOTHING) {
-      smoothing.append(
-        element(
-          'option',
-          { value },
-          value === '0' ? this.trans('no smoothing') : value
-        )
-      );
+      const text =
+        value === '0'
+          ? this.trans('no smoothing')
+          : this.trans('smoothing %1', value);
+      smoothing.append(element('option', { value }, text));
     }
     smoothing.addEventListener('change', () => {
       this.weight = Number(smoothing.value);
       this.change();
     });
-    return element(
-      'div',
-      { class: 'jdt-controls' },
-      element('label', {}, mean, this.trans('mean and range over ranks')),
-      element('label', {}, log, this.trans('log scale')),
-      smoothing
-    );
+    return [
+      element('label', { title: this.trans('log scale') }, log, 'log'),
+      element('label', {}, smoothing)
+    ];
   }
 
   private change(): void {
@@ -111,10 +131,23 @@ export class Charts {
 
   /** Draw metrics, devices, both or neither. */
   choose(plots: Plots): void {
-    const hides = { all: '', metrics: 'devices', devices: 'metrics', none: '' };
+    this.wanted = plots;
     this.node.hidden = plots === 'none';
-    this.grid.dataset.hides = hides[plots];
     this.change();
+  }
+
+  /** Draw only these ranks; null draws all. */
+  chooseRanks(ranks: ReadonlySet<number> | null): void {
+    const key = (set: typeof ranks): string => (set ? [...set].join() : 'all');
+    this.isDirty ||= key(ranks) !== key(this.filter);
+    this.filter = ranks;
+  }
+
+  /** Leave the plots as they are for good. */
+  freeze(): void {
+    for (const each of this.node.querySelectorAll('input, select')) {
+      each.setAttribute('disabled', '');
+    }
   }
 
   invalidate(): void {
@@ -123,7 +156,7 @@ export class Charts {
 
   /** Draw what has changed; called once per frame at most. */
   draw(): void {
-    if (!this.isDirty || this.grid.clientWidth === 0) {
+    if (!this.isDirty || this.node.clientWidth === 0) {
       return;
     }
     this.isDirty = false;
@@ -136,11 +169,9 @@ export class Charts {
         this.plots.delete(key);
       }
     }
-    for (const name of shown) {
-      const series = this.store.byName.get(name);
-      if (series !== undefined) {
-        this.show(name, false, this.linesOf(series));
-      }
+    this.metrics.node.hidden = shown.length === 0 || this.wanted === 'devices';
+    for (const name of this.metrics.node.hidden ? [] : shown) {
+      this.show(name, 'metric', false, weight => this.linesOf(name, weight));
     }
     this.more.textContent =
       names.length > shown.length
@@ -149,50 +180,92 @@ export class Charts {
             String(names.length - shown.length)
           )
         : '';
-    for (const device of DEVICES) {
-      const lines = this.devicesLines(device.at, device.scale);
-      if (lines !== null) {
-        this.show(device.title, true, lines);
-      }
+    this.devices.node.hidden =
+      this.history.size === 0 || this.wanted === 'metrics';
+    for (const device of this.devices.node.hidden ? [] : DEVICES) {
+      this.show(device.title, device.quantity, true, () =>
+        this.devicesLines(device)
+      );
     }
-    this.showRanks();
+    this.meanLabel.hidden = this.known.size < 2;
   }
 
-  private show(title: string, time: boolean, data: ILines): void {
+  private show(
+    title: string,
+    quantity: Quantity,
+    time: boolean,
+    linesOf: (weight: number) => ILines | null
+  ): void {
+    const data = linesOf(this.weight);
+    if (data === null) {
+      return;
+    }
     const key = time ? `${title} (device)` : title;
     let plot = this.plots.get(key);
     if (plot === undefined) {
-      plot = new Plot({ title, log: this.isLog, time });
-      plot.node.classList.toggle('jdt-device', time);
+      plot = new Plot(
+        {
+          title,
+          quantity,
+          time,
+          onRank: rank => {
+            if (!this.hidden.delete(rank)) {
+              this.hidden.add(rank);
+            }
+            this.change();
+          },
+          onDownload: () => {
+            const lines = linesOf(0);
+            if (lines !== null) {
+              download(`${title}.csv`, csvOf(lines, time ? 'time_s' : 'step'));
+            }
+          }
+        },
+        this.trans
+      );
       this.plots.set(key, plot);
-      this.grid.append(plot.node);
+      (time ? this.devices : this.metrics).grid.append(plot.node);
+      if (time) {
+        const at = DEVICES.findIndex(device => device.title === title);
+        plot.node.style.order = String(at);
+      }
     }
     plot.resize(plot.node.clientWidth);
-    plot.show(data, this.isLog && !time);
+    plot.show(this.asWanted(data, !time), this.isLog && !time);
   }
 
-  private linesOf(series: Series): ILines {
+  private linesOf(name: string, weight: number): ILines | null {
+    const series: Series | undefined = this.store.byName.get(name);
+    if (series === undefined) {
+      return null;
+    }
     const ranks = [...series.lines.keys()].sort((a, b) => a - b);
-    ranks.forEach(rank => this.known.add(rank));
-    const seen = ranks.filter(rank => !this.hidden.has(rank));
-    const lines = seen.map(rank => ({
+    const lines = this.seen(ranks).map(rank => ({
       label: this.trans('rank %1', String(rank)),
       rank,
-      values: smooth(series.lines.get(rank) ?? [], this.weight)
+      values: smooth(series.lines.get(rank) ?? [], weight)
     }));
-    return this.asWanted(series.x, lines);
+    return { x: series.x, lines, hidden: this.hiddenOf(ranks) };
   }
 
-  private devicesLines(column: number, scale: number): ILines | null {
+  private seen(ranks: number[]): number[] {
+    ranks.forEach(rank => this.known.add(rank));
+    return ranks.filter(
+      rank => !this.hidden.has(rank) && (this.filter?.has(rank) ?? true)
+    );
+  }
+
+  private hiddenOf(ranks: number[]): number[] {
+    return ranks.filter(rank => this.hidden.has(rank));
+  }
+
+  private devicesLines({ at: column, scale }: IDevice): ILines | null {
     const times = new Set<number>();
     const byRank = new Map<number, Map<number, number>>();
     for (const [rank, points] of this.history) {
-      if (this.hidden.has(rank)) {
-        continue;
-      }
       const values = new Map<number, number>();
       for (const point of points) {
-        // Ranks tell at moments of their own: a second is what they share.
+        // Ranks report at different moments: a second is what they share.
         const time = Math.round(point[0] ?? 0);
         const value = point[column] ?? null;
         if (value !== null) {
@@ -202,64 +275,47 @@ export class Charts {
       }
       if (values.size > 0) {
         byRank.set(rank, values);
-        this.known.add(rank);
       }
     }
     if (byRank.size === 0) {
       return null;
     }
+    const ranks = [...byRank.keys()].sort((a, b) => a - b);
     const x = [...times].sort((a, b) => a - b);
-    const lines = [...byRank].map(([rank, values]) => ({
+    const lines = this.seen(ranks).map(rank => ({
       label: this.trans('rank %1', String(rank)),
       rank,
-      values: x.map(time => values.get(time) ?? null)
+      values: x.map(time => byRank.get(rank)?.get(time) ?? null)
     }));
-    return this.asWanted(x, lines);
+    return { x, lines, hidden: this.hiddenOf(ranks) };
   }
 
-  private asWanted(x: number[], lines: ILines['lines']): ILines {
-    if (!(this.isMean ?? lines.length > MOST_LINES) || lines.length < 2) {
-      return { x, lines };
+  private asWanted(data: ILines, mayBeCommon: boolean): ILines {
+    const { x, lines, hidden } = data;
+    const isMean = this.isMean ?? this.known.size > MOST_LINES;
+    this.mean.checked = isMean;
+    if (lines.length < 2) {
+      return data;
     }
-    const { mean, least, greatest } = band(lines.map(each => each.values));
+    const values = lines.map(each => each.values);
+    const common = mayBeCommon ? commonOf(values) : null;
+    if (common !== null) {
+      const label = hidden.length
+        ? this.trans('all others')
+        : this.trans('all ranks');
+      return { x, lines: [{ label, rank: null, values: common }], hidden };
+    }
+    if (!isMean) {
+      return data;
+    }
+    const { mean, least, greatest } = band(values);
     const label = this.trans('mean');
     return {
       x,
       lines: [{ label, rank: null, values: mean }],
-      band: { least, greatest }
+      band: { least, greatest },
+      hidden: []
     };
-  }
-
-  /** One button per rank that hides it; for many ranks the band does. */
-  private showRanks(): void {
-    const ranks = [...this.known].sort((a, b) => a - b);
-    if (
-      ranks.length < 2 ||
-      ranks.length > 64 ||
-      this.ranks.childElementCount === ranks.length
-    ) {
-      return;
-    }
-    this.ranks.replaceChildren(
-      ...ranks.map(rank => {
-        const made = button(
-          String(rank),
-          this.trans('show or hide rank %1', String(rank)),
-          () => {
-            const hide = !this.hidden.delete(rank);
-            if (hide) {
-              this.hidden.add(rank);
-            }
-            made.setAttribute('aria-pressed', String(!hide));
-            this.change();
-          }
-        );
-        made.classList.add('jdt-rank-button');
-        made.style.setProperty('--jdt-colour', colourOfRank(rank));
-        made.setAttribute('aria-pressed', 'true');
-        return made;
-      })
-    );
   }
 
   restyle(): void {
@@ -275,4 +331,27 @@ export class Charts {
     }
     this.plots.clear();
   }
+}
+
+interface ISection {
+  node: HTMLElement;
+  head: HTMLElement;
+  grid: HTMLElement;
+}
+
+function section(name: string): ISection {
+  const head = element('div', { class: 'jdt-controls' });
+  const grid = element('div', { class: 'jdt-plots' });
+  const node = element('section', { class: name, hidden: '' }, head, grid);
+  return { node, head, grid };
+}
+
+/** All values of a plot, a row per place of x. */
+function csvOf({ x, lines }: ILines, name: string): string {
+  const rows = x.map((each, at) =>
+    [each, ...lines.map(line => line.values[at] ?? '')].join(',')
+  );
+  return [[name, ...lines.map(line => line.label)].join(','), ...rows, ''].join(
+    '\n'
+  );
 }

@@ -40,6 +40,40 @@ export function button(
   return made;
 }
 
+/** Have the browser save a text as a file. */
+export function download(name: string, text: string): void {
+  const url = URL.createObjectURL(new Blob([text], { type: 'text/plain' }));
+  const link = element('a', { href: url, download: name });
+  link.click();
+  URL.revokeObjectURL(url);
+}
+
+/** Left and right go from button to button; the Tab key stops at one alone. */
+export function toolbarKeys(toolbar: HTMLElement): void {
+  const usable = (): HTMLButtonElement[] =>
+    [...toolbar.querySelectorAll('button')].filter(each => !each.disabled);
+  const mark = (chosen: HTMLButtonElement | undefined): void => {
+    for (const each of toolbar.querySelectorAll('button')) {
+      each.tabIndex = each === chosen ? 0 : -1;
+    }
+  };
+  mark(usable()[0]);
+  toolbar.addEventListener('focusin', ({ target }) => {
+    mark(usable().find(each => each === target));
+  });
+  toolbar.addEventListener('keydown', event => {
+    const buttons = usable();
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step === undefined || buttons.length === 0) {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+    const at = buttons.findIndex(each => each === event.target) + step;
+    buttons[(at + buttons.length) % buttons.length]?.focus();
+  });
+}
+
 /** Left and right go from tab to tab, as in every list of tabs. */
 export function arrowKeys(list: HTMLElement): void {
   list.addEventListener('keydown', event => {
@@ -93,13 +127,13 @@ export function duration(seconds: number): string {
     : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-/** A number with three significant digits. */
-export function short(value: number): string {
+/** A number with some significant digits. */
+export function short(value: number, digits = 4): string {
   if (value === 0) {
     return '0';
   }
   const size = Math.abs(value);
   return size >= 1e5 || size < 1e-3
     ? value.toExponential(2)
-    : value.toLocaleString('en', { maximumSignificantDigits: 4 });
+    : value.toLocaleString('en', { maximumSignificantDigits: digits });
 }

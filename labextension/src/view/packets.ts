@@ -2,7 +2,13 @@
  * Messages to data: checks what arrives from outside.
  */
 
-import type { DeviceHistory, ICluster, IMetricsPacket } from './types';
+import type {
+  DeviceHistory,
+  ICluster,
+  ILog,
+  ILogPart,
+  IMetricsPacket
+} from './types';
 
 export interface IUnreadable {
   id: string;
@@ -11,8 +17,17 @@ export interface IUnreadable {
   own: string;
 }
 
+/** A cluster whose ranks have not all come up yet. */
+export interface IStarting {
+  id: string;
+  name: string;
+  /** E.g. "starting: 3 of 4 ranks, importing torch". */
+  text: string;
+}
+
 export interface IState {
   clusters: ICluster[];
+  starting: IStarting[];
   unreadable: IUnreadable[];
 }
 
@@ -35,13 +50,26 @@ export function readState(value: unknown): IState | null {
     return null;
   }
   const found: unknown[] = value.clusters;
+  const starting: unknown[] = Array.isArray(value.starting)
+    ? value.starting
+    : [];
   const others: unknown[] = Array.isArray(value.unreadable)
     ? value.unreadable
     : [];
   return {
     clusters: found.filter(isCluster),
+    starting: starting.filter(isStarting),
     unreadable: others.filter(isUnreadable)
   };
+}
+
+function isStarting(value: unknown): value is IStarting {
+  return (
+    isRecord(value) &&
+    typeof value.id === 'string' &&
+    typeof value.name === 'string' &&
+    typeof value.text === 'string'
+  );
 }
 
 function isUnreadable(value: unknown): value is IUnreadable {
@@ -55,6 +83,30 @@ function isUnreadable(value: unknown): value is IUnreadable {
 export function isDeviceHistory(value: unknown): value is DeviceHistory {
   return (
     isRecord(value) && Object.values(value).every(each => Array.isArray(each))
+  );
+}
+
+/** The logs in a reply of the server or the kernel. */
+export function readLogs(value: unknown): ILog[] {
+  const logs: unknown[] =
+    isRecord(value) && Array.isArray(value.logs) ? value.logs : [];
+  return logs.filter(isLog);
+}
+
+function isLog(value: unknown): value is ILog {
+  return (
+    isRecord(value) &&
+    typeof value.rank === 'number' &&
+    Array.isArray(value.parts) &&
+    value.parts.every(isLogPart)
+  );
+}
+
+function isLogPart(value: unknown): value is ILogPart {
+  return (
+    isRecord(value) &&
+    (value.stream === 'stdout' || value.stream === 'stderr') &&
+    typeof value.text === 'string'
   );
 }
 

@@ -11,6 +11,9 @@ import type { IMetricsPacket } from './types';
 /** Steps of one metric that are kept; the earlier half is thinned beyond. */
 const MOST_STEPS = 8000;
 
+/** By so many steps ranks may be apart that log the same. */
+const LATE_STEPS = 50;
+
 export type Line = (number | null)[];
 
 /** One metric: x ascending, one line per rank. */
@@ -134,6 +137,28 @@ export function smooth(line: Line, weight: number): Line {
     power *= weight;
     return average / (1 - power);
   });
+}
+
+/**
+ * The line that all share, as those of an all-reduced value do; null where
+ * there is none. The last steps may have come from some ranks only.
+ */
+export function commonOf(lines: Line[]): Line | null {
+  const common = [...(lines[0] ?? [])];
+  const known = lines.map(() => 0);
+  for (const [index, line] of lines.entries()) {
+    for (const [at, value] of line.entries()) {
+      if (value === null) {
+        continue;
+      }
+      known[index] = (known[index] ?? 0) + 1;
+      if (value !== (common[at] ??= value)) {
+        return null;
+      }
+    }
+  }
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  return least > 0 && most - least <= LATE_STEPS ? common : null;
 }
 
 /** Mean, least and greatest over lines, at each step. */

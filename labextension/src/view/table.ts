@@ -1,19 +1,24 @@
 /**
  * Nodes and their ranks as a tree in a table.
  *
- * Covers: one row per node, which opens, and per rank; drawing only what is
- * seen, so that many ranks cost no more than few.
- * Does not cover: plots (charts).
+ * Covers: one row per node, which opens, and per rank, or ranks alone in
+ * another order; the columns that fit; drawing only what is seen, so that many
+ * ranks cost no more than few.
+ * Does not cover: which ranks (order), plots (charts).
  */
 
-import { columnsOf, type IColumn } from './columns';
-import { bytes, element, perSecond, setText } from './dom';
+import { columnsOf, Fitting, type IColumn } from './columns';
+import { button, bytes, element, perSecond, setText } from './dom';
+import { type Order, passes, sorted } from './order';
 import type { ICluster, INode, IRank, Translate } from './types';
 
 const ROW_HEIGHT = 24;
 /** From how many rows on only those in sight are there. */
 const MOST_ROWS = 60;
 const SPARE_ROWS = 6;
+/** Below this width of the table, in px, all is set closer. */
+const NARROW = 420;
+const NARROW_STATE = 9;
 
 let tablesMade = 0;
 
@@ -29,9 +34,18 @@ export class RankTable {
   private readonly scroller: HTMLElement;
   private readonly closed = new Set<string>();
   private readonly columns: IColumn[];
+  private readonly fitting = new Fitting();
+  private readonly others: HTMLButtonElement;
   private shown: IColumn[] = [];
+  private filled: IColumn[] = [];
   private rows: Row[] = [];
   private chosen = -1;
+  private chosenKey = '';
+  private isNarrow = false;
+  private showsAll = false;
+  private filter = '';
+  private order: Order = 'rank';
+  private opensLogs = true;
   private drawn = { first: 0, last: 0 };
   private readonly table: HTMLElement;
   private readonly id = `jdt-table-${String(++tablesMade)}`;
@@ -49,6 +63,7 @@ export class RankTable {
         class: 'jdt-table',
         role: 'treegrid',
         tabindex: '0',
+        'data-lm-suppress-shortcuts': 'true',
         'aria-label': trans('nodes and ranks')
       },
       element('thead', {}, this.head),
@@ -64,40 +79,94 @@ export class RankTable {
     this.table.addEventListener('keydown', event => {
       this.onKey(event);
     });
-    this.node = this.scroller;
+    this.others = button(
+      '',
+      trans('show all columns, or those that fit'),
+      () => {
+        this.showsAll = !this.showsAll;
+        this.onToggle();
+      }
+    );
+    this.others.classList.add('jdt-link');
+    this.node = element('div', {}, this.scroller, this.others);
+  }
+
+  /** Show the ranks that pass a filter, in an order. */
+  select(filter: string, order: Order): void {
+    this.filter = filter;
+    this.order = order;
+  }
+
+  /** Its logs can't be read any more. */
+  freeze(): void {
+    this.opensLogs = false;
+    this.table.classList.add('jdt-frozen');
   }
 
   show(cluster: ICluster): void {
-    const hosts = [...new Set(cluster.ranks.map(rank => rank.host))];
-    this.rows = hosts.flatMap(host => {
-      const ranks = cluster.ranks.filter(rank => rank.host === host);
+    const ranks = cluster.ranks.filter(rank => passes(rank, this.filter));
+    this.rows =
+      this.order === 'rank'
+        ? this.tree(cluster, ranks)
+        : sorted(ranks, this.order).map(rank => ({ kind: 'rank', rank }));
+    this.chosen = this.rows.findIndex(row => keyOf(row) === this.chosenKey);
+    this.chooseColumns(cluster.ranks);
+    this.draw();
+  }
+
+  private tree(cluster: ICluster, passing: IRank[]): Row[] {
+    const hosts = [...new Set(passing.map(rank => rank.host))];
+    return hosts.flatMap(host => {
+      const ranks = passing.filter(rank => rank.host === host);
       const node = cluster.nodes.find(each => each.host === host);
       const open: Row[] = this.closed.has(host)
         ? []
         : ranks.map(rank => ({ kind: 'rank', rank }));
       return [{ kind: 'node', host, node, ranks } satisfies Row, ...open];
     });
-    this.chosen = Math.min(this.chosen, this.rows.length - 1);
-    const shown = this.columns.filter(column =>
-      cluster.ranks.some(rank => column.text(rank) !== null)
+  }
+
+  private chooseColumns(ranks: IRank[]): void {
+    const width = this.scroller.clientWidth;
+    const isNarrow = width < NARROW;
+    this.table.classList.toggle('jdt-narrow', isNarrow);
+    this.filled = this.columns.filter(column =>
+      ranks.some(rank => column.text(rank) !== null)
     );
+    const { fontSize, fontFamily } = getComputedStyle(this.table);
+    const fitting = this.fitting.fit(this.filled, ranks, {
+      width,
+      padding: isNarrow ? 6 : 16,
+      font: `${fontSize} ${fontFamily}`,
+      mostState: isNarrow ? NARROW_STATE : Number.POSITIVE_INFINITY
+    });
+    const left = this.filled.length - fitting.length;
+    this.others.hidden = left === 0;
+    setText(
+      this.others,
+      this.showsAll
+        ? this.trans('fewer columns')
+        : this.trans('%1 more columns', String(left))
+    );
+    const shown = this.showsAll ? this.filled : fitting;
     if (
+      isNarrow !== this.isNarrow ||
       shown.length !== this.shown.length ||
       shown.some((each, at) => each !== this.shown[at])
     ) {
       this.shown = shown;
+      this.isNarrow = isNarrow;
       this.head.replaceChildren(
         ...shown.map(column =>
           element(
             'th',
-            { scope: 'col', class: column.align ?? '' },
-            column.title
+            { scope: 'col', class: column.align ?? '', title: column.title },
+            isNarrow ? column.brief : column.title
           )
         )
       );
       this.body.replaceChildren();
     }
-    this.draw();
   }
 
   /** Which rows can be seen; of a short table all. */
@@ -154,11 +223,11 @@ export class RankTable {
     }
     line.className = `jdt-rank${at === this.chosen ? ' jdt-chosen' : ''}`;
     line.dataset.state = row.rank.state;
-    line.setAttribute('aria-level', '2');
+    line.setAttribute('aria-level', this.order === 'rank' ? '2' : '1');
     line.removeAttribute('aria-expanded');
-    line.title = this.trans('show the log of rank %1', String(row.rank.rank));
+    line.title = this.describe(row.rank);
     line.onclick = (): void => {
-      this.onRank(row.rank.rank);
+      this.activate(row);
     };
     while (line.cells.length > this.shown.length) {
       line.deleteCell(-1);
@@ -171,6 +240,15 @@ export class RankTable {
     });
   }
 
+  /** All that is known of a rank, also what has no room in the table. */
+  private describe(rank: IRank): string {
+    const known = this.filled.map(
+      column => `${column.title}: ${column.text(rank) ?? '–'}`
+    );
+    const hint = this.trans('show the log of rank %1', String(rank.rank));
+    return [...(this.opensLogs ? [hint] : []), ...known, rank.host].join('\n');
+  }
+
   private fillNode(
     line: HTMLTableRowElement,
     row: Extract<Row, { kind: 'node' }>
@@ -180,8 +258,9 @@ export class RankTable {
     delete line.dataset.state;
     line.setAttribute('aria-level', '1');
     line.setAttribute('aria-expanded', String(isOpen));
-    const text = `${row.host} · ${this.ofNode(row.node, row.ranks)}`;
-    line.title = `${text}\n${
+    const figures = this.ofNode(row.node, row.ranks);
+    const text = `${row.host} · ${figures.brief}`;
+    line.title = `${[row.host, ...figures.all].join('\n')}\n${
       isOpen ? this.trans('hide its ranks') : this.trans('show its ranks')
     }`;
     line.onclick = (): void => {
@@ -201,28 +280,38 @@ export class RankTable {
     setText(inner, `${isOpen ? '▾' : '▸'} ${text}`);
   }
 
-  private ofNode(node: INode | undefined, ranks: IRank[]): string {
+  /** A node in a line: in brief, and all that is known of it. */
+  private ofNode(
+    node: INode | undefined,
+    ranks: IRank[]
+  ): { brief: string; all: string[] } {
     const t = this.trans;
     const count = rankCount(ranks.length, t);
     if (node === undefined) {
-      return count;
+      return { brief: count, all: [count] };
     }
+    const load = t('load %1', node.load.toFixed(1));
+    const [used, total] = [node.memory_used_bytes, node.memory_total_bytes];
     const network = `↓ ${perSecond(node.received_bytes_per_s)} ↑ ${perSecond(node.sent_bytes_per_s)}`;
     const infiniband =
       node.infiniband_received_bytes_per_s + node.infiniband_sent_bytes_per_s;
-    return [
-      count,
-      t('%1 cores %2 % busy', String(node.cores), node.cpu_percent.toFixed(0)),
-      t('load %1', node.load.toFixed(1)),
-      t(
-        'memory %1 of %2',
-        bytes(node.memory_used_bytes),
-        bytes(node.memory_total_bytes)
-      ),
-      t('disk %1 free', bytes(node.disk_free_bytes)),
-      network,
-      ...(infiniband > 0 ? [t('InfiniBand %1', perSecond(infiniband))] : [])
-    ].join(' · ');
+    const busy = node.cpu_percent.toFixed(0);
+    return {
+      brief: [
+        count,
+        load,
+        `${(used / 2 ** 30).toFixed(1)}/${bytes(total)}`
+      ].join(' · '),
+      all: [
+        count,
+        t('%1 cores %2 % busy', String(node.cores), busy),
+        load,
+        t('memory %1 of %2', bytes(used), bytes(total)),
+        t('disk %1 free', bytes(node.disk_free_bytes)),
+        network,
+        ...(infiniband > 0 ? [t('InfiniBand %1', perSecond(infiniband))] : [])
+      ]
+    };
   }
 
   private toggle(host: string): void {
@@ -275,14 +364,19 @@ export class RankTable {
   private activate(row: Row): void {
     if (row.kind === 'node') {
       this.toggle(row.host);
-    } else {
+    } else if (this.opensLogs) {
       this.onRank(row.rank.rank);
     }
   }
 
   /** Go to a row, with the keyboard. */
   private choose(at: number): void {
+    const row = this.rows[at];
+    if (row === undefined) {
+      return;
+    }
     this.chosen = at;
+    this.chosenKey = keyOf(row);
     if (this.rows.length > MOST_ROWS) {
       // Only rows in sight are there to be scrolled to.
       const top = at * ROW_HEIGHT;
@@ -298,6 +392,12 @@ export class RankTable {
     line?.scrollIntoView({ block: 'nearest' });
     this.table.setAttribute('aria-activedescendant', line?.id ?? '');
   }
+}
+
+function keyOf(row: Row): string {
+  return row.kind === 'node'
+    ? `node ${row.host}`
+    : `rank ${String(row.rank.rank)}`;
 }
 
 /** A number of ranks, in words. */

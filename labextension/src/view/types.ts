@@ -106,14 +106,33 @@ export function isPlots(value: unknown): value is Plots {
 /** What a person can ask of a cluster. */
 export type Action = 'interrupt' | 'reset' | 'stop';
 
+/** What a rank wrote, in pieces of one stream. */
+export interface ILogPart {
+  stream: 'stdout' | 'stderr';
+  text: string;
+}
+
+/** The end of a rank's log. */
+export interface ILog {
+  rank: number;
+  parts: ILogPart[];
+  /** Whether there is more before it. */
+  is_cut: boolean;
+}
+
+/** Whose log: a rank's, or the end of each. */
+export type LogOf = number | 'all';
+
 /** Where the view gets what it does not draw from the data that it is given. */
 export interface IActions {
-  /** Resolves once somebody has begun to do it; rejects with the reason. */
+  /** Resolves once it has begun; rejects with the reason. */
   ask(clusterId: string, action: Action): Promise<void>;
-  /** Asks the person whether it is meant; resolves to the answer. */
-  confirm(title: string, body: string, yes: string): Promise<boolean>;
-  /** The end of a rank's log. */
-  log(clusterId: string, rank: number): Promise<string>;
+  /** The end of a rank's log, or of all ranks' logs. */
+  log(clusterId: string, of: LogOf): Promise<ILog[]>;
+  /** Where the browser finds a whole log; null where no server gives it. */
+  logUrl(clusterId: string, rank: number): string | null;
+  /** Shows the same with more room, where there is such a place. */
+  enlarge?: () => void;
 }
 
 /** Translates a text; %1 stands for the first argument. */

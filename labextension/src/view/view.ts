@@ -1,36 +1,27 @@
 /**
  * One cluster: what its ranks do, its metrics, what can be asked of it.
  *
- * The same in the side panel and in the notebook's widget; plain DOM, for
- * there is no JupyterLab around it in VS Code.
+ * The same in the side panel, the main area and the notebook's widget; plain
+ * DOM, for there is no JupyterLab around it in VS Code.
  */
 
 import { Announcer } from './announcer';
 import { Charts } from './charts';
-import { button, duration, element, setText } from './dom';
+import { Chooser, countsOf } from './chooser';
+import { Confirmation } from './confirmation';
+import { button, duration, element, setText, toolbarKeys } from './dom';
 import { RankLog } from './log';
-import { MetricStore } from './series';
+import type { MetricStore } from './series';
 import { rankCount, RankTable } from './table';
 import type {
   Action,
   DeviceHistory,
   IActions,
   ICluster,
-  IMetricsPacket,
   IRank,
   Plots,
-  RankState,
   Translate
 } from './types';
-
-const STATES: RankState[] = [
-  'running',
-  'in collective',
-  'not responding',
-  'dead',
-  'starting',
-  'idle'
-];
 
 export class ClusterView {
   readonly node: HTMLElement;
@@ -51,10 +42,13 @@ export class ClusterView {
     class: 'jdt-trouble'
   });
   private readonly log: RankLog;
+  private readonly confirmation: Confirmation;
+  private readonly chooser: Chooser;
   private readonly reset: HTMLButtonElement;
   private readonly buttons: HTMLElement;
   private cluster: ICluster | null = null;
   private stale = '';
+  private isEnded = false;
   private frame = 0;
   private pause = 0;
   private pauseMs = 0;
@@ -63,14 +57,17 @@ export class ClusterView {
   constructor(
     private readonly actions: IActions,
     private readonly trans: Translate,
-    private readonly store = new MetricStore()
+    store: MetricStore
   ) {
-    this.charts = new Charts(this.store, trans);
-    this.log = new RankLog(trans, rank =>
-      this.actions.log(this.cluster?.id ?? '', rank)
-    );
+    this.charts = new Charts(store, trans);
+    this.log = new RankLog(trans, actions);
+    this.confirmation = new Confirmation(trans);
     this.table = new RankTable(trans, rank => {
-      this.log.open(rank);
+      this.log.open(this.cluster?.id ?? '', rank);
+    });
+    this.chooser = new Chooser(trans, (filter, order) => {
+      this.table.select(filter, order);
+      this.schedule();
     });
     this.table.onToggle = (): void => {
       this.schedule();
@@ -87,11 +84,13 @@ export class ClusterView {
         this.state,
         this.buttons
       ),
+      this.confirmation.node,
       this.announcer.node,
       this.progress,
       this.trouble,
       this.hang,
       this.remarks,
+      this.chooser.node,
       this.table.node,
       this.log.node,
       this.charts.node
@@ -107,7 +106,7 @@ export class ClusterView {
 
   private makeButtons(): HTMLElement {
     const t = this.trans;
-    return element(
+    const made = element(
       'span',
       { class: 'jdt-buttons', role: 'toolbar', 'aria-label': t('cluster') },
       button(
@@ -118,17 +117,21 @@ export class ClusterView {
         }
       ),
       this.reset,
-      button(t('Stop'), t('end the cluster'), () => {
+      button(t('Stop'), t('shut down the ranks'), () => {
         void this.askFirst(
           'stop',
-          t('End the cluster?'),
-          t(
-            'Every rank ends, and its variables are lost. Those of the notebook stay.'
-          ),
-          t('Stop')
+          t('Shut down the ranks?'),
+          t('The variables on the ranks are lost. Those of the notebook stay.'),
+          t('Shut down')
         );
       })
     );
+    const { enlarge } = this.actions;
+    if (enlarge !== undefined) {
+      made.append(button('⤢', t('open in the main area'), enlarge));
+    }
+    toolbarKeys(made);
+    return made;
   }
 
   private makeReset(): HTMLButtonElement {
@@ -136,9 +139,9 @@ export class ClusterView {
     return button(t('Reset'), '', () => {
       void this.askFirst(
         'reset',
-        t('Start all ranks anew?'),
+        t('Restart all ranks?'),
         t('The variables on the ranks are lost. Those of the notebook stay.'),
-        t('Reset')
+        t('Restart')
       );
     });
   }
@@ -147,9 +150,9 @@ export class ClusterView {
   private offerReset(cluster: ICluster): void {
     this.reset.disabled = !isOwn(cluster);
     this.reset.title = isOwn(cluster)
-      ? this.trans('start all ranks anew; their variables are lost')
+      ? this.trans('restart all ranks; their variables are lost')
       : this.trans(
-          'the ranks are processes of the job of %1, which only who began it can start anew',
+          'the ranks are processes of the job of %1, which only its owner can start again',
           cluster.job_file
         );
   }
@@ -160,7 +163,7 @@ export class ClusterView {
     body: string,
     yes: string
   ): Promise<void> {
-    if (await this.actions.confirm(title, body, yes)) {
+    if (await this.confirmation.ask(title, body, yes)) {
       await this.ask(action);
     }
   }
@@ -188,11 +191,6 @@ export class ClusterView {
     this.schedule();
   }
 
-  takeMetrics(packet: IMetricsPacket): void {
-    this.store.take(packet);
-    this.showMetrics();
-  }
-
   /** Draw what has come into the store. */
   showMetrics(): void {
     this.charts.invalidate();
@@ -204,11 +202,24 @@ export class ClusterView {
     this.schedule();
   }
 
-  /** Say that what is seen is of the past. */
+  /** Say that what is seen is of the past; empty: it is not. */
   setStale(reason: string): void {
-    this.stale = reason;
-    this.node.classList.toggle('jdt-stale', Boolean(reason));
-    this.buttons.hidden = Boolean(reason);
+    if (!this.isEnded) {
+      this.stale = reason;
+      this.node.classList.toggle('jdt-stale', Boolean(reason));
+      this.buttons.hidden = Boolean(reason);
+      this.schedule();
+    }
+  }
+
+  /** Show how the cluster was last, with nothing to be asked of it. */
+  end(reason: string): void {
+    this.setStale(reason);
+    this.isEnded = true;
+    this.node.classList.add('jdt-ended');
+    this.log.close();
+    this.table.freeze();
+    this.charts.freeze();
     this.schedule();
   }
 
@@ -216,7 +227,7 @@ export class ClusterView {
     this.charts.restyle();
   }
 
-  /** Take what a person has set: which plots, and how often they are drawn. */
+  /** Take what the user has set: which plots, and how often they are drawn. */
   configure(plots: Plots, secondsBetween: number): void {
     this.charts.choose(plots);
     this.pauseMs = 1000 * secondsBetween;
@@ -259,7 +270,9 @@ export class ClusterView {
         ...cluster.remarks,
         this.activity(cluster)
       ]);
+      this.chooser.show(cluster);
       this.table.show(cluster);
+      this.charts.chooseRanks(this.chooser.chosen(cluster));
     }
     this.charts.draw();
   }
@@ -348,10 +361,7 @@ function loopText(rank: IRank, trans: Translate): string {
 
 /** How many ranks are in which state, in words. */
 export function summary(cluster: ICluster, trans: Translate): string {
-  const counts = STATES.map(state => ({
-    state,
-    count: cluster.ranks.filter(rank => rank.state === state).length
-  })).filter(each => each.count > 0);
+  const counts = countsOf(cluster);
   const only = counts[0];
   if (counts.length === 1 && only !== undefined) {
     return `${rankCount(only.count, trans)} ${trans(only.state)}`;

@@ -1,0 +1,67 @@
+"""Read the end of ranks' logs.
+
+Covers: which of it was stderr, one rank or all.
+Does not cover: writing them (``engine.rank_log``), who asks (``server``, ``notebook.widget``).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+END_BYTES = 64_000  # of one log
+ALL_BYTES, LEAST_BYTES = 256_000, 2_000  # of the logs of all ranks together, and of each of them at least
+CHANGES_BYTES = 256_000
+STREAMS = ("stdout", "stderr")
+
+
+def log_ends(path_of: Callable[[int], Path], ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the end of each log as JSON; one that is not there is empty.
+
+    Parameters
+    ----------
+    path_of
+        Where a rank's log is.
+    ranks
+        Whose logs; of many, less each.
+    """
+    size = END_BYTES if len(ranks) == 1 else max(LEAST_BYTES, ALL_BYTES // max(1, len(ranks)))
+    return [{"rank": rank, **_end(path_of(rank), size)} for rank in ranks]
+
+
+def _end(path: Path, size_bytes: int) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            start = file.seek(max(0, end - size_bytes))
+            data = file.read(size_bytes)
+    except FileNotFoundError:
+        return {"parts": [], "is_cut": False}
+    before, changes = _changes(path.with_suffix(".streams"), start, start + len(data))
+    bounds = [(start, before), *changes, (start + len(data), "")]
+    parts = []
+    for (begin, stream), (until, _) in pairwise(bounds):
+        text = data[begin - start : until - start].decode(errors="replace")
+        if text:
+            parts.append({"stream": stream, "text": text})
+    return {"parts": parts, "is_cut": start > 0}
+
+
+def _changes(path: Path, start: int, end: int) -> tuple[str, list[tuple[int, str]]]:
+    """Return the stream at a place of the log, and where another begins after it; there are two, which alternate."""
+    try:
+        with path.open("rb") as file:
+            cut = max(0, file.seek(0, 2) - CHANGES_BYTES)
+            file.seek(cut)
+            lines = file.read(CHANGES_BYTES).decode().split("\n")
+    except FileNotFoundError:
+        return STREAMS[0], []
+    found = [(int(at), name) for at, _, name in (line.partition(" ") for line in lines[bool(cut) : -1])]
+    earlier = [name for at, name in found if at <= start]
+    others = [name for name in STREAMS if not found or name != found[0][1]]
+    before = earlier[-1] if earlier else others[0]
+    return before, [(at, name) for at, name in found if start < at < end]

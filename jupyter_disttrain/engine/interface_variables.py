@@ -1,0 +1,46 @@
+"""Name the network interfaces that variables ask for and that this host does not have.
+
+Covers: the variables by which Gloo, NCCL and TensorPipe choose an interface.
+Does not cover: choosing one (``cluster.network``, ``setup``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+from .setup import INTERFACE_VARIABLES
+
+NCCL = "NCCL_SOCKET_IFNAME"  # which takes beginnings of names, "=" before whole ones, "^" before those to leave out
+
+
+def wrong_interfaces() -> str:
+    """Return which variables name no interface of this host, with those that there are; empty if all do."""
+    there = psutil.net_if_addrs()
+    wrong = [f"{name}={value}" for name in INTERFACE_VARIABLES if (value := _missing(name, list(there)))]
+    if not wrong:
+        return ""
+    found = ", ".join(
+        f"{name} ({', '.join(each.address for each in addresses if each.family == socket.AF_INET) or 'no IPv4'})"
+        for name, addresses in there.items()
+    )
+    names = " and ".join(wrong)
+    verb = "names" if len(wrong) == 1 else "name"
+    return f"{names} {verb} no network interface of {socket.gethostname()}, which has {found}; set or unset it before"
+
+
+def _missing(variable: str, there: list[str]) -> str:
+    """Return a variable's value if it names interfaces of which this host has none."""
+    value = os.environ.get(variable, "")
+    if not value or value.startswith("^"):
+        return ""
+    names = value.removeprefix("=").split(",")
+    if variable == NCCL and not value.startswith("="):
+        has_one = any(each.startswith(tuple(names)) for each in there)
+    elif variable == NCCL:
+        has_one = any(name in there for name in names)
+    else:
+        has_one = all(name in there for name in names)  # Gloo listens on each of them
+    return "" if has_one else value

@@ -1,0 +1,379 @@
+"""Make the traceback of an error on a rank.
+
+Covers: which frames are shown, bounds on their number and on the length of texts, what ranks may differ in.
+Does not cover: which error a cell ended with (``shell``), its line, the reply (``cell_errors``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from IPython.core import ultratb
+from IPython.core.error import UsageError
+from stack_data.core import RepeatedFrames
+
+from . import own_code
+from .own_code import is_own
+from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from .shell import RankShell
+
+TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
+DETAIL_LIMIT = 2_000  # characters of a note, or of the text of an error that led to this one
+FIRST_FRAMES, LAST_FRAMES = 10, 20  # of a traceback; those between are counted
+LONGEST_CYCLE = 8  # functions that call each other in turn
+SHOWN_ROUNDS = 2  # of a recursion, and its last one
+CHAINED = 5  # errors that led to this one
+MEMBERS = 15  # of an exception group, as the standard library shows
+
+_GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
+_OF_LIBRARY = re.compile(r"/(torch|horovod)/")  # whose frames tell nothing more of an error of a group
+_OF_IPYTHON = "/IPython/core/"
+_CODE_FILE = re.compile(r'File "([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is shown of an error."""
+
+    error: BaseException
+    text: str
+    lines: list[str]  # the traceback
+    details: list[str]  # what it says beside its text: notes, and the texts of the errors that led to it or are in it
+    raised_at: str  # the innermost frame shown; empty without one
+
+
+def report(error: BaseException, shell: RankShell) -> Report:
+    """Return what is shown of an error."""
+    with trimmed(error) as left_out:
+        text = text_of(error)
+        lines = [shorten(line) for line in _lines(error, shell)]
+        if left_out:
+            lines.insert(0, f"[... {left_out} earlier errors that led to these are not shown]")
+        return Report(error, shorten(text), lines, _details(error), _innermost(error, shell))
+
+
+def _lines(error: BaseException, shell: RankShell) -> list[str]:
+    if type(error) is UsageError:
+        return [f"UsageError: {error}"]
+    try:
+        return _ipython_lines(error, shell)
+    except Exception:  # noqa: BLE001  (IPython fails on notes that are no text, and on much else that errors may be)
+        return plain_lines(error, shell)
+
+
+def plain_lines(error: BaseException, shell: RankShell) -> list[str]:
+    """Return the traceback as the standard library formats it, with cells named as IPython does."""
+    frames = list(walk(error.__traceback__))
+    while frames and _OF_IPYTHON in _file(frames[0]):
+        frames.pop(0)
+    lines = "".join(traceback.format_exception(type(error), error, linked(frames))).splitlines()
+    return [_CODE_FILE.sub(lambda found: _cell_name(found[1], shell) or found[0], line) for line in lines]
+
+
+def _cell_name(filename: str, shell: RankShell) -> str:
+    """Return ``Cell In[3]`` for the name under which a cell is compiled; empty for any other file."""
+    return " ".join(shell.compile.format_code_name(filename) or ())
+
+
+def _ipython_lines(error: BaseException, shell: RankShell) -> list[str]:
+    made: Any
+    if isinstance(error, SyntaxError):
+        frames: Any = traceback.extract_tb(error.__traceback__) if shell.is_of_code(error) else []
+        made = shell.SyntaxTB.structured_traceback(type(error), error, frames)
+    elif hasattr(error, "_render_traceback_"):
+        made = error._render_traceback_()
+    elif isinstance(error, SystemExit):
+        made = shell.InteractiveTB.get_exception_only(type(error), error)
+    elif has_group(error):
+        made = plain_lines(error, shell)  # IPython shows no members
+    else:
+        str(error)  # IPython writes something odd for one that can't say what it is
+        made = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+    return [str(line) for line in made]
+
+
+# Texts
+
+
+def text_of(error: BaseException) -> str:
+    """Return the error's text; an error that has none must not cost the reply."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # noqa: BLE001  (the user's own __str__ may raise anything)
+        return f"<its __str__ raised {type(failure).__name__}>"
+
+
+def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Leave out the middle of what is too long to be read."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
+
+
+def _details(error: BaseException) -> list[str]:
+    details = []
+    for link in tree(error):
+        if link is not error:
+            details.append(f"{type(link).__name__}: {text_of(link)}")
+        notes = getattr(link, "__notes__", None)
+        details += [f"note: {note}" for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    return [shorten(detail, DETAIL_LIMIT) for detail in details]
+
+
+def _innermost(error: BaseException, shell: RankShell) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    name = _cell_name(code.co_filename, shell) or code.co_filename
+    return f"{name}, line {trace.tb_lineno}, in {_name(trace.tb_frame)}"
+
+
+# Errors that belong together
+
+
+def tree(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, those that led to it, and the members of groups; each once, and no more than are shown."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        link = waiting.pop(0)
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        before = _before(link)
+        if before is not None:
+            waiting.append(before)
+        if isinstance(link, _GROUPS):
+            waiting += link.exceptions[:MEMBERS]
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def has_group(error: BaseException) -> bool:
+    """Whether an exception group takes part in an error."""
+    return any(isinstance(link, _GROUPS) for link in tree(error))
+
+
+def _before(link: BaseException) -> BaseException | None:
+    """Return the error that is shown as what led to this one."""
+    if link.__cause__ is not None:
+        return link.__cause__
+    return None if link.__suppress_context__ else link.__context__
+
+
+def is_of_user(filename: str) -> bool:
+    """Whether a file is the user's: a cell, the script that it runs, or a module of theirs."""
+    if is_own(filename):
+        return True
+    return not filename.startswith(("<frozen", STANDARD_LIBRARY, PACKAGE)) and not INSTALLED.search(filename)
+
+
+# Which frames are shown
+
+_KEPT = ("__traceback__", "__cause__", "__context__", "__suppress_context__")
+_gaps: dict[int, str] = {}  # by the id of a frame: what is left out after it
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    object.__setattr__(error, name, value)  # an error may refuse, e.g. a frozen dataclass
+
+
+@contextmanager
+def trimmed(error: BaseException) -> Iterator[int]:
+    """Take out of the tracebacks, meanwhile, what is not shown; yields how many errors are left out of the chain.
+
+    No frame of this package is shown. Of an interrupt nothing is shown below the user's own code, and of an error of a
+    process group nothing of the library: these tell only how a rank was stopped or released. They are also slow to
+    show: IPython parses each file that a frame is in and colours its whole scope.
+    """
+    links = list({id(link): link for start in chain(error) for link in tree(start)}.values())
+    before = [(link, [getattr(link, name) for name in _KEPT]) for link in links]
+    gaps = dict(_gaps)
+    try:
+        left_out = _cut_chain(error)
+        _cut_below_own(error)
+        is_group = has_group(error)
+        for link in tree(error):
+            frames = list(walk(link.__traceback__))
+            if is_group:
+                frames = _from_first(frames, is_own) or frames
+            elif link is error:
+                frames = _without_wrapper(frames)
+            _set(link, "__traceback__", _joined(frames))
+        yield left_out
+    finally:
+        for link, values in before:
+            for name, value in zip(_KEPT, values, strict=True):
+                _set(link, name, value)
+        _gaps.clear()
+        _gaps.update(gaps)
+
+
+def _cut_chain(error: BaseException) -> int:
+    """Let go of the errors that are too far back; returns how many."""
+    links = list(chain(error))
+    if len(links) <= CHAINED + 1:
+        return 0
+    _set(links[CHAINED], "__cause__", None)
+    _set(links[CHAINED], "__context__", None)
+    return len(links) - CHAINED - 1
+
+
+def _cut_below_own(error: BaseException) -> None:
+    from .cell_errors import is_of_group  # noqa: PLC0415  (cell_errors imports this)
+
+    if isinstance(error, KeyboardInterrupt):
+        _cut_below_last(error, is_of_user)
+    elif "torch.distributed" in sys.modules and is_of_group(error):
+        _cut_below_last(error, lambda filename: not _OF_LIBRARY.search(filename))
+
+
+def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
+    for link in list(chain(error)):
+        frames = list(walk(link.__traceback__))
+        last = max((at for at, trace in enumerate(frames) if keep(_file(trace))), default=None)
+        if last is not None:
+            _set(link, "__traceback__", linked(frames[: last + 1]))
+        elif link is not error:
+            _set(error, "__cause__", None)  # what a library was just dealing with
+            _set(error, "__suppress_context__", True)
+
+
+def _without_wrapper(frames: list[TracebackType]) -> list[TracebackType]:
+    """Leave out the code in which a magic, and not the user, has the ranks run something; the first is IPython's."""
+    if own_code.is_typed() or not frames:
+        return frames
+    # Before the script itself a package that it is in may have failed.
+    inner = _from_first(frames[1:], is_own) or _from_first(frames[1:], _is_module_of_user)
+    return [*frames[:1], *inner]
+
+
+def _is_module_of_user(filename: str) -> bool:
+    return is_of_user(filename) and not own_code.is_cell(filename)
+
+
+def _from_first(frames: list[TracebackType], is_wanted: Callable[[str], bool]) -> list[TracebackType]:
+    first = next((at for at, trace in enumerate(frames) if is_wanted(_file(trace))), len(frames))
+    return frames[first:]
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
+
+
+def _name(frame: FrameType) -> str:
+    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # Python 3.10 has none
+
+
+def walk(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield the parts of a traceback, one for each frame, outermost first."""
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def linked(frames: list[TracebackType]) -> TracebackType | None:
+    """Make a traceback of these frames; the error's own is not changed."""
+    linked = None
+    for trace in reversed(frames):
+        linked = TracebackType(linked, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return linked
+
+
+def _joined(frames: list[TracebackType]) -> TracebackType | None:
+    """Make a traceback of those frames that are shown, and remember what is left out where."""
+    frames = [trace for trace in frames if not _file(trace).startswith(PACKAGE)]
+    shown, at = [], 0
+    keys = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in frames]
+    while at < len(frames):
+        length, rounds = _cycle(keys, at)
+        if rounds <= SHOWN_ROUNDS + 1:
+            shown.append(frames[at])
+            at += 1
+            continue
+        left_out = rounds - SHOWN_ROUNDS - 1
+        shown += frames[at : at + SHOWN_ROUNDS * length]
+        names = (f"{_name(trace.tb_frame)} at line {trace.tb_lineno}" for trace in frames[at : at + length])
+        _gaps[id(shown[-1].tb_frame)] = f"similar frames: {', '.join(f'{name} ({left_out} times)' for name in names)}"
+        shown += frames[at + (rounds - 1) * length : at + rounds * length]
+        at += rounds * length
+    if len(shown) > FIRST_FRAMES + LAST_FRAMES:
+        between = len(shown) - FIRST_FRAMES - LAST_FRAMES
+        shown = [*shown[:FIRST_FRAMES], *shown[-LAST_FRAMES:]]
+        _gaps[id(shown[FIRST_FRAMES - 1].tb_frame)] = f"{between} frames"
+    return linked(shown)
+
+
+def _cycle(keys: list[Any], at: int) -> tuple[int, int]:
+    """Return how many frames, from this one on, are repeated, and how often they are there."""
+    best = 1, 1
+    for length in range(1, LONGEST_CYCLE + 1):
+        rounds, cycle = 1, keys[at : at + length]
+        while keys[at + rounds * length : at + (rounds + 1) * length] == cycle:
+            rounds += 1
+        if rounds > SHOWN_ROUNDS + 1:
+            return length, rounds
+    return best
+
+
+class _Gap(RepeatedFrames):
+    """Takes the place of frames among those that IPython formats."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__([], [])
+        self.text = text
+
+
+def trim_all(formatter: Any) -> None:
+    """Have IPython's traceback formatter trim what it formats, and say where frames are left out."""
+    get_records, format_record = formatter.get_records, formatter.format_record
+    structured_traceback = formatter.structured_traceback
+
+    def trim(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **options: Any) -> Any:
+        if error is None or trace is not error.__traceback__:
+            return structured_traceback(kind, error, trace, *args, **options)
+        with trimmed(error):
+            return structured_traceback(kind, error, error.__traceback__, *args, **options)
+
+    def with_gaps(*args: Any, **options: Any) -> list[Any]:
+        records = []
+        for record in get_records(*args, **options):
+            records.append(record)
+            text = _gaps.get(id(record.frame))
+            if text is not None and record.frame is not None:
+                records.append(ultratb.FrameInfo("", "", 0, None, None, sd=_Gap(text)))  # type: ignore[attr-defined]
+        return records
+
+    def format_gap(record: Any) -> str:
+        if isinstance(record._sd, _Gap):  # noqa: SLF001
+            return f"    [... skipping {record._sd.text}]\n"  # noqa: SLF001
+        return str(format_record(record))
+
+    formatter.structured_traceback, formatter.get_records, formatter.format_record = trim, with_gaps, format_gap

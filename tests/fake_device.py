@@ -1,0 +1,79 @@
+"""A GPU's collectives and waits on ranks without one, for cells of the tests.
+
+torch's own backend "fake" stands in for NCCL, on the device "meta": it begins collectives and returns. Here is the
+record that NCCL keeps of them, and a wait like cudaStreamSynchronize: in C, without Python's lock, deaf to signals. An
+abort ends the waits without an error, as ncclCommAbort does. It shows who asks and raises what when, and nothing of
+CUDA's streams, of timing or of NCCL's own abort.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
+
+from jupyter_disttrain import framework_variables
+from jupyter_disttrain.engine import groups
+
+_libc = ctypes.CDLL(None)  # whose calls give Python's lock away
+_mutex, _spin = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+_libc.pthread_mutex_lock(_mutex)
+_libc.pthread_spin_init(_spin, 0)
+_libc.pthread_spin_lock(_spin)
+_pending: list[dict[str, Any]] = []
+aborts: list[tuple[str, str]] = []  # thread and group
+hangs = False  # an abort never comes back
+_aborting = threading.Lock()
+_end_wait: Any = None  # unlocks what the main thread waits for
+
+
+def install() -> None:
+    """Have the session's next group be one with this device."""
+    framework_variables.TORCH_BACKENDS["gloo"] = "cpu:gloo,meta:fake"
+    groups._abort_devices = abort
+    _distributed_c10d._dump_nccl_trace_json = dump
+    dist.destroy_process_group()
+
+
+def dump(includeCollectives: bool = True, onlyActive: bool = False) -> str:  # noqa: ARG001, N803  (torch's names)
+    assert includeCollectives
+    return json.dumps({"entries": _pending})
+
+
+def all_reduce(size: int, name: str = "all_reduce") -> None:
+    """Begin a collective that ends with an abort alone."""
+    dist.all_reduce(torch.ones(size, device="meta"))
+    entry = {"profiling_name": f"nccl:{name}", "state": "started", "retired": False, "is_p2p": False}
+    entry |= {"collective_seq_id": len(_pending) + 1, "p2p_seq_id": 0, "process_group": ["0", "default_pg"]}
+    _pending.append(entry | {"input_sizes": [[size]], "input_dtypes": ["Float"], "time_created_ns": time.time_ns()})
+
+
+def item(*, spins: bool = False) -> str:
+    """Wait for the device as ``tensor.item()`` does; returns what is in its memory after an abort."""
+    global _end_wait
+    lock, _end_wait = (
+        (lambda: _libc.pthread_spin_lock(_spin), lambda: _libc.pthread_spin_unlock(_spin))
+        if spins
+        else (lambda: _libc.pthread_mutex_lock(_mutex), lambda: _libc.pthread_mutex_unlock(_mutex))
+    )
+    lock()
+    return "garbage"
+
+
+def abort(pg: Any) -> None:
+    global _end_wait
+    aborts.append((threading.current_thread().name, pg.group_name))
+    if hangs:
+        threading.Event().wait()
+    _pending.clear()
+    with _aborting:
+        end, _end_wait = _end_wait, None
+        if end is not None:
+            end()
