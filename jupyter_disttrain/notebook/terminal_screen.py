@@ -75,6 +75,7 @@ class TerminalScreen(Screen):
         painted = [line for _, texts in left[at:] for line in texts] + below
         if is_end:
             for_good += [*self._changed_since(), *below]
+            self._unfinished = [(row, row.text, ranks) for row, _, ranks in self._unfinished if row.open]
             painted = []
         start = f"\x1b[{self._painted}A\r\x1b[J" if self._painted else ""
         self._painted = len(painted)
