@@ -22,7 +22,7 @@ from pathlib import Path
 print("alike")
 print("own", rank)
 sys.stderr.write(f"\\r{rank}0 percent"); sys.stderr.flush()
-while not Path({go!r}).exists(): time.sleep(0.01)
+while not Path(GO).exists(): time.sleep(0.01)
 for line in range(60): print("many", line)
 print("last")
 """
@@ -60,7 +60,7 @@ def test_lines_bars_and_a_hang_are_seen_while_the_cell_runs(terminal: pexpect.sp
     terminal.expect("ranks 0-1 ready")
     terminal.expect("In \\[2\\]")
     go = tmp_path / "go"
-    enter(terminal, BLOCKS.format(go=str(go)))
+    enter(terminal, BLOCKS.replace("GO", repr(str(go))))
     terminal.expect("alike")
     terminal.expect("00 percent")
     terminal.expect("10 percent")
@@ -83,7 +83,7 @@ def test_a_file_gets_the_lines_and_no_garbage(environment: dict[str, str], tmp_p
     go = tmp_path / "go"
     go.touch()
     script = tmp_path / "cells.ipy"
-    cell = BLOCKS.format(go=str(go)).strip().removeprefix("%%distributed\n")
+    cell = BLOCKS.replace("GO", repr(str(go))).strip().removeprefix("%%distributed\n")
     source = (
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none\n"
         f"get_ipython().run_cell_magic('distributed', '', {cell!r})\n%dist_shutdown\n"

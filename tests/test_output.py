@@ -203,30 +203,100 @@ def test_what_c_code_writes_with_no_python_around_it_arrives(notebook: Notebook)
     assert outcome.check().lines == ["ranks 0-1 │ no end of line"]
 
 
-def test_what_a_thread_says_after_its_cell_comes_with_the_next(notebook: Notebook, tmp_path: Path) -> None:
-    run(
-        notebook,
-        "go = threading.Event()",
-        "late = threading.Thread(target=lambda: (go.wait(10), print('late word')))",
-        "late.start()",
-    ).check()
-    outcome = run(notebook, "go.set(); late.join(); print('next')").check()
-    assert outcome.lines == ["ranks 0-1 │ late word", "ranks 0-1 │ next"]
-    said = "threading.Timer(0.05, lambda: (print('between cells'), marker.touch())).start()"
-    run(notebook, f"marker = Path({str(tmp_path)!r}) / f'said {{rank}}'", said).check()
-    outcome = run(notebook, "while not marker.exists(): time.sleep(0.01)").check()
-    assert outcome.lines == ["ranks 0-1 │ between cells"]
+class Late:
+    """What comes into the outputs of cells that have ended."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._client = notebook.client
+        self._texts: dict[str, dict[str, str]] = {}  # by request and display
+
+    def run(self, source: str, **metadata: Any) -> str:
+        """Run a cell as JupyterLab sends it; returns the id of the request when it has ended."""
+        content = {
+            "code": f"%%distributed\n{IMPORTS}\n{source}",
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        message = self._client.session.msg("execute_request", content, metadata=metadata)
+        self._client.shell_channel.send(message)
+        request = str(message["header"]["msg_id"])
+        while self._client.get_shell_msg(timeout=60)["parent_header"].get("msg_id") != request:
+            pass
+        return request
+
+    def wait(self, request: str, *lines: str) -> None:
+        """Wait until these lines, and no others, stand in the output of a cell, in any order."""
+        while sorted(self.lines(request)) != sorted(lines):
+            self.take()
+
+    def take(self) -> None:
+        """Take the next message."""
+        message = self._client.get_iopub_msg(timeout=60)
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            content = message["content"]
+            texts = self._texts.setdefault(message["parent_header"]["msg_id"], {})
+            texts[content["transient"]["display_id"]] = content["data"].get("text/plain", "")
+
+    def lines(self, request: str) -> list[str]:
+        text = "\n".join(filter(None, self._texts.get(request, {}).values()))
+        return Outcome([{"type": "display_data", "data": {"text/plain": text}}]).lines
+
+
+def test_what_comes_after_a_cell_stands_in_the_output_of_the_cell_that_started_it(notebook: Notebook) -> None:
+    late = Late(notebook)
+    first = late.run(
+        "import asyncio, concurrent.futures\n"
+        "go, again, pool = threading.Event(), threading.Event(), concurrent.futures.ThreadPoolExecutor(1)\n"
+        "def talk():\n"
+        "    go.wait(60); sys.stderr.write(f'late {rank}'); again.wait(60); print('later')\n"
+        "threading.Thread(target=talk).start()\n"
+        "_ = pool.submit(print, 'pooled').result()\n"
+        "async def tick():\n"
+        "    while not go.is_set(): await asyncio.sleep(0.01)\n"
+        "    print('task')\n"
+        "kept = asyncio.get_event_loop().create_task(tick())\n"
+        "_ = threading.Timer(0.2, print, ['between cells']).start()",
+        cellId="a",
+    )
+    late.wait(first, "ranks 0-1 │ pooled", "ranks 0-1 │ between cells")
+    second = late.run("go.set(); _ = pool.submit(print, 'of the second').result(); await kept", cellId="b")
+    late.wait(second, "ranks 0-1 │ of the second")
+    shown = [
+        "ranks 0-1 │ pooled",
+        "ranks 0-1 │ between cells",
+        "rank 0 ┃ late 0",
+        "rank 1 ┃ late 1",
+        "ranks 0-1 │ task",
+    ]
+    late.wait(first, *shown)
+    once_more = late.run("again.set(); time.sleep(0)", cellId="a")
+    last = late.run("pass", cellId="c")
+    labelled: list[str] = []
+    while not labelled:
+        late.take()
+        labelled = [re.split(" [│┃] ", line)[1] for each in (once_more, last) for line in late.lines(each)]
+    assert all(re.fullmatch(r"cell \d+, run again since: later", line) for line in labelled)
+    assert sorted(late.lines(first)) == sorted(shown)
 
 
 def test_a_thread_that_talks_over_many_cells_loses_no_line(notebook: Notebook) -> None:
+    late = Late(notebook)
     talk = "talker = threading.Thread(target=lambda: [print('word', i) or time.sleep(0.0005) for i in range(1500)])"
-    said = run(notebook, talk, "talker.start()").check().lines
-    for _ in range(20):
-        said += run(notebook, "print('cell')").check().lines
-    said += run(notebook, "talker.join()").check().lines
+    talker = late.run(f"{talk}\ntalker.start()")
+    cells = [late.run("print('cell')") for _ in range(20)]
+    words = [f"word {i}" for i in range(1500)]
     for rank in (0, 1):
-        words = [line.split(" │ ")[1] for line in said if line.startswith(("ranks 0-1", f"rank {rank}"))]
-        assert [word for word in words if word != "cell"] == [f"word {i}" for i in range(1500)]
+        while _words_of(late.lines(talker), rank) != words:
+            late.take()
+    for cell in cells:
+        late.wait(cell, "ranks 0-1 │ cell")
+
+
+def _words_of(lines: list[str], rank: int) -> list[str]:
+    return [line.split(" │ ")[1] for line in lines if line.startswith(("ranks 0-1", f"rank {rank}"))]
 
 
 def test_the_progress_line_goes_away(notebook: Notebook) -> None:

@@ -86,6 +86,21 @@ def test_more_than_a_rank_sends_is_counted_and_in_the_log(notebook: Notebook) ->
         assert log.read_bytes().endswith((b"y" * 99_999 + b"\n") * 400 + b"the last line\n")
 
 
+def test_displays_and_results_are_in_the_log_as_text(bounded_notebook: Notebook) -> None:
+    outcome = run(
+        bounded_notebook,
+        "from IPython.display import HTML, display",
+        "class Table:",
+        "    def _repr_html_(self): return '<b>1</b>'",
+        "    def __repr__(self): return 'a table as text'",
+        "for i in range(200): print('number', i)",
+        "print('before'); display(Table()); print('between')",
+        "{'result': rank}",
+    ).check()
+    for rank, log in enumerate(logs_of(outcome)):
+        assert log.read_text().endswith(f"before\na table as text\nbetween\n{{'result': {rank}}}\n")
+
+
 def test_c_code_that_holds_the_lock_of_python_does_not_block(bounded_notebook: Notebook) -> None:
     text = "text = b'three megabytes of this\\n' * 131_072"
     outcome = run(bounded_notebook, text, "_ = ctypes.PyDLL(None).printf(b'%s', text)", "print('went on')").check()

@@ -81,6 +81,25 @@ print("three" if rank in (0, 1, 3) else "rest", file=sys.stderr)
 display([rank, "x" * 60, "y" * 60])
 display(HTML(f"<b>figure of {rank}</b>"))
 if rank == 2: raise ValueError("fails")"""
+# The contrast of the innermost element with a text against what lies behind it, as WCAG computes it.
+CONTRAST_OF_HEADLINE = """(area, text) => {
+  const found = [...area.querySelectorAll('pre *')].filter(each => each.textContent.includes(text)).pop();
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const behind = node => {
+    if (node === null) return [255, 255, 255];
+    const [red, green, blue, alpha = 1] = numbers(getComputedStyle(node).backgroundColor);
+    const below = alpha < 1 ? behind(node.parentElement) : [0, 0, 0];
+    return [red, green, blue].map((value, at) => alpha * value + (1 - alpha) * below[at]);
+  };
+  const light = colour => colour.slice(0, 3).map(value => value / 255)
+    .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+  const text_colour = numbers(getComputedStyle(found).color), ground = behind(found);
+  const alpha = text_colour[3] ?? 1;
+  const seen = ground.map((value, at) => alpha * text_colour[at] + (1 - alpha) * value);
+  const [dark, bright] = [light(seen), light(ground)].sort((one, other) => one - other);
+  return (bright + 0.05) / (dark + 0.05);
+}"""
 LONG = "%%distributed\nfor line in range(700): print(rank, line)"
 # What a notebook holds that was saved by version 0.1: labels of scattered ranks are wider than the column.
 OLD = (
@@ -96,11 +115,9 @@ OLD = (
 @pytest.mark.browser
 def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: Page) -> None:
     name = "scattered.ipynb"
-    sources = [START.replace("-n 3", "-n 5"), SCATTERED, LONG, "the output of an earlier version"]
+    sources = [START.replace("-n 3", "-n 5"), SCATTERED, LONG]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
-    notebook.cells[3].outputs = [nbformat.v4.new_output("display_data", data)]
     nbformat.write(notebook, lab_server.root / name)
     page.goto(lab_server.link(name))
     wait_for_notebook(page)
@@ -118,6 +135,13 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
         assert [each.is_visible() for each in figures.all()] == [each == rank for each in range(5)]
         assert area.get_by_text("ValueError: fails").last.is_visible()
     assert area.evaluate("node => node.innerText.trim().endsWith('4')"), "tabs come after the text"
+
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        is_light = str(theme.endswith("Light")).lower()
+        page.locator(f"body[data-jp-theme-light='{is_light}'][data-jp-theme-name='{theme}']").wait_for(state="attached")
+        take_picture(page, f"scattered_{theme.split()[-1].lower()}")
+        assert area.evaluate(CONTRAST_OF_HEADLINE, "rank 2 (") >= 4.5, theme
 
     area = area_of(page, 2)
     fold = area.locator(".jdt-fold:visible")
@@ -139,17 +163,22 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
     assert 0 < at["y"] < 300, "the tabs stay in view"
     take_picture(page, "scattered_long")
 
-    area = area_of(page, 3)
+
+@pytest.mark.browser
+def test_a_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
+    data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", data)])
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / "old.ipynb")
+    page.goto(lab_server.link("old.ipynb"))
+    wait_for_notebook(page)
+    area = area_of(page, 0)
     area.get_by_role("tab", name="1", exact=True).click()
-    area.locator(".jdt-one-rank, .jdt-ranks-text").first.wait_for()
-    page.wait_for_function(
-        "text => !document.querySelectorAll('.jdt-rank-area')[2].innerText.includes(text)", arg="even"
-    )
+    area.get_by_text("even").wait_for(state="detached")
     assert said(area) == ["odd", "own", "of two lines", "aside", "a note for all"]
     area.get_by_role("tab", name="0", exact=True).click()
-    page.wait_for_function(
-        "text => !document.querySelectorAll('.jdt-rank-area')[2].innerText.includes(text)", arg="odd"
-    )
+    area.get_by_text("odd").wait_for(state="detached")
     assert said(area) == ["even", "a note for all"]
 
 

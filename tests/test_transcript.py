@@ -176,7 +176,7 @@ def test_a_display_of_which_nothing_can_be_seen_has_no_label() -> None:
     transcript = Transcript(1000, 1 << 30)
     for rank in range(2):
         transcript.show(rank, {"text/plain": "50 %"}, {}, f"bar {rank}", "display_data")
-        transcript.show(rank, {"text/html": "", "text/plain": "<HTML object>"}, {}, None, "display_data")
+        transcript.show(rank, {"text/html": "<pre style=''>\n</pre>", "text/plain": "\n"}, {}, None, "display_data")
         transcript.show(rank, {"text/plain": ""}, {}, f"bar {rank}", "update_display_data")
         transcript.say(rank, "stdout", "end\n")
     transcript.close()

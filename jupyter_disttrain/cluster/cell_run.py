@@ -45,6 +45,9 @@ class Listener(Protocol):
     def on_end(self, run: CellRun) -> None:
         """Take note that the cell has ended on every rank."""
 
+    def on_late(self, event: Event) -> Event | None:
+        """Take what comes after that, e.g. of a thread, on another thread; returns what is for the next cell."""
+
 
 class CellRun:
     """A cell that was sent to ranks.
@@ -122,6 +125,11 @@ class CellRun:
             elif event is not None:
                 rest.append(event)
         return rest
+
+    @property
+    def listener(self) -> Listener | None:
+        """What sees it."""
+        return self._listener
 
     def listen(self, listener: Listener) -> None:
         """Have a listener see what happens from now on, and what has not been looked at yet."""
@@ -366,8 +374,13 @@ class CellRun:
 
     def _end(self) -> None:
         self.ended_s = time.time()
-        if self._listener is not None:
-            self._listener.on_end(self)
+        if self._listener is None:
+            return
+        self._listener.on_end(self)
+        for event in self.take_rest() if self.state.done else ():
+            following = self._listener.on_late(event)
+            if following is not None:
+                self._events.put(following)
 
     def _raise(self, timeout_s: float | None) -> None:
         failures = self.failures

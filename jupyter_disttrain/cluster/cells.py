@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .registry import Ledger
     from .start import Launch
 
+LATE_CELLS = 100  # whose threads can still print into their output
 LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
 
 
@@ -45,6 +46,7 @@ class Cells:
         self._cells: dict[str, tuple[CellRun, int]] = {}  # by the id of the request, with its rank
         self._current: CellRun | None = None
         self._late: list[Event] = []
+        self._ended: dict[str, Listener] = {}  # by the id of the request: of cells that ended, the latest last
         self.count = count  # of the cells that were ever sent
 
     def check_free(self, ranks: Sequence[int]) -> None:
@@ -56,6 +58,11 @@ class Cells:
             helps = self._launch.why_hosts_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
+            for msg_id, (run, _) in self._cells.items():
+                if run.done and run.listener is not None:
+                    self._ended[msg_id] = run.listener
+            for msg_id in list(self._ended)[: -LATE_CELLS * len(self._launch.table)]:
+                del self._ended[msg_id]
             self._cells = {
                 msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
             }
@@ -239,8 +246,17 @@ class Cells:
                 self._put(run, event)
             elif isinstance(event, Silent):
                 return  # of a cell that nobody asks for any more
-            elif self._current is not None and not self._current.ended_s:
-                self._current.put(event)  # said by a thread that an earlier cell left behind
+            else:
+                listener = self._ended.get(message["parent_header"].get("msg_id", "")) if run is None else run.listener
+                following = event if listener is None else listener.on_late(event)
+                if following is not None:
+                    self._keep_late(following)
+
+    def _keep_late(self, event: Event) -> None:
+        """Hand what was printed for a cell whose output is gone to the one that runs, or to the next."""
+        with self._lock:
+            if self._current is not None and not self._current.ended_s:
+                self._current.put(event)
             elif len(self._late) < LATE_LIMIT:
                 self._late.append(event)
 

@@ -229,6 +229,10 @@ class _Watch:
             future.set_exception(error)
             return future
 
+    def on_late(self, event: Event) -> Event:
+        """Leave it to the next cell."""
+        return event
+
     def on_end(self, run: CellRun) -> None:
         """Do nothing: who asked for it shows what came of it."""
 

@@ -38,6 +38,7 @@ from ..framework_variables import accelerator_of
 from ..job_file import can_end_calls
 from ..messages import RankHello, encrypt, is_ipv6
 from .bootstrap import Bootstrap
+from .cell_threads import watch_threads
 from .connection import (
     CLIENT_IDENTITY,
     CONNECTION_FILE,
@@ -61,7 +62,7 @@ from .publisher import Publisher
 from .rank_exit import RankExit
 from .setup import HOST, NETWORK
 from .shell import RankProfile
-from .streams import Descriptors, flush_all, open_streams
+from .streams import Descriptors, Turns, flush_all, open_streams
 from .user_profile import ProfileApp, UserProfile
 from .wire import IDENTITY, RankEnd, Wire, reserve_descriptors
 
@@ -81,9 +82,16 @@ class RankEngine(IPEngine):
     max_heartbeat_misses = 0  # the nanny watches the controller
 
     def attach(
-        self, wire: Wire, hello: RankHello, connection: Connection, profile: UserProfile, reserved: list[int]
+        self,
+        wire: Wire,
+        turns: Turns,
+        hello: RankHello,
+        connection: Connection,
+        profile: UserProfile,
+        reserved: list[int],
     ) -> None:
         """Take what :func:`run_rank` prepared."""
+        self._turns = turns
         self._descriptors, self._reserved = Descriptors(wire), reserved
         self._rank_end = RankEnd(wire)
         self._hello = hello
@@ -126,6 +134,9 @@ class RankEngine(IPEngine):
         control_thread = ControlThread(daemon=True)
         control_thread.start()
         publisher = Publisher(self._rank_end)
+        self._turns.send_late = lambda header, stream, data: publisher.send_late(
+            self.session.pack(header), stream, data
+        )
         kernel: RankKernel = RankKernel.instance(
             parent=self,
             engine_id=self.id,
@@ -234,7 +245,9 @@ def _place_temporary_files() -> None:
 def run_rank(wire: Wire) -> None:
     """Be a rank; returns never."""
     reserved = reserve_descriptors()
-    stdout, stderr = open_streams(wire)
+    turns = Turns(wire)
+    stdout, stderr = open_streams(turns)
+    watch_threads()
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
     begin_reports(wire)
@@ -264,7 +277,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, hello, connection, profile, reserved)
+    engine.attach(wire, turns, hello, connection, profile, reserved)
     engine.start()
     sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
     _flush()

@@ -39,7 +39,7 @@ from .setup import write_whole
 from .use import UseTeller
 from .vitals import Vitals
 from .voice import Voice
-from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, PLACED, SAMPLES, NannyEnd, Wire, read_all
+from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .witness import Witness
 
 if TYPE_CHECKING:
@@ -251,10 +251,20 @@ class Nanny:
                 self._out.send_multipart(frames)
             elif kind == CELL_BEGIN:
                 self._on_cell(self._session.unpack(frames[0]))
-            elif kind == SAMPLES:
-                self._on_metrics(bytes(frames[0]))
-            elif kind == IDENTITY:
-                self._on_identity(self._session.unpack(frames[0]))
+            else:
+                self._on_note(kind, frames)
+
+    def _on_note(self, kind: bytes, frames: list[bytes]) -> None:
+        """Take what has no place among what the cell prints."""
+        if kind == LATE:
+            self._voice.hear_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
+        elif kind == LOGGED:
+            self._read_pipes()  # what was printed before it
+            self._log.write(frames[0], "stdout")
+        elif kind == SAMPLES:
+            self._on_metrics(bytes(frames[0]))
+        elif kind == IDENTITY:
+            self._on_identity(self._session.unpack(frames[0]))
 
     def _on_cell(self, header: dict[str, Any]) -> None:
         self._out.begin_cell()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipykernel.zmqshell import ZMQDisplayPublisher
 
+from .cell_threads import earlier_cell
 from .on_import import on_import
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class RankDisplayPublisher(ZMQDisplayPublisher):
         if shown is not None and not (transient or {}).get("display_id"):
             name, update = shown.place()
             transient = {**(transient or {}), "display_id": name}
+        cell = earlier_cell()
+        if cell is not None:
+            self._parent_header.set(cell)  # of this thread or task, which displays for no other
+        if not update:
+            self.pub_socket.log_display(data)
         super().publish(data, metadata, transient=transient, update=update, **options)  # type: ignore[no-untyped-call]
 
     def clear_output(self, wait: bool = False) -> None:

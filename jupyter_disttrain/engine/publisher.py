@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .wire import CELL_BEGIN, CELL_END, FORWARD, PLACED, RankEnd
+from .wire import CELL_BEGIN, CELL_END, FORWARD, LATE, LOGGED, PLACED, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +28,16 @@ class Publisher:
     def send_aside(self, frames: Sequence[Any]) -> None:
         """Send a message whose place among what is said does not matter; waits for nobody."""
         self._rank_end.send(FORWARD, frames)
+
+    def send_late(self, packed_header: bytes, stream: str, data: bytes) -> None:
+        """Send text for an earlier cell; waits for nobody."""
+        self._rank_end.send(LATE, [packed_header, stream.encode(), data])
+
+    def log_display(self, data: dict[str, Any]) -> None:
+        """Write a display into the rank's log, in its text form; the display itself is sent next, and waited for."""
+        text = str(data.get("text/plain", ""))
+        if text:
+            self._rank_end.send(LOGGED, [f"{text}\n".encode("utf-8", "backslashreplace")])
 
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: nothing is held back."""

@@ -77,6 +77,11 @@ class RankDisplayHook(ZMQShellDisplayHook):
         self.last_value = result
         super().__call__(result)  # type: ignore[no-untyped-call]
 
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        """Take the result's forms; the text is written into the log, too."""
+        self.pub_socket.log_display(format_dict)
+        super().write_format_data(format_dict, md_dict)  # type: ignore[no-untyped-call]
+
 
 class RankShell(ZMQInteractiveShell):
     """A shell whose end is not its own to decide."""

@@ -17,10 +17,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .cell_threads import earlier_cell
 from .wire import restore_input
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from .wire import Wire
@@ -41,6 +42,7 @@ class Turns:
         self.lock = threading.RLock()
         self._speaker: RankStream | None = None  # that sent last
         self._writer: RankStream | None = None  # that was written to last
+        self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # to an earlier cell
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -78,6 +80,7 @@ class RankStream(io.TextIOBase):
         self._rest: list[str] = []  # what was printed without an end of line
         self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
         self._calls: dict[int, _Place | None] = {}  # by thread: where it was when it wrote last
+        self._late: dict[int, tuple[dict[str, Any], list[str]]] = {}  # by thread: an earlier cell, and text for it
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
@@ -94,7 +97,7 @@ class RankStream(io.TextIOBase):
 
     def _after_fork(self) -> None:
         # A child has neither the threads nor the right to the parent's unfinished line.
-        self._rest, self._open, self._calls, self._waker = [], {}, {}, None
+        self._rest, self._open, self._calls, self._late, self._waker = [], {}, {}, {}, None
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -119,6 +122,10 @@ class RankStream(io.TextIOBase):
         """Write text; a line leaves when it is finished."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        cell = earlier_cell()
+        if cell is not None and self._turns.send_late is not None:
+            self._write_late(cell, text)
+            return len(text)
         with self._turns.lock:
             self._turns.finish_other(self)
             thread = threading.get_ident()
@@ -144,8 +151,28 @@ class RankStream(io.TextIOBase):
                 self._calls[thread] = None if caller is None else _place(caller)  # C code calls this too
         return len(text)
 
+    def _write_late(self, cell: dict[str, Any], text: str) -> None:
+        """Send text to the cell that has started this thread or task, whole calls of ``print`` at a time."""
+        thread = threading.get_ident()
+        with self._turns.lock:
+            cell, parts = self._late.setdefault(thread, (cell, []))
+            parts.append(text)
+            if text and "\n" not in text and "\r" not in text:
+                self._wake_flusher()
+                return
+            del self._late[thread]
+        self._send_late(cell, parts)
+
+    def _send_late(self, cell: dict[str, Any], parts: list[str]) -> None:
+        assert self._turns.send_late is not None
+        if data := "".join(parts).encode("utf-8", "backslashreplace"):
+            self._turns.send_late(cell, self.name[1:-1], data)
+
     def flush(self) -> None:
         """Send this thread's unfinished line too, and those of threads that have ended."""
+        cell = earlier_cell() if self._late else None
+        if cell is not None:
+            self._write_late(cell, "")
         with self._turns.lock:
             parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
             if self._open:
@@ -194,6 +221,7 @@ class RankStream(io.TextIOBase):
     def _flush_whenever(self, waker: threading.Event) -> None:
         pause = threading.Event()
         seen: dict[int, int] = {}
+        seen_late: dict[int, int] = {}
         while self._waker is waker:
             waker.wait()
             pause.wait(_FLUSH_SECONDS)
@@ -202,9 +230,14 @@ class RankStream(io.TextIOBase):
                 self._rest += [part for thread in idle for part in self._open.pop(thread)]
                 seen = {thread: len(parts) for thread, parts in self._open.items()}
                 self._calls = {thread: place for thread, place in self._calls.items() if thread in seen}
-                if not self._open:
+                idle = [thread for thread, (_, parts) in self._late.items() if seen_late.get(thread) == len(parts)]
+                late = [self._late.pop(thread) for thread in idle]
+                seen_late = {thread: len(parts) for thread, (_, parts) in self._late.items()}
+                if not self._open and not self._late:
                     waker.clear()
                 self.send_rest()
+            for cell, texts in late:
+                self._send_late(cell, texts)
 
     def _idle_threads(self, seen: dict[int, int]) -> list[int]:
         """Return the threads that added nothing since the last look and have left the call that wrote.
@@ -267,9 +300,8 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     yield data[start:]
 
 
-def open_streams(wire: Wire) -> tuple[RankStream, RankStream]:
+def open_streams(turns: Turns) -> tuple[RankStream, RankStream]:
     """Make stdout and stderr, and have C code write whole lines at once too."""
-    turns = Turns(wire)
     _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
     return RankStream(1, "stdout", turns), RankStream(2, "stderr", turns)
 

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 GATHER_SECONDS = 0.02
 CELL_LIMIT = 32 << 20  # bytes a rank may send per cell; the rest is only in the log
 TAIL_CHARACTERS = 4000
+LATE_STREAMS = 32  # of earlier cells whose limits are remembered
 
 
 class _Stream:
     """One of a rank's two streams."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, cell: dict[str, Any] | None = None) -> None:
         self.name = name
+        self.cell = cell  # an earlier one; None: the one that runs
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.begin_cell()
 
@@ -67,6 +69,7 @@ class Voice:
         self._publish = publish
         self._log = log
         self._streams = {name: _Stream(name) for name in ("stdout", "stderr")}
+        self._late: dict[tuple[str, str], _Stream] = {}  # of earlier cells, by request and name
         self._gathered: list[tuple[_Stream, list[str]]] = []  # in the order in which it was said
         self._last_time = 0.0
         self.cell: dict[str, Any] = {}  # the header of the request that runs, or ran last
@@ -84,6 +87,16 @@ class Voice:
         self._log.write(data, name)
         stream = self._streams[name]
         self._gather(stream, stream.admit(without_noise(data) if name == "stderr" else data))
+
+    def hear_late(self, cell: dict[str, Any], name: str, data: bytes) -> None:
+        """Take bytes that a thread or a task of an earlier cell has written."""
+        self._log.write(data, name)
+        key = cell["msg_id"], name
+        stream = self._late.pop(key, None) or _Stream(name, cell)
+        self._late[key] = stream  # as the last one
+        if len(self._late) > LATE_STREAMS:
+            del self._late[next(iter(self._late))]
+        self._gather(stream, stream.admit(data))
 
     def _gather(self, stream: _Stream, text: str) -> None:
         if not text:
@@ -108,10 +121,10 @@ class Voice:
         self.due = None
         for stream, parts in self._gathered:
             self._last_time = time.monotonic()
-            self._publish("stream", {"name": stream.name, "text": "".join(parts)}, self.cell)
+            self._publish("stream", {"name": stream.name, "text": "".join(parts)}, stream.cell or self.cell)
         self._gathered.clear()
         if end_of_cell:
-            for stream in self._streams.values():
+            for stream in (*self._streams.values(), *self._late.values()):
                 if stream.elided_bytes:
                     self._publish_elided(stream)
 
@@ -124,6 +137,6 @@ class Voice:
             tail=tail,
             log_path=self._log.path,
         )
-        self._publish(record.msg_type, record.to_content(), self.cell)
+        self._publish(record.msg_type, record.to_content(), stream.cell or self.cell)
         stream.elided_lines = stream.elided_bytes = 0
         stream.tail = ""

@@ -51,6 +51,8 @@ PLACED = b"P"  # the same, to be published after what was said before it and bef
 CELL_BEGIN = b"B"  # a cell's header: what is said from now on belongs to it
 CELL_END = b"E"  # a signed message that ends the cell
 SAMPLES = b"M"  # what ``log_metrics`` was given; for the file and the client
+LATE = b"L"  # text of a thread or task of an earlier cell: that cell's header, the stream, the text
+LOGGED = b"T"  # text for the log alone: what a display shows
 IDENTITY = b"I"  # JSON: who this rank is, where its log goes
 
 

@@ -16,6 +16,7 @@ from ..config import parse_roles
 from ..errors import UsageError
 from ..ranks import label_ranks, parse_ranks
 from .arguments import documented, hosts_of, parse, parse_gpus
+from .cell_places import watch_cells
 from .comms import CommRelay
 from .file_magics import FileMagics
 from .screen import Screen
@@ -44,6 +45,7 @@ class DistributedMagics(FileMagics):
         super().__init__(shell=shell, **kwargs)
         self.transformers = Transformers(shell)
         self.views = Views(shell)
+        watch_cells(shell)
         self._last = ""
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
         self._waiting: dict[str, list[tuple[CellRun, str | None]]] = {}  # by cluster: with the name for the values

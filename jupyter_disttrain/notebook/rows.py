@@ -5,6 +5,7 @@ Covers: lines, and the parts of the screen that hold them.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ SECTION_ROWS = 500  # lines that are drawn together
 SLOW_SECTION_ROWS = 100  # the same once they were drawn many times
 SLOW_SECTION_DRAWS = 50
 SEARCHED_ROWS = 100  # of those that are alike
+
+# What rich shows for an empty line is no more than that.
+_BLANK_HTML = re.compile(r"(?:\s|</?(?:pre|span|code|p|br)\b[^<>]*>)*", re.IGNORECASE)
 
 row_key = attrgetter("key")
 
@@ -59,7 +63,12 @@ class Section:
     def is_blank(self) -> bool:
         """Whether it is a display of which nothing can be seen."""
         data = self.data
-        return data is not None and not str(data.get("text/html", "".join(map(str, data.values())))).strip()
+        if data is None:
+            return False
+        markup = data.get("text/html")
+        if isinstance(markup, str):
+            return _BLANK_HTML.fullmatch(markup) is not None and set(data) <= {"text/html", "text/plain"}
+        return not "".join(map(str, data.values())).strip()
 
     @property
     def is_full(self) -> bool:

@@ -10,12 +10,14 @@ the text stands which ranks printed which line: JupyterLab makes a tab for each 
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..cluster.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
 from ..ranks import label_ranks, short_label
-from .rows import TAIL_ROWS
+from .rows import TAIL_ROWS, Row, Section
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..cluster.cell_run import CellRun
     from ..cluster.events import Event
-    from .rows import Hidden, Row, Section
+    from .rows import Hidden
     from .sinks import Sink
 
 # Grey, not "faint": JupyterLab shows that as plain text.
@@ -78,6 +80,9 @@ class Screen:
         self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # made before, because lines are many
         self._log_folder = log_folder
         self._forward_comm = forward_comm
+        self._bounds = max_lines, max_bytes
+        self._lock = threading.RLock()  # what comes after the end is taken on another thread
+        self._timer: threading.Timer | None = None
         self._below_view = below_view
         self._transcript = Transcript(max_lines, max_bytes)
         self._notes: list[str] = []
@@ -111,26 +116,60 @@ class Screen:
 
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
-        self._transcript.close()
-        if not run.failures and not run.timed_out:
-            self._notes += run.notes  # else the error tells them
-        self._progress = []
-        self._fit_labels(self._width)
-        self._finish()
+        with self._lock:
+            self._transcript.close()
+            if not run.failures and not run.timed_out:
+                self._notes += run.notes  # else the error tells them
+            self._progress = []
+            self._fit_labels(self._width)
+            self._finish()
+            # What comes later stands below all that, as a transcript of its own.
+            self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
+            self._names, self._texts, self._filled, self._below_view = [], [], 0, False
+
+    def on_late(self, event: Event) -> Event | None:
+        """Show what comes after the end, in the same output; where that is gone, label it for the next cell."""
+        gone = self._sink.where_it_was()
+        if gone:
+            if not isinstance(event, Said):
+                return event
+            return replace(event, text="".join(f"{gone}: {line}" for line in event.text.splitlines(keepends=True)))
+        with self._lock:
+            self._take_output(event)
+            if self._timer is None:
+                self._timer = threading.Timer(max(0.0, self._due - time.monotonic()), self._draw_late)
+                self._timer.daemon = True
+                self._timer.start()
+        return None
+
+    def _draw_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            start = time.monotonic()
+            self._draw()
+            cost = time.monotonic() - start
+            self._due = start + cost + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
 
     def _finish(self) -> None:
-        count = len(self._visible(self._below()))
+        count = len(self._visible())
         if not self._below_view and count < len(self._names):
             # Places that hold nothing any more would be empty boxes.
             self._sink.clear(wait=count > 0)
             self._names.clear()
             self._texts.clear()
             self._filled = 0
+            for section in self._transcript.sections:
+                section.place = -1
         self._draw()
         for name in self._names[self._filled :]:
             self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
 
     def _take(self, event: Event, run: CellRun) -> None:
+        self._take_output(event)
+        if isinstance(event, (Replied, Died)):
+            self._note_failure(event.rank, run)
+
+    def _take_output(self, event: Event) -> None:
         self._changed = True
         transcript = self._transcript
         if isinstance(event, Said):
@@ -145,8 +184,6 @@ class Screen:
             self._note_log(event)
         elif isinstance(event, CommSent):
             self._forward_comm(event)
-        elif isinstance(event, (Replied, Died)):
-            self._note_failure(event.rank, run)
 
     def _note_log(self, event: LogFailed) -> None:
         record = event.record
@@ -203,22 +240,22 @@ class Screen:
     def _draw(self) -> None:
         self._changed = False
         self._fit_labels(self._label_width)
-        below = self._below()
-        visible = self._visible(below)
+        visible = self._visible()
         for place, section in enumerate(visible):
             if self._labelled and section.data and place:
                 of_ranks = tuple(sorted(visible[place - 1].rows[-1].ranks))  # its label is the line above
                 section.dirty = section.dirty or of_ranks != section.of_ranks
                 section.of_ranks = of_ranks
             if section.dirty or section.place != place:
-                self._draw_section(section, place, [*below, *self._progress] if section is self._carrier else [])
+                self._draw_section(section, place)
         for place in range(len(visible), self._filled):
             self._sink.show(self._names[place], {}, {})
             self._texts[place] = None
         self._filled = len(visible)
 
-    def _visible(self, below: list[str]) -> list[Section]:
+    def _visible(self) -> list[Section]:
         """Return the sections that are to be seen; one of them carries what stands below everything."""
+        below = [*self._tail(), *self._red_notes()]
         carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
         for section in (carrier, self._carrier):
             if section is not None:
@@ -241,12 +278,13 @@ class Screen:
             for section in self._transcript.sections:
                 section.dirty = True
 
-    def _draw_section(self, section: Section, place: int, below: list[str]) -> None:
+    def _draw_section(self, section: Section, place: int) -> None:
         section.dirty, section.place = False, place
         data, metadata = section.data, section.metadata
         if data is None:
-            lines, of_lines = self._lines(section.rows)
-            section.drawn = "\n".join([*lines, *below])
+            is_carrier = section is self._carrier
+            lines, of_lines = self._lines([*section.rows, *(self._tail() if is_carrier else ())])
+            section.drawn = "\n".join([*lines, *([*self._red_notes(), *self._progress] if is_carrier else ())])
             if place < len(self._texts) and self._texts[place] == section.drawn:
                 return  # e.g. a progress line that says the same
             data = {"text/plain": section.drawn}
@@ -275,7 +313,7 @@ class Screen:
         for row in rows:
             if not self._labelled and row.stream == "label":
                 continue
-            label, cut = self._label(row.ranks, row.stream) if self._labelled else ("", 0)
+            label, cut = self._label(row.ranks, row.stream) if self._labelled and row.stream != "note" else ("", 0)
             texts.append(self._line(label, row.stream, row.text))
             ranks = () if row.stream == "label" else tuple(sorted(row.ranks))
             run = [1 + row.text.count("\n"), groups.setdefault(ranks, len(groups)), cut]
@@ -303,16 +341,18 @@ class Screen:
             known = self._labels[ranks, stream] = label, len(name if stream == "stderr" else label)
         return known
 
-    def _below(self) -> list[str]:
-        """Return what stands below everything for good: what is not shown, notes."""
-        lines = []
+    def _tail(self) -> list[Row]:
+        """Return what stands for the lines that are not shown: how many, and the last of them."""
         hidden = self._transcript.hidden
-        if hidden.tails:
-            logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
-            size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
-            lines.append(f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:{RESET}")
-            lines += self._lines(_merge_tails(hidden))[0]
-        return lines + [f"{RED}{note}{RESET}" for note in self._notes]
+        if not hidden.tails:
+            return []
+        logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
+        size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
+        text = f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:"
+        return [Row((0,), text, "note", frozenset(self._ranks), Section()), *_merge_tails(hidden)]
+
+    def _red_notes(self) -> list[str]:
+        return [f"{RED}{note}{RESET}" for note in self._notes]
 
 
 def _size(size_bytes: int) -> str:

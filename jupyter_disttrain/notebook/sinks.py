@@ -5,8 +5,12 @@ Covers: a notebook's output, IPython in a terminal.
 
 from __future__ import annotations
 
+import threading
 import uuid
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol
+
+from .cell_places import CellPlace
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -21,24 +25,36 @@ class Sink(Protocol):
     def clear(self, *, wait: bool) -> None:
         """Remove all displays; with ``wait`` when the next one is shown."""
 
+    def where_it_was(self) -> str:
+        """Return the name of the cell if its output is gone: it was run again, or removed; else nothing."""
+
 
 class NotebookSink:
     """A notebook's output: displays are updated in place."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._publisher = shell.display_pub
+        self._context = copy_context()  # in which displays go to this cell, whichever runs
+        self._thread = threading.get_ident()
+        self._place = CellPlace(shell)
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:
         """Show or change a display."""
         name = shown_as or uuid.uuid4().hex
-        self._publisher.publish(
-            data=data, metadata=metadata, transient={"display_id": name}, update=shown_as is not None
-        )
+        options = {"transient": {"display_id": name}, "update": shown_as is not None}
+        if threading.get_ident() == self._thread:
+            self._publisher.publish(data=data, metadata=metadata, **options)
+        else:
+            self._context.copy().run(self._publisher.publish, data=data, metadata=metadata, **options)
         return name
 
     def clear(self, *, wait: bool) -> None:
         """Clear the cell's output."""
         self._publisher.clear_output(wait)
+
+    def where_it_was(self) -> str:
+        """Return the name of the cell if its output is gone."""
+        return self._place.where_it_was()
 
 
 class TerminalSink:
@@ -50,6 +66,10 @@ class TerminalSink:
 
     def clear(self, *, wait: bool) -> None:
         """Do nothing: nothing was printed."""
+
+    def where_it_was(self) -> str:
+        """Return nothing: what is printed stays."""
+        return ""
 
 
 def sink_for(shell: InteractiveShell) -> Sink:

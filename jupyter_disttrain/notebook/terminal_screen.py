@@ -32,12 +32,13 @@ SPARE_LINES = 3  # of the terminal, for the cell's own text
 class TerminalScreen(Screen):
     """Listen to a cell and print it."""
 
+    _has_ended = False
     _painted = 0  # lines that can still be painted again
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._printed: Counter[int] = Counter()  # by rank: how many of its lines are printed for good
-        self._unfinished: list[tuple[Row, str]] = []  # lines among these that may still change
+        self._unfinished: list[tuple[Row, str, frozenset[int]]] = []  # lines among these that may still change
 
     def _take(self, event: Event, run: CellRun) -> None:
         super()._take(event, run)
@@ -46,17 +47,20 @@ class TerminalScreen(Screen):
 
     def _draw(self) -> None:
         self._changed = False
-        if sys.stdout.isatty():
-            self._paint(is_end=False)
+        if self._has_ended or sys.stdout.isatty():
+            self._paint(is_end=self._has_ended)
 
     def _finish(self) -> None:
+        self._has_ended = True
         self._paint(is_end=True)
+        self._printed.clear()
+        self._unfinished.clear()
 
     def _paint(self, *, is_end: bool) -> None:
         """Paint the last lines again, and print for good what there is no room for; at the end all of it."""
         self._fit_labels(self._label_width)
         columns, height = shutil.get_terminal_size()
-        below = [*self._below(), *self._progress]
+        below = [*self._lines(self._tail())[0], *self._red_notes(), *self._progress]
         if not is_end:
             below = below[-max(1, height - SPARE_LINES) :]
         left = self._lines_left()
@@ -65,13 +69,13 @@ class TerminalScreen(Screen):
         while at > 0 and len(left[at - 1][1]) <= room:
             at -= 1
             room -= len(left[at][1])
-        self._unfinished += [(row, row.text) for row, _ in left[:at] if row.open]
+        self._unfinished += [(row, row.text, row.ranks) for row, _ in left[:at] if row.open]
         for_good = [line for _, texts in left[:at] for line in texts]
         self._count_printed([row for row, _ in left[:at]])
         painted = [line for _, texts in left[at:] for line in texts] + below
         if is_end:
-            changed = [row for row, text in self._unfinished if row.ranks and row.text != text]
-            for_good += [self._text_of(row, row.ranks) for row in changed] + below
+            for_good += [*self._changed_since(), *below]
+            self._unfinished = [(row, row.text, ranks) for row, _, ranks in self._unfinished if row.open]
             painted = []
         start = f"\x1b[{self._painted}A\r\x1b[J" if self._painted else ""
         self._painted = len(painted)
@@ -79,6 +83,17 @@ class TerminalScreen(Screen):
             start + "".join(f"{line}\n" for line in [*for_good, *(fit(line, columns) for line in painted)])
         )
         sys.stdout.flush()
+
+    def _changed_since(self) -> list[str]:
+        """Return what became of lines, such as bars, that were printed for good before they were finished."""
+        ends: dict[tuple[str, str], frozenset[int]] = {}
+        for row, text, ranks in self._unfinished:
+            if row.ranks and row.text != text:
+                ends[row.stream, row.text] = ends.get((row.stream, row.text), frozenset()) | ranks
+        return [
+            self._line(self._label(ranks, stream)[0] if self._labelled else "", stream, text)
+            for (stream, text), ranks in ends.items()
+        ]
 
     def _lines_left(self) -> list[tuple[Row, list[str]]]:
         """Return the rows that are not printed for good on all of their ranks, with their lines."""

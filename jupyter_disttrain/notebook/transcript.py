@@ -12,24 +12,18 @@ not depend on who was faster.
 
 from __future__ import annotations
 
-import json
-import re
 from bisect import bisect_left
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from .likeness import like_display, like_result
 from .merge import merge
 from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Alike, Hidden, Row, Section, alone, insert_row, row_key
 from .terminal import Writer
 
 MOVABLE_ROWS = 1000  # of one rank's own lines that may still move in front of a common one
 GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks while the cell runs
-
-# What differs from run to run and means nothing: addresses, and ids in HTML's tags, styles and scripts.
-_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
-_RANDOM_ID = re.compile(r"\bT_[0-9a-f]{5}|[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
-_MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
 class Transcript:
@@ -75,9 +69,9 @@ class Transcript:
         self._clear_if_due(rank)
         if set(data) <= {"text/plain"} and display_id is None:
             text = data.get("text/plain", "")
-            self.add(rank, "result", text, ("result", _ADDRESS.sub("at 0x", text)))
+            self.add(rank, "result", text, like_result(text))
             return
-        like = None if display_id else ("rich", _without_ids(data))
+        like = None if display_id else like_display(data)
         row = self._find(rank, like)
         if row is None:
             row = self._new_row(rank, "label", "")
@@ -407,14 +401,6 @@ class Transcript:
         if section.is_empty:
             self.sections.remove(section)
         self._alike.remove(row)
-
-
-def _without_ids(data: dict[str, Any]) -> str:
-    """Return a display as text without what is random in it."""
-    markup = data.get("text/html")
-    if isinstance(markup, str):
-        data = data | {"text/html": _MARKUP.sub(lambda tag: _RANDOM_ID.sub("", tag[0]), markup)}
-    return _ADDRESS.sub("at 0x", json.dumps(data, sort_keys=True, default=str))
 
 
 class _Paper:
