@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-STEPS_SEEN = 1500  # of the training, before its picture is taken
+STEPS_SEEN = 600  # of the training, before its picture is taken
 CELLS = (
     "%load_ext jupyter_disttrain\n%dist_init -n 2",
     """%%distributed
