@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -74,12 +75,9 @@ class LabServer:
         return f"{workspace}{tree}?token={self.token}"
 
 
-@pytest.fixture(scope="module")
-def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
-    """Run JupyterLab with the extension as it was last built, and with nothing of this person's settings."""
-    if not (BUILT_EXTENSION / "package.json").exists():
-        unavailable("the JupyterLab extension is not built; run 'make labextension'")
-    home = tmp_path_factory.mktemp("jupyterlab")
+@contextmanager
+def running_lab(home: Path) -> Iterator[LabServer]:
+    """Run JupyterLab with the extension as it was last built, and with nothing of this user's settings."""
     root = home / "notebooks"
     root.mkdir()
     token = secrets.token_hex(16)
@@ -102,6 +100,15 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
             yield LabServer(url=address_of(server), token=token, root=root)
         finally:
             stop(server)
+
+
+@pytest.fixture(scope="module")
+def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
+    """Run JupyterLab for the tests of a module."""
+    if not (BUILT_EXTENSION / "package.json").exists():
+        unavailable("the JupyterLab extension is not built; run 'make labextension'")
+    with running_lab(tmp_path_factory.mktemp("jupyterlab")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

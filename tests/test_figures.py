@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import warnings
+from ast import literal_eval
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,11 @@ def test_a_view_is_drawn_once_a_cell_however_often_it_is_shown(bare_notebook: No
     assert (
         bare_notebook.run("get_ipython().display_pub.publish = publish; sum(updates)").text == "2"
     )  # one for each cell
+    # Where no server gives a page the logs, the kernel does.
+    bare_notebook.run("%%distributed\nimport sys\nprint('of', rank, file=sys.stderr, flush=True)").check()
+    widget = "from jupyter_disttrain.notebook.widget import ClusterWidget\nwidget = ClusterWidget(cluster)\n"
+    told = bare_notebook.run(f"{widget}widget._answer({{'ask': 'log', 'rank': 1}})['logs']").check().text
+    assert literal_eval(told) == [{"rank": 1, "parts": [{"stream": "stderr", "text": "of 1\n"}], "is_cut": False}]
     bare_notebook.run("%dist_shutdown").check()
     assert bare_notebook.run("1 + 1").check().text == "2"
 

@@ -153,7 +153,7 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
     with pytest.raises(UsageError, match="a job's own; stop ends it"):
         live.ask("reset")
     with pytest.raises(UsageError, match=r"the log of rank 1 is on node1: .*/rank1\.log; ssh node1"):
-        live.log_tail(1, 100)
+        live.log_ends([1])
     with pytest.raises(UsageError, match="held by another notebook"):
         Cluster.attach(which, ssh=str(lab.ssh))
     running = cluster.run("import time\nwhile not getattr(time, 'go', 0): time.sleep(0.01)\n7", block=False)

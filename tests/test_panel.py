@@ -68,19 +68,21 @@ def test_the_empty_panel_says_how_to_start(open_notebook: Callable[..., Page]) -
     empty = page.locator(f"{PANEL} .jdt-empty")
     empty.wait_for(state="visible")
     assert "%dist_init" in empty.inner_text()
+    empty.get_by_label("number of ranks").fill("3")
+    assert "%dist_init -n 3" in empty.inner_text()
     take_picture(page, "panel_empty")
     empty.get_by_role("button", name="Start ranks for this notebook").click()
     starting = f"{PANEL} .jdt-starting"
     page.wait_for_function(
         """panel => [panel, '.jdt-status'].every(where => {
             const shown = document.querySelector(where);
-            return shown?.checkVisibility() && shown.textContent.includes('starting: 0 of 2 ranks, importing torch');
+            return shown?.checkVisibility() && shown.textContent.includes('starting: 0 of 3 ranks, importing torch');
         })""",
         arg=starting,
     )
     assert not empty.is_visible()
     take_picture(page, "panel_starting")
-    page.locator(f"{PANEL} .jdt-rank").nth(1).wait_for(timeout=60_000)
+    page.locator(f"{PANEL} .jdt-rank").nth(2).wait_for(timeout=60_000)
     assert not empty.is_visible()
     shut_down(page)
     empty.wait_for(state="visible")

@@ -94,7 +94,7 @@ def look_at_a_narrow_panel(page: Page) -> None:
     assert found["titles"][:4] == ["rank", "state", "line", "steps/s"], found
     take_picture(page, "panel_narrow")
     # Last values stand in the legend as text; what all ranks share is one line.
-    assert [text.split()[:2] for text in texts(loss.locator(".jdt-entry"))] == [["rank", "0"], ["rank", "1"]]
+    assert [text.split()[:2] for text in texts(loss.locator(".jdt-entry"))] == [["rank", "0:"], ["rank", "1:"]]
     assert all(float(text.split()[2]) > 0 for text in texts(loss.locator(".jdt-entry")))
     common = page.locator(f"{PANEL} .jdt-plot[aria-label^='common']").locator(".jdt-entry")
     common.filter(has_text="all ranks").wait_for()
@@ -142,6 +142,30 @@ FEED = """() => {
 TOP = "node => document.querySelector(node).getBoundingClientRect().top"
 
 
+def without_a_server(page: Page) -> None:
+    """As in VS Code: the kernel is asked, once the view itself has asked the user."""
+    last = "() => shown.sent.at(-1)"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    question = page.get_by_role("alertdialog", name="Shut down the ranks?")
+    question.get_by_role("button", name="Cancel").click()
+    assert page.evaluate(last)["ask"] != "stop"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    question.get_by_role("button", name="Shut down").click()
+    assert page.evaluate(last)["ask"] == "stop"
+    page.evaluate("() => shown.tell('msg:custom', {reply: shown.sent.at(-1).token, message: 'it is not yours'}, [])")
+    page.get_by_role("alert").filter(has_text="it is not yours").wait_for()
+    page.locator(".jdt-rank").first.click()
+    asked = page.evaluate(last)
+    assert asked["ask"] == "log"
+    parts = [{"stream": "stderr", "text": "by the kernel\n"}]
+    reply = {"reply": asked["token"], "logs": [{"rank": asked["rank"], "parts": parts, "is_cut": False}]}
+    page.evaluate("reply => shown.tell('msg:custom', reply, [])", reply)
+    page.locator(".jdt-log .jdt-stderr", has_text="by the kernel").wait_for()
+    with page.expect_download() as saved:
+        page.locator(".jdt-log").get_by_role("button", name="Download").click()
+    assert saved.value.path().read_text() == "by the kernel\n"
+
+
 def first_ranks(page: Page, count: int) -> list[str]:
     return [text.split("\t")[0] for text in page.locator(".jdt-rank").all_inner_texts()[:count]]
 
@@ -172,6 +196,8 @@ def test_many_ranks_are_summed_up_filtered_and_sorted(page: Page) -> None:
         page.locator(".jdt-mean").uncheck()
         page.locator(".jdt-plot[aria-label^='CPU'] .jdt-entry", has_text="rank 7").wait_for()
         assert page.locator(".jdt-plot[aria-label^='CPU'] .jdt-entry").count() == 2
+        page.locator(".jdt-chooser input").fill("")
+        without_a_server(page)
         # What has ended can't be steered, and its logs are not there to be read.
         page.evaluate("() => { shown.state.ended = 'has ended'; shown.tell('change:ended'); }")
         page.locator(".jdt-ended .jdt-state", has_text="has ended").wait_for()

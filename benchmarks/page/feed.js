@@ -42,15 +42,16 @@ function packetOf(ranks, step) {
   return [header, new DataView(data)];
 }
 
-/** Show a cluster; returns its element, how to tell it something, and how to end it. */
+/** Show a cluster; returns its element, how to tell it something, what it has sent, and how to end it. */
 window.show = ranks => {
   const listeners = new Map();
+  const sent = [];
   const state = { state: clusterOf(ranks, 0), ended: '', key: String(Math.random()) };
   const model = {
     get: name => state[name],
     on: (event, callback) => listeners.set(event, [...(listeners.get(event) ?? []), callback]),
-    off: () => {},
-    send: () => {}
+    off: (event, callback) => listeners.set(event, (listeners.get(event) ?? []).filter(each => each !== callback)),
+    send: content => sent.push(content)
   };
   const tell = (event, ...args) => (listeners.get(event) ?? []).forEach(each => each(...args));
   const el = document.createElement('div');
@@ -61,7 +62,7 @@ window.show = ranks => {
     removed();
     stopped();
   };
-  return { el, state, tell, end };
+  return { el, state, tell, sent, end };
 };
 
 /** Show a cluster, feed it for some seconds, and return what the page did meanwhile; the table is scrolled if asked. */

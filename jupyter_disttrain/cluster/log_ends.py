@@ -9,6 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
+from .tunnel import split
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -31,6 +34,20 @@ def log_ends(path_of: Callable[[int], Path], ranks: Sequence[int]) -> list[dict[
     """
     size = END_BYTES if len(ranks) == 1 else max(LEAST_BYTES, ALL_BYTES // max(1, len(ranks)))
     return [{"rank": rank, **_end(path_of(rank), size)} for rank in ranks]
+
+
+def require_here(path: Path, rank: int, job_file: str) -> Path:
+    """Return the path of a log.
+
+    Raises
+    ------
+    UsageError
+        If it is on another machine, that of a job which was reached through ssh.
+    """
+    if split(job_file):
+        host = job_file.partition(":")[0]
+        raise UsageError(f"the log of rank {rank} is on {host}: {path}; ssh {host} tail -f {path} shows it")
+    return path
 
 
 def _end(path: Path, size_bytes: int) -> dict[str, Any]:

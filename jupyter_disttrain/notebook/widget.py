@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 from traitlets import Dict, Unicode
 
-from ..cluster.log_ends import log_ends
+from ..cluster.log_ends import log_ends, require_here
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..errors import DisttrainError
 
@@ -82,10 +82,14 @@ class ClusterWidget(anywidget.AnyWidget):
         elif asked == "stop":
             self.cluster.shutdown()
         elif asked == "log":
-            folder, rank = Path(self.cluster.log_folder), content.get("rank")
-            known = range(self.cluster.world_size)
-            return {"logs": log_ends(lambda each: folder / f"rank{each}.log", [r for r in known if rank in (r, "all")])}
+            asked_for = content.get("rank")
+            ranks = [rank for rank in range(self.cluster.world_size) if asked_for in (rank, "all")]
+            return {"logs": log_ends(self._log_path, ranks)}
         return {}
+
+    def _log_path(self, rank: int) -> Path:
+        path = Path(self.cluster.log_folder) / f"rank{rank}.log"
+        return require_here(path, rank, self.cluster.config.job_file)
 
     def tell(self) -> None:
         """Send what is new."""

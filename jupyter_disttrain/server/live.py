@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ..cluster import visitor
 from ..cluster.hang import explain_figures
 from ..cluster.link import FIGURES
-from ..cluster.log_ends import log_ends
+from ..cluster.log_ends import log_ends, require_here
 from ..cluster.registry import ClusterFile
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..cluster.start import Launch
 from ..cluster.telemetry import Telemetry
-from ..cluster.tunnel import split
 from ..errors import UsageError
 from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
 
@@ -210,12 +209,7 @@ class LiveCluster:
         """
         if not 0 <= rank < len(self._launch.table):
             raise UsageError(f"there is no rank {rank} in {self.there.name!r}; it has {len(self._launch.table)} ranks")
-        path = self._launch.folders.rank_log(rank)
-        job_file = str(self.there.config["job_file"])
-        if split(job_file):
-            host = job_file.partition(":")[0]
-            raise UsageError(f"the log of rank {rank} is on {host}: {path}; ssh {host} tail -f {path} shows it")
-        return path
+        return require_here(self._launch.folders.rank_log(rank), rank, str(self.there.config["job_file"]))
 
     # What is asked for; called on threads of their own
 

@@ -21,6 +21,7 @@ import {
   runInNewCell
 } from './notebook';
 import type { ClustersPanel } from './panel';
+import { startCode } from './start';
 import type { Action, ICluster } from './view/types';
 import { isOwn } from './view/view';
 
@@ -43,7 +44,6 @@ const NOTEBOOK_COMMANDS = [
   CommandIDs.attach
 ];
 
-const START_RANKS = '%load_ext jupyter_disttrain\n%dist_init';
 const ATTACH = '%load_ext jupyter_disttrain\n%dist_attach';
 
 /**
@@ -82,7 +82,10 @@ export function addCommands(
     caption: trans.__('Start ranks for this notebook, from a new cell'),
     icon: startRanksIcon,
     isEnabled: isEnabled(canEdit),
-    execute: onCurrent(panel => runInNewCell(panel, START_RANKS, services))
+    execute: async ({ options }) => {
+      const code = startCode(typeof options === 'string' ? options : '');
+      await onCurrent(panel => runInNewCell(panel, code, services))();
+    }
   });
 
   commands.addCommand(CommandIDs.runCell, {
@@ -118,7 +121,7 @@ export function addCommands(
       });
       if (made instanceof NotebookPanel) {
         await made.context.ready;
-        made.content.model?.sharedModel.cells[0]?.setSource(START_RANKS);
+        made.content.model?.sharedModel.cells[0]?.setSource(startCode());
       }
     }
   });

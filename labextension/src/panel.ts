@@ -12,6 +12,7 @@ import { Widget } from '@lumino/widgets';
 
 import type { Client } from './client';
 import type { Feeds } from './feeds';
+import { startForm } from './start';
 import { arrowKeys, button, element, markTab, setText } from './view/dom';
 import type { IState } from './view/packets';
 import type { IActions, Plots } from './view/types';
@@ -80,14 +81,9 @@ export class ClustersPanel extends Widget {
           'Ranks are the processes that train together. Start them from a notebook, with'
         )
       ),
-      element('pre', {}, '%load_ext jupyter_disttrain\n%dist_init'),
-      button(
-        trans.__('Start ranks for this notebook'),
-        trans.__('from a new cell of the notebook that is open'),
-        () => {
-          void commands.execute(startCommand);
-        }
-      )
+      startForm(trans, options => {
+        void commands.execute(startCommand, { options });
+      })
     );
     const notify = (): void => {
       const made = this.empty.querySelector('button');

@@ -123,7 +123,7 @@ export class Legend {
   private entry({ label, rank, isHidden }: IEntry): HTMLElement {
     const value = element('span', { class: 'jdt-value' });
     if (rank === null) {
-      return element('span', { class: 'jdt-entry' }, `${label} `, value);
+      return element('span', { class: 'jdt-entry' }, `${label}: `, value);
     }
     const made = button('', '', () => {
       this.onRank(rank);
@@ -133,7 +133,7 @@ export class Legend {
       ? this.trans('show rank %1 in all plots', String(rank))
       : this.trans('hide rank %1 in all plots', String(rank));
     made.setAttribute('aria-pressed', String(!isHidden));
-    made.append(swatch(rank), `${label} `, value);
+    made.append(swatch(rank), isHidden ? label : `${label}: `, value);
     return made;
   }
 }

@@ -107,7 +107,7 @@ export class RankLog {
       const title = this.trans('download these lines');
       return [
         button(save, title, () => {
-          download(name, this.words());
+          download(name, `${this.words()}\n`);
         })
       ];
     }

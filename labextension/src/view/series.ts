@@ -11,9 +11,6 @@ import type { IMetricsPacket } from './types';
 /** Steps of one metric that are kept; the earlier half is thinned beyond. */
 const MOST_STEPS = 8000;
 
-/** By so many steps ranks may be apart that log the same. */
-const LATE_STEPS = 50;
-
 export type Line = (number | null)[];
 
 /** One metric: x ascending, one line per rank. */
@@ -141,7 +138,8 @@ export function smooth(line: Line, weight: number): Line {
 
 /**
  * The line that all share, as those of an all-reduced value do; null where
- * there is none. The last steps may have come from some ranks only.
+ * there is none. The last steps may have come from some ranks only, but a rank
+ * that logged less than half of them logs something else.
  */
 export function commonOf(lines: Line[]): Line | null {
   const common = [...(lines[0] ?? [])];
@@ -158,7 +156,7 @@ export function commonOf(lines: Line[]): Line | null {
     }
   }
   const [least, most] = [Math.min(...known), Math.max(...known)];
-  return least > 0 && most - least <= LATE_STEPS ? common : null;
+  return least > 0 && 2 * least >= most ? common : null;
 }
 
 /** Mean, least and greatest over lines, at each step. */
