@@ -199,7 +199,7 @@ def test_an_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: 
     watcher.start()
     outcome = bare_notebook.run(f"%dist_init -n 3 --launcher {launcher}")
     watcher.join()
-    assert outcome.lines[-1] == "StartInterruptedError: the start was interrupted; nothing of it is left running"
+    assert outcome.text == "StartInterruptedError: the start was interrupted; nothing of it is left running"
     assert bare_notebook.run("%dist_status").error.startswith("UsageError: no cluster is running")
     assert bare_notebook.run(folders).check().text == before or "FileNotFoundError" in before
 

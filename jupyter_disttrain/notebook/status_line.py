@@ -54,8 +54,12 @@ class StatusLine:
         """Return itself."""
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        """Leave the line as it is: what follows, such as an error, begins on a line of its own."""
+    def __exit__(self, kind: object, *_exc: object) -> None:
+        """Remove the line after an error, which says it all."""
+        if kind is None:
+            return
+        if self._display is not None and self._sink is not None:
+            self._sink.show(self._display, {}, {})
         if self._is_open:
-            print(flush=True)  # noqa: T201
+            print(_REWRITE, end="", flush=True)  # noqa: T201
             self._is_open = False
