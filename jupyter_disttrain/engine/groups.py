@@ -187,8 +187,11 @@ def _record_of(pg: Any, name: str) -> GroupRecord:
 
 
 def _devices_of(pg: Any) -> list[Any]:
-    """Return the devices other than the CPU that a group has a backend for."""
-    return [] if pg is None else [device for device in pg._device_types if device.type != "cpu"]  # noqa: SLF001
+    """Return the devices other than the CPU on which a group does collectives: Gloo copies what is on a GPU."""
+    if pg is None:
+        return []
+    devices = [device for device in pg._device_types if device.type != "cpu"]  # noqa: SLF001
+    return [device for device in devices if pg._get_backend(device).name() != "gloo"]  # noqa: SLF001
 
 
 def _abort_devices(pg: Any) -> None:
