@@ -289,7 +289,7 @@ def test_nan_on_several_ranks_is_said_of_all_and_of_this_cell_alone(notebook: No
     assert "fallen is NaN on rank 1 at step 1; before that it was 2 (step 0)" in both.check().lines
     assert "logged last, mean over ranks:" in notebook.run("%dist_status --text").text
     shown = notebook.run("%dist_status").check().outputs[-1]["data"]["text/html"]
-    assert '<tspan fill="#0072b2">rank 0</tspan> <tspan fill="#e69f00">rank 1</tspan>' in shown
+    assert '<tspan fill="#0072b2">rank 0: 1</tspan> <tspan fill="#c27800">rank 1: nan</tspan>' in shown
     assert "<title>NaN</title>" in shown
     assert notebook.run("cluster.metrics").text.startswith("<")
     assert "values of " in notebook.run("cluster.metrics").text

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEFT = """
-import atexit, csv, gzip, logging.handlers, os, tempfile, threading, time, zipfile
+import atexit, csv, gzip, io, logging.handlers, os, tempfile, threading, time, zipfile
 from concurrent.futures import ThreadPoolExecutor
 os.chdir({folder!r})
 def says(name): open(f"{{name}}-{{rank}}", "w").write("done")
@@ -30,6 +30,7 @@ plain = open(f"plain-{{rank}}", "w"); plain.write("buffered")
 def hidden(): local = open(f"local-{{rank}}", "wb"); local.write(b"buffered"); yield local
 suspended = hidden(); next(suspended)
 zipped = gzip.open(f"zipped-{{rank}}.gz", "wt"); zipped.write("buffered")
+packed = io.BufferedWriter(gzip.open(f"packed-{{rank}}.gz", "wb")); packed.write(b"buffered")
 archive = zipfile.ZipFile(f"archive-{{rank}}.zip", "w"); archive.writestr("name", "buffered")
 rows = csv.writer(open(f"rows-{{rank}}", "w", newline="")); rows.writerow([1, 2])
 handler = logging.handlers.MemoryHandler(100, target=logging.FileHandler(f"log-{{rank}}"))
@@ -59,7 +60,8 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         for rank in (0, 1):
             found = {name: (folder / f"{name}-{rank}").read_bytes() for name in FOUND}
             assert found == FOUND
-            assert gzip.decompress((folder / f"zipped-{rank}.gz").read_bytes()) == b"buffered"
+            for name in ("zipped", "packed"):
+                assert gzip.decompress((folder / f"{name}-{rank}.gz").read_bytes()) == b"buffered"
             assert zipfile.ZipFile(folder / f"archive-{rank}.zip").read("name") == b"buffered"
         assert not [path for path in folder.iterdir() if path.name.startswith("tmp")]
         # Also in the midst of a cell; what waits for ever is ended by the limit, and the others are not.

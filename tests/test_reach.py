@@ -16,6 +16,7 @@ from jupyter_disttrain.cluster.cells import Cells
 from jupyter_disttrain.cluster.hearing import Hearing
 from jupyter_disttrain.cluster.moves import Moves
 from jupyter_disttrain.cluster.rank_table import RankEntry
+from jupyter_disttrain.cluster.steps import Steps
 from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.hosts import parse_hosts
@@ -142,7 +143,7 @@ def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
 def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() -> None:
     dead, buried = entry(0, "node1", "node1"), list[int]()
     asked: list[Callable[[], None]] = []
-    launch = SimpleNamespace(table=[dead])
+    launch = SimpleNamespace(table=[dead], steps=Steps())
     guardian = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
     cluster = SimpleNamespace(
         _launch=launch,

@@ -38,15 +38,15 @@ except LaunchError as error:
 """
 
 
-def running(module: str) -> list[psutil.Process]:
-    """Return the processes below this one that run a module."""
+def running(module: str, name: str) -> list[psutil.Process]:
+    """Return the processes below this one that run a module for the cluster of this name."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            words = process.cmdline()
-        except psutil.NoSuchProcess:
+            words, identity = process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if words[1:3] == ["-m", module]:
+        if words[1:3] == ["-m", module] and f"{name}-" in identity + " ".join(words):
             found.append(process)
     return found
 
@@ -83,7 +83,7 @@ def start_and_kill(choose: Callable[[], psutil.Process | None], launcher: str) -
 
 def nanny(launcher: str) -> psutil.Process | None:
     """Return a process that has forked a rank, once each has; the local launcher's own process has forked these."""
-    engines = {process.pid: process for process in running("jupyter_disttrain.engine")}
+    engines = {process.pid: process for process in running("jupyter_disttrain.engine", "killed")}
     parents = {parent_of(each) for each in engines.values()}
     ranks = [each for each in engines.values() if each.pid not in parents]
     all_there = len(engines) == (5 if launcher == "local" else 4)
@@ -100,7 +100,7 @@ def test_a_rank_process_that_is_killed_during_the_start_is_reported_at_once(laun
 
 def test_a_controller_that_is_killed_while_it_starts_is_reported_with_its_signal() -> None:
     def controller() -> psutil.Process | None:
-        return next(iter(running("jupyter_disttrain.cluster.controller")), None)
+        return next(iter(running("jupyter_disttrain.cluster.controller", "killed")), None)
 
     said, _ = start_and_kill(controller, "local")
     assert said.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
@@ -125,7 +125,7 @@ def test_two_nannies_killed_at_once_cost_comm_and_say_so() -> None:
         assert cluster.run(SUM).results == {rank: [6.0] for rank in range(3)}
         assert all(cluster.table[rank].info.pid != pids[rank] for rank in (1, 2))
         ours = {pid for entry in cluster.table for pid in (entry.info.pid, entry.nanny_pid)}
-        assert {each.pid for each in running("jupyter_disttrain.engine")} <= ours
+        assert {each.pid for each in running("jupyter_disttrain.engine", "nannies")} <= ours
 
 
 def test_too_little_shared_memory_is_named() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DisttrainError, HostLostError, IrreplaceableError, LaunchError
 from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
-from .hang import Look, waited_for
+from .hang import Look, waited_for, waits_in_mpi
 from .looking import Looking
 from .loss import remedy, stuck_remedy, words_of
 from .notes import Notes
@@ -216,8 +216,7 @@ class Guardian(Looking):
         All are told whether one waits in MPI ("one", or "many" if for several requests at once), as all take part then.
         """
         with self._changed:
-            seen = {look.told.get("mpi") for look in self._fresh_looks().values() if look.told is not None}
-        mpi = next((each for each in ("many", "one") if each in seen), "")
+            mpi = waits_in_mpi(look.told for look in self._fresh_looks().values() if look.told is not None)
         request = {"do": "release", "generation": self._launch.generation, "forced": forced, "mpi": mpi}
         for entry in self._launch.table:
             if entry.state != "dead":

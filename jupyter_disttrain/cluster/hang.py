@@ -238,3 +238,9 @@ def mismatches(looks: Mapping[int, Look]) -> list[str]:
             said = "; ".join(f"{label_ranks(ranks)} in {words}" for words, ranks in kinds.values())
             lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {said}")
     return lines
+
+
+def waits_in_mpi(told: Iterable[Mapping[str, Any]]) -> str:
+    """Return what a release has to end in MPI, by what ranks do: "many" requests at once, "one" call, or nothing."""
+    seen = {each.get("mpi") for each in told}
+    return next((each for each in ("many", "one") if each in seen), "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..messages import NANNY_REQUEST, RANK_REQUEST
 from ..ranks import label_ranks
+from .hang import waits_in_mpi
 from .start import Launch
 
 if TYPE_CHECKING:
@@ -60,13 +61,14 @@ def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
     """
     entries = [launch.table[rank] for rank in ranks]
     link = launch.open_link
-    told = [link.request(entry.engine, RANK_REQUEST, {"do": "where"}, beside=True) for entry in entries]
-    wait(told, ANSWER_SECONDS)
-    for entry, answer in zip(entries, told, strict=True):
-        cell = answer.result()["content"].get("cell") if answer.done() else None
+    asked = [link.request(entry.engine, RANK_REQUEST, {"do": "where"}, beside=True) for entry in entries]
+    wait(asked, ANSWER_SECONDS)
+    told = [answer.result()["content"] if answer.done() else {} for answer in asked]
+    for entry, content in zip(entries, told, strict=True):
+        cell = content.get("cell")
         if isinstance(cell, dict):
             link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": cell["request"]})
-    release = {"do": "release", "generation": launch.generation, "forced": False}
+    release = {"do": "release", "generation": launch.generation, "forced": False, "mpi": waits_in_mpi(told)}
     wait([link.request(entry.engine, RANK_REQUEST, release, beside=True) for entry in entries], ANSWER_SECONDS)
 
 

@@ -133,7 +133,7 @@ class RankEngine(IPEngine):
     def _make_kernel(self) -> RankKernel:
         control_thread = ControlThread(daemon=True)
         control_thread.start()
-        publisher = Publisher(self._rank_end)
+        publisher = Publisher(self._rank_end, self._turns)
         self._turns.send_late = lambda header, stream, data: publisher.send_late(
             self.session.pack(header), stream, data
         )

@@ -119,7 +119,9 @@ def let_go(error: BaseException) -> None:
     That may destroy objects which warn, e.g. a coroutine that was never awaited; Python shows a warning with the line
     of the code that runs, and none of this package can help. So this runs as if it stood at the cell's line.
     """
-    frames = [frame for link in tree(error) for frame, _ in traceback.walk_tb(link.__traceback__)]
+    # Those hidden by ``from None``, too: they hold as much, e.g. a file that torch could not write to its end.
+    links = {id(link): link for shown in tree(error) for each in chain(shown) for link in tree(each)}
+    frames = [frame for link in links.values() for frame, _ in traceback.walk_tb(link.__traceback__)]
     places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(error.__traceback__)]
     filename, line = next((place for place in places if is_own(place[0])), ("<cell>", 1))
     code = ast.parse(_LET_GO)

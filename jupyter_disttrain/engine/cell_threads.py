@@ -32,9 +32,10 @@ def earlier_cell() -> dict[str, Any] | None:
 def _own_cell() -> dict[str, Any] | None:
     # Not current_thread(): it makes an object for a thread that C code has started.
     thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]  # noqa: SLF001
-    if thread is None or thread is threading.main_thread():
-        return _cell.get()
-    header: dict[str, Any] | None = thread.__dict__.get(_NAME)
+    header: dict[str, Any] | None = _cell.get()
+    # A task has one, on whichever thread its loop runs: that of IPython's %%bash is of the first cell with it.
+    if header is None and thread is not None and thread is not threading.main_thread():
+        header = thread.__dict__.get(_NAME)
     return header
 
 
@@ -57,6 +58,7 @@ def watch_threads() -> None:
     @functools.wraps(run)
     def on_run(self: Any, *args: Any, **options: Any) -> None:
         setattr(threading.current_thread(), _NAME, getattr(self, _NAME))
+        _cell.set(getattr(self, _NAME))  # Python 3.14 may have a thread begin with its starter's
         run(self, *args, **options)
 
     for place, name, wrapper in (

@@ -28,7 +28,7 @@ from ..errors import UnserializableValueError
 from ..messages import OPTIONS, RANK_REQUEST
 from ..shelf import lend
 from ..values import dump_value
-from . import cell_errors, cell_threads, hooks
+from . import cell_errors, hooks
 from .connection import KEEP
 from .cut_imports import CutImports
 from .own_code import is_cell
@@ -155,7 +155,7 @@ class RankKernel(IPythonParallelKernel):
         self._untimely.begin_cell()
         signal.signal(signal.SIGINT, self._note_interrupt)
         # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
-        mark = self._begin_output(parent["header"])
+        mark = self._publisher.begin_cell(parent["header"], self.session.pack(parent["header"]))
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
         if self._bootstrap.group is not None:
@@ -207,11 +207,6 @@ class RankKernel(IPythonParallelKernel):
         self.session.send(
             stream, "execute_reply", reply, parent, metadata={OPTIONS: told}, ident=ident, buffers=buffers
         )
-
-    def _begin_output(self, header: dict[str, Any]) -> tuple[int, int]:
-        """Attribute what is printed, and what is started, to a request; returns the mark of what came before."""
-        cell_threads.begin_cell(header)
-        return self._publisher.begin_cell(self.session.pack(header))
 
     async def _execute(self, code: str) -> dict[str, Any]:
         """Run the code; SIGINT is raised in what this calls and nowhere else, so it can't cost the reply."""

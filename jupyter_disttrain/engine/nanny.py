@@ -64,6 +64,7 @@ class Nanny:
         self._witness = Witness(pid, wire)
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
+        self._taken: list[tuple[str, bytes]] = []  # out of the pipes, and not heard yet
         self._connect = connect
         self._engine = ""
         self._hub_id: int | None = None
@@ -219,19 +220,34 @@ class Nanny:
         """Take what the pipes hold; the flag tells the rank that something is under way."""
         self._wire.set_busy(True)
         try:
-            for pipe, name in self._pipes.items():
-                for chunk in read_all(pipe):
-                    self._wire.count(len(chunk))
-                    if name == "stderr":
-                        self._witness.hear(chunk)
-                    self._voice.hear(name, chunk)
+            self._take_from_pipes()
+            self._hear_taken()
         finally:
             self._wire.set_busy(False)
 
     def _on_pipe(self) -> None:
-        """Read the pipes, after the beginning of the cell that the rank may have sent just before it spoke."""
-        self._on_wire()
-        self._read_pipes()
+        """Read the pipes; the rank may have sent the beginning of a cell just before it said what is in them.
+
+        It sends that once the pipes are empty and the flag is down: none of what is in them came before.
+        """
+        self._wire.set_busy(True)
+        try:
+            self._take_from_pipes()
+            self._on_wire()
+            self._hear_taken()
+        finally:
+            self._wire.set_busy(False)
+
+    def _take_from_pipes(self) -> None:
+        self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
+
+    def _hear_taken(self) -> None:
+        taken, self._taken = self._taken, []
+        for name, chunk in taken:
+            self._wire.count(len(chunk))
+            if name == "stderr":
+                self._witness.hear(chunk)
+            self._voice.hear(name, chunk)
 
     def _on_wire(self) -> None:
         groups = self._wire.receive()

@@ -8,17 +8,29 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from . import cell_threads
 from .wire import CELL_BEGIN, CELL_END, FORWARD, LATE, LOGGED, PLACED, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .streams import Turns
+
 
 class Publisher:
-    """Take messages as a zmq socket would."""
+    """Take messages as a zmq socket would.
 
-    def __init__(self, rank_end: RankEnd) -> None:
+    Parameters
+    ----------
+    rank_end
+        Where they go.
+    turns
+        Of what is printed.
+    """
+
+    def __init__(self, rank_end: RankEnd, turns: Turns) -> None:
         self._rank_end = rank_end
+        self._turns = turns
         self._kind = PLACED
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
@@ -42,11 +54,17 @@ class Publisher:
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: nothing is held back."""
 
-    def begin_cell(self, packed_header: bytes) -> tuple[int, int]:
-        """Attribute what follows to a request; returns the mark for :meth:`is_silent_since`."""
-        mark = self._rank_end.mark
-        self._rank_end.begin_cell()
-        self._rank_end.send(CELL_BEGIN, [packed_header])
+    def begin_cell(self, header: dict[str, Any], packed_header: bytes) -> tuple[int, int]:
+        """Attribute what is printed, and what is started, to a request; returns the mark for :meth:`is_silent_since`.
+
+        No thread prints meanwhile, and what was printed before is the last cell's: the nanny takes that first.
+        """
+        with self._turns.lock:
+            cell_threads.begin_cell(header)
+            self._rank_end.wait_heard()
+            mark = self._rank_end.mark
+            self._rank_end.begin_cell()
+            self._rank_end.send(CELL_BEGIN, [packed_header])
         return mark
 
     @property

@@ -61,7 +61,10 @@ def _files_written() -> set[tuple[int, int]]:
 
 
 def _close_files() -> None:
-    """Close what can be written to, the outermost first: a compressed file's last bytes go into the file below it."""
+    """Close what can be written to, the outermost first: a compressed file's last bytes go into the file below it.
+
+    Before that, text and buffers are flushed, as they may themselves be written into a compressed file.
+    """
     own = {id(stream) for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}
     layers: dict[type, int] = {}
     found: list[tuple[int, Any]] = []
@@ -71,16 +74,20 @@ def _close_files() -> None:
             layers[kind] = _layer(kind)
         if layers[kind] and id(each) not in own:
             found.append((layers[kind], each))
-    for _, file in sorted(found, key=lambda pair: pair[0]):
+    found.sort(key=lambda pair: pair[0])
+    flushes = [("flush", file) for layer, file in found if layer > 1]
+    for method, file in flushes + [("close", file) for _, file in found]:
         try:
-            file.close()
+            if method == "close" or not file.closed:
+                getattr(file, method)()
         except Exception:  # noqa: BLE001  (a disk may be full; the other files are closed all the same)
             traceback.print_exc()
 
 
 def _layer(kind: type) -> int:
     """Return when files of this type are closed; 0: never, as it is no file, or nothing of it is lost."""
-    if kind.__module__.startswith("jupyter_disttrain.") or issubclass(kind, (io.RawIOBase, io.BytesIO, io.StringIO)):
+    own = str(kind.__module__).startswith("jupyter_disttrain.")  # of Cython's function type it is no string
+    if own or issubclass(kind, (io.RawIOBase, io.BytesIO, io.StringIO)):
         return 0
     if issubclass(kind, io.TextIOWrapper):
         return 2

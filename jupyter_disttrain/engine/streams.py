@@ -122,11 +122,11 @@ class RankStream(io.TextIOBase):
         """Write text; a line leaves when it is finished."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        cell = earlier_cell()
-        if cell is not None and self._turns.send_late is not None:
-            self._write_late(cell, text)
-            return len(text)
         with self._turns.lock:
+            cell = earlier_cell()  # no other begins meanwhile
+            if cell is not None and self._turns.send_late is not None:
+                self._write_late(cell, text)
+                return len(text)
             self._turns.finish_other(self)
             thread = threading.get_ident()
             parts = self._open.setdefault(thread, [])
@@ -156,12 +156,12 @@ class RankStream(io.TextIOBase):
         thread = threading.get_ident()
         with self._turns.lock:
             cell, parts = self._late.setdefault(thread, (cell, []))
-            parts.append(text)
+            parts += (*self._open.pop(thread, ()), text)  # a call of ``print`` during which the next cell began
             if text and "\n" not in text and "\r" not in text:
                 self._wake_flusher()
                 return
             del self._late[thread]
-        self._send_late(cell, parts)
+            self._send_late(cell, parts)
 
     def _send_late(self, cell: dict[str, Any], parts: list[str]) -> None:
         assert self._turns.send_late is not None
@@ -236,8 +236,8 @@ class RankStream(io.TextIOBase):
                 if not self._open and not self._late:
                     waker.clear()
                 self.send_rest()
-            for cell, texts in late:
-                self._send_late(cell, texts)
+                for cell, texts in late:
+                    self._send_late(cell, texts)
 
     def _idle_threads(self, seen: dict[int, int]) -> list[int]:
         """Return the threads that added nothing since the last look and have left the call that wrote.

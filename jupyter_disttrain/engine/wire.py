@@ -245,6 +245,13 @@ class RankEnd:
         """Forget that a cell was interrupted."""
         self._wire.page[INTERRUPTED] = 0
 
+    def wait_heard(self) -> None:
+        """Wait until the nanny has handled what was said so far."""
+        _wait_until(lambda: self._is_all_read() and not self._wire.page[BUSY])
+
+    def _is_all_read(self) -> bool:
+        return not (_unread(self._wire.stdout_read) or _unread(self._wire.stderr_read))
+
     @property
     def was_interrupted(self) -> bool:
         """Whether the nanny has interrupted the cell, whatever the cell has made of it."""
@@ -259,9 +266,7 @@ class RankEnd:
 
         The order of the questions matters: the nanny raises its flag before it reads, and counts after it.
         """
-        if _unread(self._wire.stdout_read) or _unread(self._wire.stderr_read):
-            return False
-        return not self._wire.page[BUSY] and self.mark == mark
+        return self._is_all_read() and not self._wire.page[BUSY] and self.mark == mark
 
 
 def _unread(pipe_end: int) -> int:
