@@ -17,6 +17,7 @@ from .recovery_tools import DEAF, HOST, SUM, interrupted, is_whole, waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from jupyter_disttrain import CellRun
     from jupyter_disttrain.cluster.events import Event
@@ -135,11 +136,17 @@ class Presser:
         pass
 
 
-def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
     with Cluster(n=2, launcher="local", name="deaf") as cluster:
         cluster.run("kept = rank")
-        code = f"if rank == 1: exec({DEAF!r})"
+        code = (
+            f"import os, signal, time\nbegun = {str(tmp_path / 'begun')!r}\n"
+            "if rank == 1:\n"
+            "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # no interrupt comes before the lock is taken\n"
+            f"    open(begun, 'w').close()\n    exec({DEAF!r})\n"
+            "while not os.path.exists(begun): time.sleep(0.01)"
+        )
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
             cluster.run(code, listener=Presser({1}))
         assert cluster.replace([1]) == [
