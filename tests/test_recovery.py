@@ -143,7 +143,7 @@ def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.M
         code = (
             f"import os, signal, time\nbegun = {str(tmp_path / 'begun')!r}\n"
             "if rank == 1:\n"
-            "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # no interrupt comes before the lock is taken\n"
+            "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
             f"    open(begun, 'w').close()\n    exec({DEAF!r})\n"
             "while not os.path.exists(begun): time.sleep(0.01)"
         )
