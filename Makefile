@@ -4,13 +4,14 @@
 # PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks lab horovod bench faults hosts telemetry ranks scaling check labextension clean
+.PHONY: help demo test test-unit test-frameworks lab horovod bench faults hosts telemetry ranks scaling check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not meet in one .venv
 
 PYTHON ?= python3
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+unexport PYTHONDONTWRITEBYTECODE # or each process of a test compiles our modules again
 
 # Their packages are heavy and stay out of .venv.
 FRAMEWORKS := .venv-frameworks
@@ -23,12 +24,16 @@ help: ## list these commands
 demo: .venv/.installed-demo ## train examples/ddp_digits.ipynb on two ranks; print its accuracy and plot
 	python scripts/run_demo.py
 
-test: .venv/.installed-test .venv/.built-labextension ## run all tests, with what they need installed first
-	scripts/test.sh $(ARGS)
+# With ARGS the tests are one run, whatever folders they choose from.
+test: .venv/.installed-test $(if $(ARGS),,test-unit) .venv/.built-labextension ## run all tests, with what they need installed first
+	scripts/test.sh $(or $(ARGS),--ignore=tests/unit)
+
+test-unit: .venv/.installed-test ## run the tests that start no process of ours, within a minute
+	python -m pytest -p tests.strict_skips -n 2 --dist loadfile tests/unit $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed ## run the notebooks and tests of Horovod, DeepSpeed, TensorFlow and others
 	$(FRAMEWORKS)/bin/jupyter-disttrain horovod
-	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.strict_skips -n 2 tests/frameworks $(ARGS)
+	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile tests/frameworks $(ARGS)
 
 lab: .venv/.installed-demo ## open the examples in JupyterLab
 	@$(MAKE) labextension || echo "Going on without the side panel."
@@ -37,7 +42,7 @@ lab: .venv/.installed-demo ## open the examples in JupyterLab
 horovod: .venv/.installed-demo ## build Horovod and install it; the wheel is kept
 	.venv/bin/jupyter-disttrain horovod
 
-bench: .venv/.installed-bench ## measure against the peers; print the table that README quotes
+bench: .venv/.installed-bench ## measure against the peers; print the tables that docs/benchmarks.md quotes
 	python -m benchmarks $(ARGS)
 
 faults: .venv/.installed-bench ## break sessions at random and count how they come back

@@ -48,7 +48,7 @@ def main() -> int:
     arms = [*([] if arguments.no_ours else [Ours(name=table.OURS)]), *peers]
     figures = runner.run(plan, arms, arguments.only)
     everything = set(arguments.only) == set(measures.ALL) and plan == Plan()
-    # Only whole runs may replace the tables that the README quotes.
+    # Only whole runs may replace the tables that docs/benchmarks.md quotes.
     name = "partial.md" if not everything else "peers.md" if arguments.no_ours else "table.md"
     path = RESULTS / name
     print("\n" + table.write(path, plan, facts, figures, missing))

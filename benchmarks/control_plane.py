@@ -284,7 +284,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="numbers of ranks, one after the other")
     parser.add_argument("--lab", action="store_true", help="on two hosts of tests/lab, by ssh, encrypted")
     parser.add_argument("--quick", action="store_true", help="few repetitions")
-    parser.add_argument("--write", action="store_true", help="write the table that docs/scale.md quotes")
+    parser.add_argument("--write", action="store_true", help="write the table that docs/benchmarks.md quotes")
     arguments = parser.parse_args()
     times, idle_s = (10, 5.0) if arguments.quick else (50, 20.0)
     facts, points = environment.facts(), []

@@ -135,7 +135,7 @@ assert model(torch.tensor([[{number} % 99]])).logits.shape == (1, 1, 99)
 """,
     },
 }
-SPAN_S = {"torch.compile": 10.0, "DDP step": 5.0, "import of transformers": 10.0}  # about as long as it takes
+CPU_S = {"torch.compile": 4.0, "DDP step": 1.5, "import of transformers": 3.4}  # about what it takes on each rank
 
 # More than a small disk takes.
 FLOOD = """

@@ -8,10 +8,11 @@ Does not cover: the cells themselves (``fault_cells``).
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 from typing import TYPE_CHECKING
 
-from .fault_cells import FIRSTS, SPAN_S
+from .fault_cells import CPU_S, FIRSTS
 from .fault_kinds import PATIENCE_S, interrupted, presses
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def _first(name: str) -> Callable[[Cluster, Round, str, int, float], float]:
         result.cell = variant
         code, result.probe = (FIRSTS[name][variant].format(number=choose.randrange(1_000_000)) for _ in range(2))
         press = presses(delay_s)
-        first_s = choose.uniform(0.0, SPAN_S[name])
+        first_s = choose.uniform(0.0, CPU_S[name] * max(1.0, cluster.world_size / (os.cpu_count() or 1)))
         return interrupted(cluster, result, code, first_s, lambda: press(cluster), ends=True)
 
     return strike

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ class Round:
     probe: str = ""  # what uses once more what was interrupted
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks that had the marks
     restart: bool = False  # the ranks, after all is checked
+    stack: ExitStack = field(default_factory=ExitStack)  # what to undo then
     shown: str = ""  # how the cell ended
     missed: bool = False  # the cell ended before anything struck it
     lost: str = ""  # why the session did not come back
@@ -312,24 +313,24 @@ def why_no_disk() -> str:
 
 def _full_disk(cluster: Cluster, result: Round, code: str, _victim: int, delay_s: float) -> float:
     """Have the ranks print more than the disk of their logs takes, then press stop in the cell."""
-    with _small_disk() as folder:
-        before = os.environ.get("JUPYTER_DATA_DIR")
-        os.environ["JUPYTER_DATA_DIR"] = folder
-        try:
-            cluster.reset()
-        finally:
-            if before is None:
-                del os.environ["JUPYTER_DATA_DIR"]
-            else:
-                os.environ["JUPYTER_DATA_DIR"] = before
-        run = cluster.run(FLOOD, timeout_s=PATIENCE_S)
-        if any(len(text) < 1_000_000 for text in run.stdout.values()):
-            result.lost = "what the ranks printed was not all shown"
-        cluster.run(result.prepare, timeout_s=PATIENCE_S)
-        struck_at = interrupted(cluster, result, code, delay_s, _press)
-        result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
-        result.restart = True
-        return struck_at
+    folder = result.stack.enter_context(_small_disk())
+    before = os.environ.get("JUPYTER_DATA_DIR")
+    os.environ["JUPYTER_DATA_DIR"] = folder
+    try:
+        cluster.reset()
+    finally:
+        if before is None:
+            del os.environ["JUPYTER_DATA_DIR"]
+        else:
+            os.environ["JUPYTER_DATA_DIR"] = before
+    run = cluster.run(FLOOD, timeout_s=PATIENCE_S)
+    if any(len(text) < 1_000_000 for text in run.stdout.values()):
+        result.lost = "what the ranks printed was not all shown"
+    cluster.run(result.prepare, timeout_s=PATIENCE_S)
+    struck_at = interrupted(cluster, result, code, delay_s, _press)
+    result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
+    result.restart = True
+    return struck_at
 
 
 FAULTS: dict[str, Callable[[Cluster, Round, str, int, float], float]] = {

@@ -11,7 +11,10 @@ marks, that all ranks can all_reduce, that what was interrupted can be used agai
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
+import shlex
 import signal
 import statistics
 import sys
@@ -31,6 +34,7 @@ from .fault_cells import CELLS, CHECK, COUNT, IMPORTS, MARKS, MPI_CELL, PREPARE,
 from .fault_firsts import FIRST_FAULTS, why_no_transformers
 from .fault_kinds import FAULTS as ANYWHERE
 from .fault_kinds import GRACE_S, MPI_FAULTS, PATIENCE_S, Round, why_no_disk, words
+from .processes import TOKEN_VARIABLE, new_token, with_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +44,7 @@ PROBE_S = 180.0  # for a whole first use of what was interrupted, on few cores
 LONGEST_DELAY_S = 0.6
 FAULTS = ANYWHERE | FIRST_FAULTS
 REQUIREMENTS = {"full disk": why_no_disk, "first import of transformers": why_no_transformers}
+STRAY_S = 10.0  # for what a fault has left to end
 ALLOWED_GROWTH = 6  # descriptors or threads of one process over a campaign
 
 
@@ -55,9 +60,11 @@ class Campaign:
     def session(self, n: int, launcher: str, rounds: int) -> None:
         """Break one session ``rounds`` times; a lost one is replaced, and counted."""
         before = _own_counts()
+        os.environ[TOKEN_VARIABLE] = new_token()
         while rounds > 0:
             with Cluster(n=n, launcher=launcher, grace_s=GRACE_S, hang_after_s=5.0) as cluster:
                 rounds -= self._break_session(cluster, launcher, rounds)
+            self._count_strays(cluster, "the session's end")
         left = {name: count - before[name] for name, count in _own_counts().items() if count > before[name]}
         self.grown += [f"the notebook's process kept {count} {name} of a session" for name, count in left.items()]
 
@@ -66,6 +73,7 @@ class Campaign:
         first: dict[int, tuple[Counter[str], int, int]] = {}
         for number in range(rounds):
             result = self._round(cluster)
+            self._count_strays(cluster, f"{result.fault} in {result.cell}")
             self.rounds.append(result)
             usable = "ended before" if result.missed else "-" if result.usable_s is None else f"{result.usable_s:.2f} s"
             usable += ", prompt back before the ranks" * result.gave_up
@@ -78,6 +86,16 @@ class Campaign:
             if number + 1 in (rounds // 2, rounds):  # by half time each cell has made what it makes only once
                 self._compare(cluster, first)
         return rounds
+
+    def _count_strays(self, cluster: Cluster, after: str) -> None:
+        """Count the processes that were started for a session, and belong neither to it nor to a rank's nanny."""
+        deadline = time.monotonic() + STRAY_S
+        while (strays := _strays(cluster)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for stray in strays:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.grown.append(f"process {stray.pid} was left over after {after}: {shlex.join(stray.cmdline())}")
+                stray.kill()
 
     def _compare(self, cluster: Cluster, first: dict[int, tuple[Counter[str], int, int]]) -> None:
         """Compare what each process of a rank holds with what it held when it was seen first."""
@@ -95,8 +113,8 @@ class Campaign:
 
     def _round(self, cluster: Cluster) -> Round:
         choose = self.random
-        is_mpi = cluster.config.launcher == "mpi"
-        cells = CELLS | ({"MPI allreduce": MPI_CELL} if is_mpi and not cluster.mpi_lost else {})
+        is_mpi = cluster.config.launcher == "mpi" and not cluster.mpi_lost  # without its world there is no mpiexec
+        cells = CELLS | ({"MPI allreduce": MPI_CELL} if is_mpi else {})
         faults = [fault for fault in self.faults if is_mpi or fault not in MPI_FAULTS]
         fault, cell = choose.choice(faults), choose.choice(list(cells))
         result = Round(fault=fault, cell=cell)
@@ -106,20 +124,21 @@ class Campaign:
         result.prepare = prepare.format(mark=mark, victim=victim, at=choose.randrange(1, 12), fault=fault)
         if cell in PROBES:
             result.probe = IMPORTS + PROBES[cell]
-        try:
-            cluster.run(result.prepare, timeout_s=PATIENCE_S)
-            result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
-            struck_at = FAULTS[fault](cluster, result, cells[cell], victim, choose.uniform(0.0, LONGEST_DELAY_S))
-        except (DisttrainError, TimeoutError, KeyboardInterrupt) as error:
-            doing = " | ".join(cluster.where())
-            result.lost = f"the round itself failed: {type(error).__name__}: {error} ({doing})"
-            return result
-        self._check(cluster, result, mark)
-        result.usable_s = None if result.lost or result.missed else time.time() - struck_at
-        if result.probe and not result.lost:
-            _use_again(cluster, result)
-        if result.restart and not result.lost:
-            cluster.reset()
+        with result.stack:
+            try:
+                cluster.run(result.prepare, timeout_s=PATIENCE_S)
+                result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
+                struck_at = FAULTS[fault](cluster, result, cells[cell], victim, choose.uniform(0.0, LONGEST_DELAY_S))
+            except (DisttrainError, TimeoutError, KeyboardInterrupt) as error:
+                doing = " | ".join(cluster.where())
+                result.lost = f"the round itself failed: {type(error).__name__}: {error} ({doing})"
+                return result
+            self._check(cluster, result, mark)
+            result.usable_s = None if result.lost or result.missed else time.time() - struck_at
+            if result.probe and not result.lost:
+                _use_again(cluster, result)
+            if result.restart and not result.lost:
+                cluster.reset()
         return result
 
     @staticmethod
@@ -198,6 +217,16 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
     lines += [f"- damaged{' (named)' * each.named}: {each.fault} in {each.cell}: {each.damaged}" for each in damaged]
     lines += [f"- grown: {words}" for words in campaign.grown] or ["No process, thread or descriptor was left over."]
     return lines
+
+
+def _strays(cluster: Cluster) -> list[psutil.Process]:
+    roots = [os.getpid(), *(entry.nanny_pid for entry in cluster.table)]  # which lose their parent with mpiexec
+    known: set[int] = set()
+    for pid in roots:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            known |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    found = {each.pid: each for each in with_token(os.environ[TOKEN_VARIABLE])}
+    return [each for pid, each in found.items() if pid not in known]
 
 
 def _p95(ordered: list[float]) -> float:

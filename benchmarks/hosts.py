@@ -184,7 +184,7 @@ def main() -> int:
     """Measure, print and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write the report that the README quotes")
+    parser.add_argument("--write", action="store_true", help="write the report that docs/benchmarks.md quotes")
     arguments = parser.parse_args()
     before = [f"- {fact}" for fact in environment.facts()]
     with tempfile.TemporaryDirectory(prefix="disttrain-bench-") as name, Lab(3) as lab:

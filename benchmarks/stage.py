@@ -71,7 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stage", description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=500, help="of the large file")
-    parser.add_argument("--write", action="store_true", help="write the table that the README quotes")
+    parser.add_argument("--write", action="store_true", help="write the table that docs/benchmarks.md quotes")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="disttrain-bench-") as name, Lab(3) as lab:

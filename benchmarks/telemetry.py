@@ -136,7 +136,7 @@ def main() -> int:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.telemetry", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions")
-    parser.add_argument("--write", action="store_true", help="write the table that the README quotes")
+    parser.add_argument("--write", action="store_true", help="write the table that docs/benchmarks.md quotes")
     arguments = parser.parse_args()
     repeats, ranks, seconds = (2, 8, 3.0) if arguments.quick else (9, 64, 20.0)
     rows = [("a call of `log_metrics` with three floats", f"{call_us():.1f} us", "20 us")]

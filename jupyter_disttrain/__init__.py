@@ -1,7 +1,7 @@
 """Distributed training, interactively, from one notebook.
 
-``%load_ext jupyter_disttrain`` brings the magics; :class:`Cluster` is the same in Python. The public names are resolved
-when they are first used, so that a rank, which imports this package too, never pays for the notebook's side.
+``%load_ext jupyter_disttrain`` loads the magics; :class:`Cluster` is the same in Python. The public names are imported
+when they are first used, so that a rank, which imports this package too, never loads the notebook's side.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Bring the magics into this notebook (``%load_ext jupyter_disttrain``)."""
+    """Load the magics into this notebook (``%load_ext jupyter_disttrain``)."""
     if getattr(shell, "is_rank", False):
         return  # the user's profile loads it wherever IPython starts
     from .notebook import load  # noqa: PLC0415
@@ -39,7 +39,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """End this notebook's clusters and take the magics away (``%unload_ext jupyter_disttrain``)."""
+    """End this notebook's clusters and remove the magics (``%unload_ext jupyter_disttrain``)."""
     from .notebook import unload  # noqa: PLC0415
 
     unload(shell)

@@ -1,9 +1,9 @@
-"""Loggers of the training libraries that write to ``log_metrics``.
+"""Log metrics from training libraries through ``log_metrics``.
 
 Covers: Lightning, transformers, accelerate; one line each, the same on ranks and in a script, where nothing is logged.
 Does not cover: keeping values (``cluster.metrics_table``).
 
-A class is made when it is first asked for, because it is derived from the library's own.
+Each class is created at its first use, because it is derived from the library's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = "jupyter_disttrain"
 
 
 def log_metrics(step: int | None = None, **values: Any) -> None:
-    """Log values of this rank, as in a cell; in a script under torchrun, where nobody listens, do nothing."""
+    """Log values of this rank, as in a cell; do nothing in a script under torchrun, where no client collects them."""
     from .engine.metrics import current  # noqa: PLC0415  (a script that never logs pays nothing)
 
     log = current()
@@ -26,7 +26,7 @@ def log_metrics(step: int | None = None, **values: Any) -> None:
 
 
 def _log_numbers(step: int | None, values: Mapping[str, Any]) -> None:
-    """Log what of the values is a number: libraries log texts and dicts beside them."""
+    """Log those values that are numbers: libraries log texts and dicts beside them."""
     from .engine.metrics import current  # noqa: PLC0415
 
     log = current()
@@ -46,17 +46,17 @@ def _lightning_logger() -> type[Any]:
         from pytorch_lightning.loggers.logger import Logger  # noqa: PLC0415  (the same under its earlier name)
 
     class LightningLogger(Logger):
-        """``Trainer(logger=LightningLogger())``: what a module logs, on every rank."""
+        """``Trainer(logger=LightningLogger())``: logs a module's metrics, on every rank."""
 
         name = _NAME
         version = "0"
 
         def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-            """Take what the module has logged."""
+            """Log the module's metrics."""
             _log_numbers(step, metrics)
 
         def log_hyperparams(self, params: Any, *args: Any, **options: Any) -> None:
-            """Take no hyperparameters: they are no metrics."""
+            """Ignore hyperparameters: they are no metrics."""
 
     return LightningLogger
 
@@ -65,10 +65,10 @@ def _transformers_callback() -> type[Any]:
     from transformers import TrainerCallback  # noqa: PLC0415
 
     class TransformersCallback(TrainerCallback):
-        """``Trainer(..., callbacks=[TransformersCallback()])``: what the trainer logs, on every rank."""
+        """``Trainer(..., callbacks=[TransformersCallback()])``: logs the trainer's metrics, on every rank."""
 
         def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_options: Any) -> None:
-            """Take what the trainer has logged."""
+            """Log the trainer's metrics."""
             _log_numbers(state.global_step, logs or {})
 
     return TransformersCallback
@@ -78,7 +78,7 @@ def _accelerate_tracker() -> type[Any]:
     from accelerate.tracking import GeneralTracker  # noqa: PLC0415
 
     class AccelerateTracker(GeneralTracker):
-        """``Accelerator(log_with=AccelerateTracker())``: what ``accelerator.log`` is given, which asks rank 0 alone."""
+        """``Accelerator(log_with=AccelerateTracker())``: logs the values of ``accelerator.log``, of rank 0 only."""
 
         name = _NAME
         requires_logging_directory = False
@@ -86,13 +86,13 @@ def _accelerate_tracker() -> type[Any]:
 
         @property
         def tracker(self) -> None:
-            """There is nothing behind it."""
+            """None: there is no underlying tracker."""
 
         def store_init_configuration(self, values: Any) -> None:
-            """Take no configuration: it is no metric."""
+            """Ignore the configuration: it is no metric."""
 
         def log(self, values: Mapping[str, Any], step: int | None = None, **_options: Any) -> None:
-            """Take values."""
+            """Log values."""
             _log_numbers(step, values)
 
     return AccelerateTracker

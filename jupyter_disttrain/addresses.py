@@ -1,7 +1,7 @@
-"""Addresses of data sets, as people type them and as others may read them.
+"""Recognize addresses of data sets, and remove secrets from them.
 
-Covers: telling an address from a path, leaving out what lets whoever reads it in.
-Does not cover: reading one (``engine.stage_source``).
+Covers: distinguishing an address from a path, removing what grants access.
+Does not cover: reading a data set (``engine.stage_source``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _QUERY = re.compile(r"\?(?P<query>[^\s?#'\"<>)]+?)(?=::|[\s#'\"<>)]|$)")
 _SIGNATURE = re.compile(
     r"(sig|signature|.*token|api_?key|x-(amz|goog|oss)-.*|awsaccesskeyid|googleaccessid|key-pair-id)=", re.IGNORECASE
 )
-# What is signed beside the path, under names that mean something else elsewhere.
+# Parameters signed beside the path, under names that have other meanings elsewhere.
 _SIGNED = re.compile(
     r"(expires|policy|s[eprtvs]|sip|spr|srt|sdd|ses|saoid|suoid|scid|skoid|sktid|skt|ske|sks|skv|rsc[cdelt])=",
     re.IGNORECASE,
@@ -28,10 +28,11 @@ def is_address(source: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with its addresses as others may read them, and as they stay when they are signed anew.
+    """Return a text whose addresses hold no secrets and stay the same when they are signed again.
 
-    Left out are passwords, what stands for one before a web server's name, and parameters that sign a request: those of
-    S3, Azure, Google and CloudFront. Other parameters stay, for they may tell one data set from another.
+    Passwords, the user name before a web server's name, which may stand for one, and parameters that sign a request are
+    removed: those of S3, Azure, Google and CloudFront. Other parameters stay, as they may distinguish one data set from
+    another.
 
     Examples
     --------
@@ -45,7 +46,7 @@ def without_secrets(text: str) -> str:
 
 def _unnamed(found: re.Match[str]) -> str:
     scheme, user = found["scheme"], found["user"]
-    # Elsewhere it may be a part of the address: Azure's container, or who logs in.
+    # Elsewhere it may be a part of the address: Azure's container, or the login name.
     return scheme if scheme.lower().startswith("http") or not user else f"{scheme}{user}@"
 
 

@@ -1,4 +1,4 @@
-"""The command ``jupyter disttrain``.
+"""Run the command ``jupyter disttrain``.
 
 Covers: its subcommands and their options.
 Does not cover: what they do (``doctor``, ``doctor.gpu_check``, ``cluster.listing``, ``cluster.visitor``,
@@ -19,8 +19,8 @@ from .errors import DisttrainError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-UNREAD = 141  # what a shell reports for a command that nobody read to its end
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+UNREAD = 141  # a shell's exit status for a command whose output was not read to its end
+INTERRUPTED = 130  # a shell's exit status for a command that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Who read it has seen enough, say `head`; what is still buffered must not fail again at the exit.
+        # The reader, e.g. `head`, has closed the pipe; what is still buffered must not fail again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     return status
@@ -110,7 +110,7 @@ def _stop(args: argparse.Namespace) -> int:
     try:
         for cluster in registry.running() if args.all else [registry.find(args.cluster)]:
             visitor.stop(cluster)
-            print(f"{cluster.cluster_id} ended")  # noqa: T201  (a command speaks by printing)
+            print(f"{cluster.cluster_id} ended")  # noqa: T201  (a command's output)
     except DisttrainError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1

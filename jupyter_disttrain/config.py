@@ -1,4 +1,4 @@
-"""What a person may ask of a cluster, validated before anything starts.
+"""Validate the request for a cluster before anything starts.
 
 Covers: :class:`ClusterConfig`.
 Does not cover: counting the GPUs (``cluster.devices``), defaults set as traitlets (``notebook.magics``).
@@ -18,10 +18,10 @@ LAUNCHERS = ("mpi", "local", "ssh", "slurm")
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
-CONTROLLER_PORTS = 8  # that ranks on other hosts connect to
+CONTROLLER_PORTS = 8  # ports for ranks on other hosts
 SHORTEST_SAMPLE_SECONDS = 0.1
 TF_ROLES = ("chief", "worker", "ps", "evaluator")
-Roles = tuple[tuple[str, int], ...]  # of TensorFlow, each with the number of ranks that have it
+Roles = tuple[tuple[str, int], ...]  # roles of TensorFlow, each with its number of ranks
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")
 
 
@@ -32,38 +32,38 @@ class ClusterConfig:
     Raises
     ------
     UsageError
-        If a value can't be used; the message names the value and what would do.
+        If a value can't be used; the message names the value and valid ones.
     """
 
     n: int | None = None  # ranks; None: one per GPU, or 2 without GPUs
     launcher: str = "mpi"
-    hosts: tuple[HostSlots, ...] = ()  # reached by ssh; empty: this machine alone
-    spares: tuple[str, ...] = ()  # hosts on which the ranks of one that is lost are started, by the launcher "ssh"
-    interface: str | None = None  # of the hosts' network, or the network as in "10.1.0.0/16"; None: chosen
+    hosts: tuple[HostSlots, ...] = ()  # reached by ssh; empty: this machine only
+    spares: tuple[str, ...] = ()  # hosts that replace lost ones, with the launcher "ssh"
+    interface: str | None = None  # interface of the hosts' network, or the network as in "10.1.0.0/16"; None: chosen
     controller_ports: tuple[int, int] | None = None  # first and last, for ranks on other hosts; None: any
     ssh: str = "ssh"  # the command, with its options
     forward: tuple[str, ...] = ()  # variables for ranks on other hosts: "NAME" or "NAME=VALUE"
-    slurm: SlurmOptions | None = None  # of the job, for the launcher "slurm"
+    slurm: SlurmOptions | None = None  # options of the job, for the launcher "slurm"
     backend: str = "auto"  # "none": ranks without torch and without a process group
     gpus: tuple[int, ...] | None = None  # indices among the visible GPUs; None: all
     share_gpus: bool = False  # allow more ranks than GPUs
     address: str | None = None  # MASTER_ADDR; None: chosen
     port: int = 0  # MASTER_PORT; 0: a free one
-    timeout_s: float = 1800.0  # of the process group's collectives
+    timeout_s: float = 1800.0  # timeout of the process group's collectives
     start_timeout_s: float = 120.0
-    grace_s: float = 3.0  # for ranks to end by themselves once another has failed, before they are released
-    hang_after_s: float = 30.0  # in one collective, before the cell says who waits and who is missing
-    on_rank_death: str = "replace"  # by a new process; "reset": all ranks start anew; "stop": the cluster ends
+    grace_s: float = 3.0  # time for ranks to finish by themselves once another has failed, before they are released
+    hang_after_s: float = 30.0  # in one collective, before the cell lists the waiting and the missing ranks
+    on_rank_death: str = "replace"  # by a new process; "reset": all ranks are restarted; "stop": the cluster ends
     tf_roles: Roles = ()  # TF_CONFIG is set for these; empty: it isn't
-    sample_s: float = 1.0  # between two figures of each rank and node; 0: none are taken
+    sample_s: float = 1.0  # between two metrics messages of each rank and node; 0: none are sent
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
     idle_timeout_s: float = 0.0  # without use, before the cluster ends; 0: it never does
-    job: str = ""  # what started its ranks in a job of somebody else's, e.g. "srun"; empty: this package did
-    job_file: str = ""  # that this job wrote
+    job: str = ""  # launcher of the ranks in a job started elsewhere, e.g. "srun"; empty: this package started them
+    job_file: str = ""  # the file that this job wrote
 
     def __post_init__(self) -> None:
-        """Refuse what can't work."""
+        """Refuse invalid values and combinations."""
         if self.n is not None and not 1 <= self.n <= MAX_RANKS:
             raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
         self._check_roles()
@@ -92,7 +92,7 @@ class ClusterConfig:
 
     @property
     def count(self) -> int | None:
-        """How many ranks are asked for; None: as many as there are GPUs."""
+        """The requested number of ranks; None: as many as there are GPUs."""
         return self.n or sum(count for _, count in self.tf_roles) or total_slots(self.hosts)
 
     @property
@@ -102,12 +102,12 @@ class ClusterConfig:
 
     @property
     def rank_launcher(self) -> str:
-        """How the ranks see themselves started: ``"mpi"``, ``"local"`` or ``"ssh"``."""
+        """The launcher as the ranks see it: ``"mpi"``, ``"local"`` or ``"ssh"``."""
         return "mpi" if self.has_mpi else "local" if self.launcher == "slurm" else self.launcher
 
     @property
     def sbatch(self) -> SlurmOptions:
-        """What is asked of Slurm."""
+        """The options for Slurm."""
         return self.slurm or SlurmOptions()
 
     def _check_hosts(self) -> None:
@@ -132,7 +132,7 @@ class ClusterConfig:
             )
         self._check_spares()
         spaced = [word for word in split_command(self.ssh) if not word or any(map(str.isspace, word))]
-        if spaced and self.launcher == "mpi":  # which splits what it is given at spaces, and knows no quotes
+        if spaced and self.launcher == "mpi":  # mpiexec splits its argument at spaces and supports no quotes
             raise UsageError(
                 f"mpiexec can't hand {spaced[0]!r} of --ssh on, because of its spaces; write it into ~/.ssh/config, or "
                 "start without MPI: --launcher ssh"
@@ -181,12 +181,12 @@ class ClusterConfig:
 
 
 def check_name(name: str) -> None:
-    """Refuse what can't be the name of a cluster: folders are named after it.
+    """Refuse an invalid cluster name: folders are named after it.
 
     Raises
     ------
     UsageError
-        If this can't.
+        If the name is invalid.
     """
     if not _NAME.match(name):
         raise UsageError(
@@ -196,7 +196,7 @@ def check_name(name: str) -> None:
 
 
 def parse_roles(text: str | None) -> Roles:
-    """Read TensorFlow's roles, such as ``"worker=2,ps=1"``.
+    """Parse TensorFlow's roles, such as ``"worker=2,ps=1"``.
 
     Returns
     -------
@@ -206,7 +206,7 @@ def parse_roles(text: str | None) -> Roles:
     Raises
     ------
     UsageError
-        If a part can't be read; it is named.
+        If a part can't be parsed; the message names it.
     """
     roles: dict[str, int] = {}
     for part in (text or "").replace(" ", "").split(",") if text else ():

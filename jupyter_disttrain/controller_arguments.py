@@ -1,7 +1,7 @@
-"""The command that starts a controller.
+"""Build the command that starts a controller.
 
 Covers: its arguments, for ranks of one machine, for ranks on other hosts, for a notebook on another host; its ports.
-Does not cover: the controller itself (``cluster.controller``), looking after its process.
+Does not cover: the controller itself (``cluster.controller``), supervising its process.
 
 A notebook starts it for its own ranks (``cluster.controller_launcher``), and so does the first process of a job whose
 ranks a notebook joins later (``engine.join``).
@@ -15,10 +15,11 @@ import socket
 import sys
 from pathlib import Path
 
-LOWEST_PORT = 10_000  # below are those of services
+from .protocol.time_limits import HEARTBEAT_MS
+
+LOWEST_PORT = 10_000  # ports below are those of services
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 USUAL_EPHEMERAL = (32768, 60999)
-HEARTBEAT_MS = 500  # a rank is known to ipyparallel's own clients only at a beat
 MISSED_BEATS = 20
 
 
@@ -30,13 +31,13 @@ def controller_arguments(
     Parameters
     ----------
     sockets
-        What the names of its Unix sockets begin with.
+        The prefix of its Unix sockets' names.
     listen
         The one address at which it is reached by TCP; empty: it isn't.
     engine_ports, client_ports
-        The ports there, with commas; without ports for clients, these reach it by Unix sockets.
+        The ports there, separated by commas; without ports for clients, these connect by Unix sockets.
     **options
-        Of ``DisttrainController``; lists are of folders.
+        Options of ``DisttrainController``; lists are of folders.
     """
     return [
         sys.executable,
@@ -45,7 +46,7 @@ def controller_arguments(
         # Unix sockets in a folder of the user's own: no port that others could take first, or listen to.
         "--transport=ipc",
         f"--ip={sockets}",
-        "--ports=1-40",  # the ends of their names
+        "--ports=1-40",  # the suffixes of the sockets' names
         *(_over_tcp("engine", listen, engine_ports) if listen else ()),
         *(_over_tcp("client", listen, client_ports) if listen and client_ports else ()),
         *(("--IPController.enable_curve=True",) if listen else ()),
@@ -72,10 +73,10 @@ def _over_tcp(who: str, listen: str, ports: str) -> list[str]:
 
 
 def choose_ports(address: str, count: int) -> list[int]:
-    """Return free ports, if possible such as the system gives to nobody who asks for any.
+    """Return free ports, if possible outside the range from which the system assigns ports.
 
-    The controller binds them a moment later, while ``mpiexec`` and others start and ask for ports. Where the system
-    gives away nearly all, one may be taken meanwhile; then the controller ends and says so.
+    The controller binds them a moment later, while ``mpiexec`` and others start and request ports. Where the system's
+    range covers nearly all ports, one may be taken meanwhile; then the controller exits with an error.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def choose_ports(address: str, count: int) -> list[int]:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether nobody listens there."""
+    """Whether no process listens there."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the controller's sockets do
         try:

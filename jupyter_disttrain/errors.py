@@ -1,7 +1,7 @@
-"""Every error a person can meet.
+"""Define every error that this package raises for its user.
 
-Covers: what went wrong with the request, with the start of a cluster, on a rank.
-Does not cover: telling failures of several ranks apart (``cluster.cell_run``).
+Covers: errors of a request, of the start of a cluster, of a rank.
+Does not cover: grouping the failures of several ranks (``cluster.cell_run``).
 
 Each message says what happened, with which value or on which rank and host, and what to do next.
 """
@@ -9,6 +9,8 @@ Each message says what happened, with which value or on which rank and host, and
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from .ranks import label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ class DisttrainError(Exception):
 
 
 class UsageError(DisttrainError, ValueError):
-    """What was asked for can't be done as it was asked."""
+    """The request can't be carried out as it was made."""
 
 
 class LaunchError(DisttrainError, RuntimeError):
@@ -36,11 +38,11 @@ class LaunchError(DisttrainError, RuntimeError):
 
 
 class IrreplaceableError(LaunchError):
-    """A rank that died can't have a new process, however often that is tried; the message says what helps."""
+    """A dead rank can't be replaced, however often that is tried; the message says what helps."""
 
 
 class HostLostError(IrreplaceableError):
-    """A rank has no host any more on which it could be started anew."""
+    """No host is left on which a rank could be started again."""
 
 
 class StartInterruptedError(DisttrainError, KeyboardInterrupt):
@@ -52,7 +54,7 @@ class ClusterClosedError(DisttrainError, RuntimeError):
 
 
 class UnserializableValueError(DisttrainError, TypeError):
-    """A value can't travel between a rank and the notebook."""
+    """A value can't be sent between a rank and the notebook."""
 
 
 class StageError(DisttrainError, RuntimeError):
@@ -69,7 +71,7 @@ class CellTimeoutError(DisttrainError, TimeoutError):
     Attributes
     ----------
     notes : list of str
-        Who had waited for whom, and what was done so that the session goes on.
+        Which ranks had waited for which others, and what was done so that the session goes on.
     run : CellRun or None
         The cell: what each rank printed is in ``run.stdout`` and ``run.stderr``.
     """
@@ -92,9 +94,9 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
     failures : tuple of CellFailure
         Each distinct failure once, in the order in which they happened: the root cause first.
     by_rank : dict of int to CellFailure
-        The same by rank.
+        The same failures, by rank.
     waited : dict of int to CellFailure
-        Ranks that waited for those that failed, and were released.
+        Ranks that waited for the failed ranks, and were released.
     notes : list of str
         What was done so that the session goes on.
     run : CellRun or None
@@ -117,7 +119,7 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
         super().__init__("; ".join(failure.headline for failure in self.failures))
 
     def _render_traceback_(self) -> list[str]:
-        """Return each distinct failure once: who, where, and the rank's own traceback."""
+        """Return each distinct failure once: its ranks, place, and the rank's own traceback."""
         lines: list[str] = []
         interrupted = [failure for failure in self.failures if failure.ename == "KeyboardInterrupt"]
         for failure in self.failures:
@@ -134,8 +136,6 @@ class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
 
     def _render_waited(self) -> list[str]:
         """Return one line for the ranks that waited at the same line of the cell."""
-        from .ranks import label_ranks  # noqa: PLC0415  (ranks imports this)
-
         culprits = label_ranks({rank for failure in self.failures for rank in failure.ranks})
         by_line: dict[str, list[int]] = {}
         for rank, failure in sorted(self.waited.items()):
@@ -151,9 +151,7 @@ VARIANTS = 24  # lines below a traceback
 
 
 def _variants(failure: CellFailure) -> list[str]:
-    """Return a line for each thing that other ranks' failures differ in, with those ranks."""
-    from .ranks import label_ranks  # noqa: PLC0415  (ranks imports this)
-
+    """Return a line for each difference of other ranks' failures, with those ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, text in failure.variants:
         ranks.setdefault(text, []).append(rank)
@@ -169,7 +167,7 @@ def _variants(failure: CellFailure) -> list[str]:
 
 
 class GivenUpError(DisttrainError, KeyboardInterrupt):
-    """The wait for ranks that no interrupt reached was given up.
+    """The wait for ranks that no interrupt reached was aborted.
 
     Attributes
     ----------
@@ -185,5 +183,5 @@ class GivenUpError(DisttrainError, KeyboardInterrupt):
         super().__init__(what)
 
     def _render_traceback_(self) -> list[str]:
-        """Return the failures, the root cause first, and then what was given up."""
+        """Return the failures, the root cause first, and then the message."""
         return [*RankFailure(self.failures, {})._render_traceback_(), *super()._render_traceback_()]

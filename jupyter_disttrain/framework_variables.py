@@ -1,7 +1,7 @@
-"""What frameworks other than torch have to know of the ranks.
+"""Build the environment variables of frameworks other than torch.
 
 Covers: TF_CONFIG, JAX's variables, what ranks with and without GPUs need, what torch was built for.
-Does not cover: the ports in them (``engine.meeting_place``), which roles a person asks for (``config``).
+Does not cover: the ports in them (``engine.meeting_place``), the requested roles (``config``).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from .config import Roles
 
 WITHOUT_GPUS = {
-    "TORCH_FR_BUFFER_SIZE": "32",  # collectives that %dist_where can tell of; it reads them all
-    "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess so, and warn
+    "TORCH_FR_BUFFER_SIZE": "32",  # collectives that %dist_where can show; it reads them all
+    "DS_ACCELERATOR": "cpu",  # DeepSpeed would guess the same, and warn
     "ACCELERATE_USE_CPU": "true",  # else Accelerator() takes each rank for the only one
 }
 
 
 # NCCL's process group ends its process (SIGABRT) once a collective fails, times out or its peer has died. A session
-# aborts and forms its groups itself, and a rank that is released must keep its process. Programs of their own get
-# torch's defaults.
+# aborts and forms its groups itself, and a released rank must keep its process. Programs of their own get torch's
+# defaults.
 OF_SESSION_GROUPS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch asks for it where groups are aborted: _abort_process_group
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -34,7 +34,7 @@ OF_SESSION_GROUPS = {
 WITH_GPUS = {"TORCH_FR_BUFFER_SIZE": "64"} | OF_SESSION_GROUPS
 # Torch's names of the session's backends. Cells mix devices: tensors on the CPU have a backend beside NCCL.
 TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
-HOST_ID = "NCCL_HOSTID"  # by which NCCL tells hosts apart; "{rank}" in it stands for the rank
+HOST_ID = "NCCL_HOSTID"  # NCCL identifies hosts by it; "{rank}" in it stands for the rank
 PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA's order is then that of NVML and nvidia-smi
 
 
@@ -54,15 +54,15 @@ def accelerator_of(torch: Any) -> str:
 def framework_environment(rank: int, places: Sequence[str], roles: Roles) -> dict[str, str]:
     """Return variables for one rank.
 
-    JAX looks for Open MPI's by the name of one that Open MPI 5 no longer sets; of its value it uses nothing once it has
-    the coordinator's address (jax/_src/clusters/ompi_cluster.py).
+    JAX detects Open MPI by the name of a variable that Open MPI 5 no longer sets; it uses nothing of its value once it
+    has the coordinator's address (jax/_src/clusters/ompi_cluster.py).
 
     Parameters
     ----------
     places
         ``address:port`` of each rank.
     roles
-        TensorFlow's, as often as there are ranks of each; empty for no TF_CONFIG.
+        TensorFlow's roles, each with its number of ranks; empty for no TF_CONFIG.
     """
     coordinator, _, port = places[0].rpartition(":")
     environment = {

@@ -1,13 +1,13 @@
-"""What is mended in Horovod's source before it is built.
+"""Patch Horovod's source before it is built.
 
 Covers: the end of Horovod's thread on each rank once a rank has died.
 Does not cover: the build (``horovod_wheel``).
 
-- A rank whose thread meets the death ends its thread, and a rank that waits for a message of just that one waited for
-  ever: nothing had told it. So who ends because of an error revokes its communicators, where MPI can (MPI Forum's
-  User-Level Failure Mitigation, in Open MPI from 5 on).
+- A rank whose thread gets the error of the death ends its thread, and a rank that waited for a message of just that one
+  waited for ever: nothing had notified it. So a thread that ends because of an error revokes its communicators, where
+  MPI can (MPI Forum's User-Level Failure Mitigation, in Open MPI from 5 on).
 - Where process sets were added, all others aborted: at its end the thread agrees with all ranks on removing each set,
-  and nobody caught that this fails.
+  and the exception when this fails was not caught.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .errors import DisttrainError
 if TYPE_CHECKING:
     from pathlib import Path
 
-EDITION = 1  # counts the changes of MENDS: a wheel with others is not taken
+EDITION = 1  # number of the version of MENDS: a wheel with another is not used
 
 
 class HorovodBuildError(DisttrainError):
@@ -29,7 +29,7 @@ class HorovodBuildError(DisttrainError):
 class Mend(NamedTuple):
     """One place in the source."""
 
-    file: str  # in horovod/common
+    file: str  # name in horovod/common
     old: str
     new: str
 
@@ -81,12 +81,12 @@ MENDS = (
 
 
 def mend(source: Path) -> None:
-    """Change the source that lies unpacked in a folder.
+    """Patch the source that lies unpacked in a folder.
 
     Raises
     ------
     HorovodBuildError
-        If a place is not as it is known.
+        If the source is not the known one.
     """
     for each in MENDS:
         path = source / "horovod" / "common" / each.file

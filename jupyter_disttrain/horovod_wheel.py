@@ -1,12 +1,12 @@
-"""Horovod for this environment: ``jupyter disttrain horovod``.
+"""Build Horovod for this environment: ``jupyter disttrain horovod``.
 
-Covers: building its wheel for the torch, Python and Open MPI that are installed, keeping it, installing it.
+Covers: building its wheel for the installed torch, Python and Open MPI, keeping it, installing it.
 Does not cover: running it (``engine.horovod_world``).
 
-Horovod comes as source alone, its last release is of 2023, and a plain ``pip install`` of it fails with torch of today
-for three reasons, none of which is in its code: it asks for C++14 where torch's headers want more, pip builds it in an
-environment without torch, and it finds MPI by the first mpicxx in PATH. So the build runs in this environment, with a
-compiler that puts the last word on the standard. What is mended in its code is in ``horovod_mends``.
+Horovod is released as source only, its last release is of 2023, and a plain ``pip install`` of it fails with current
+torch for three reasons, none of which is in its code: it sets C++14 where torch's headers need more, pip builds it in
+an environment without torch, and it finds MPI by the first mpicxx in PATH. So the build runs in this environment, with
+a compiler wrapper that overrides the standard. The patches of its code are in ``horovod_mends``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ VERSION = "0.28.1"
 BUILD_NEEDS = ("setuptools", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", "cffi")
 RUN_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging")
 PROVE = "import mpi4py.MPI, horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
-# For Open MPI: with others on this machine a process talks by shared memory, and the file stays when it was alone.
+# For Open MPI: with others on this machine a process communicates by shared memory, and the file stays when it was
+# alone.
 ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
 
 
@@ -47,7 +48,8 @@ def install() -> Path:
     Raises
     ------
     HorovodBuildError
-        If something that the build needs is missing, or a step of it fails; with what to do, and where its log is.
+        If something that the build needs is missing, or a step of it fails; the message says what to do, and where the
+        log is.
     """
     torch, mpi = _torch_version(), _mpi_version()
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
@@ -70,9 +72,9 @@ def install() -> Path:
 
 
 def prove() -> str:
-    """Start the installed Horovod in a process of its own; return why it does not run, or nothing."""
+    """Start the installed Horovod in a separate process; return why it does not run, or an empty string."""
     command = [sys.executable, "-c", PROVE]
-    with tempfile.TemporaryDirectory(prefix="horovod-") as folder:  # where Open MPI leaves what it wrote
+    with tempfile.TemporaryDirectory(prefix="horovod-") as folder:  # where Open MPI leaves its files
         environment = {**os.environ, **ALONE, "TMPDIR": folder}
         proof = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if not proof.returncode:
@@ -101,7 +103,7 @@ def _build(kept: Path) -> Path:
         made = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "-w", folder, str(source)]
         _pip(made, environment, Path(f"{kept}.log"))
         (wheel,) = Path(folder).glob("horovod-*.whl")
-        # In one step, so that who builds beside this finds a whole wheel or none.
+        # In one step, so that a concurrent build finds a whole wheel or none.
         return wheel.replace(kept / wheel.name)
 
 
@@ -111,7 +113,7 @@ def _source(folder: Path, environment: Mapping[str, str]) -> Path:
     _pip(["download", "-q", "--no-cache-dir", *wanted], environment)
     (archive,) = folder.glob("horovod-*.tar.gz")
     with tarfile.open(archive) as packed:
-        # The filter came with Python 3.10.12 and 3.11.4; those before take no argument of that name.
+        # The filter came with Python 3.10.12 and 3.11.4; versions before accept no argument of that name.
         packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, _folder: member)
         packed.extractall(folder)  # noqa: S202  (filtered, where Python can; the archive is that of the index)
     return folder / f"horovod-{VERSION}"
@@ -129,8 +131,8 @@ def _environment(compiler: Path, mpicxx: Path) -> dict[str, str]:
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "LDFLAGS": f"-Wl,-rpath,{at}",
         "HOROVOD_WITH_PYTORCH": "1",
-        "HOROVOD_WITH_GLOO": "1",  # for horovodrun, whose way to start Open MPI is an older one's
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Gloo asks for an older CMake than there is
+        "HOROVOD_WITH_GLOO": "1",  # for horovodrun, which starts Open MPI in the way of older versions
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Gloo requires an older CMake than there is
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_MPI": "1",
@@ -152,7 +154,7 @@ def _torch_version() -> str:
 def _mpi_version() -> str:
     if util.find_spec("mpi4py") is None:
         raise HorovodBuildError("Horovod shares MPI with mpi4py, and there is none here: pip install mpi4py")
-    # Started for that, MPI would leave a file in shared memory.
+    # If this started MPI, MPI would leave a file in shared memory.
     ask = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
     version = [sys.executable, "-c", f"{ask}; print(MPI.Get_library_version().split(',')[0])"]
     told = subprocess.run(version, capture_output=True, text=True, check=False)  # noqa: S603
@@ -162,7 +164,7 @@ def _mpi_version() -> str:
 
 
 def _keep_torch(version: str) -> list[str]:
-    """Return what keeps pip from bringing another torch along."""
+    """Return requirements that keep pip from installing another torch."""
     return [f"torch=={version.partition('+')[0]}"]
 
 
@@ -183,4 +185,4 @@ def _pip(arguments: Sequence[str], environment: Mapping[str, str] | None = None,
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201  (a command speaks by printing)
+    print(text, flush=True)  # noqa: T201  (a command's output)

@@ -1,6 +1,6 @@
-"""The hosts that ranks run on, as people name them.
+"""Parse the hosts that ranks run on.
 
-Covers: ``"node1:4,node2:4"``, hostfiles, the number of hosts and of ranks on each, the ssh that reaches them.
+Covers: ``"node1:4,node2:4"``, hostfiles, the number of hosts and of ranks on each, the ssh command that reaches them.
 Does not cover: whether they can be used (``cluster.preflight``).
 """
 
@@ -21,7 +21,7 @@ from .ranks import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-MOST_SLOTS = 4096  # on one host
+MOST_SLOTS = 4096  # ranks on one host
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 # A name never begins with a dash: ssh would take it for an option.
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?\Z")
@@ -33,26 +33,26 @@ _HOW = "write e.g. node1:4,node2:4, and an IPv6 address in brackets: [fd00::1]:4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlots:
-    """A host and its places for ranks."""
+    """A host and its slots for ranks."""
 
-    name: str  # as ssh takes it: a name or an address, with "user@" where it was given
+    name: str  # as ssh accepts it: a name or an address, with "user@" where it was given
     slots: int | None  # ranks; None: as many as it has GPUs
 
 
 def total_slots(hosts: Sequence[HostSlots]) -> int | None:
-    """Return how many ranks the hosts take; None where that is not settled, or there are no hosts."""
+    """Return how many ranks the hosts take; None where that is not determined, or there are no hosts."""
     counts = [host.slots for host in hosts]
     return sum(count or 0 for count in counts) or None if None not in counts else None
 
 
 def parse_hosts(text: str) -> tuple[HostSlots, ...]:
-    """Read hosts as they stand in ``--hosts``.
+    """Parse the hosts of ``--hosts``.
 
     Parameters
     ----------
     text
-        Hosts with commas or spaces between them; each may have the number of its ranks behind a colon, and a user
-        before an ``@``. A host that is named several times gets the sum; each mention without a number counts as one.
+        Hosts separated by commas or spaces; each may have its number of ranks after a colon, and a user before an
+        ``@``. A host that is named several times gets the sum; each mention without a number counts as one.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
     Raises
     ------
     UsageError
-        If a part can't be read, or if localhost stands beside other hosts.
+        If a part can't be parsed, or if localhost is named beside other hosts.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
     Raises
     ------
     UsageError
-        If the file can't be read, or a line of it; the message names the line.
+        If the file can't be read, or a line of it can't be parsed; the message names the line.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
@@ -127,7 +127,7 @@ def take_hosts(
 
 
 def split_command(text: str) -> list[str]:
-    """Return the words of an ssh command as a person gives it, with its options and variables.
+    """Split an ssh command, with its options and variables, into words.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def split_command(text: str) -> list[str]:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name means the machine itself, whichever that is, so that other hosts can't use it."""
+    """Whether a name means whichever machine uses it, so that other hosts can't reach this one by it."""
     bare = name.rpartition("@")[2]
     if bare.lower() in _LOCAL_NAMES:
         return True
@@ -155,7 +155,7 @@ def is_local(name: str) -> bool:
 
 
 def _words(line: str) -> list[str]:
-    """Return a line's words without its comment; ``slots = 4`` is one word, as Open MPI has it."""
+    """Return a line's words without its comment; ``slots = 4`` is one word, as for Open MPI."""
     return re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
 
 
@@ -166,14 +166,14 @@ def _hostfile_line(words: list[str], where: str) -> HostSlots:
         if key in ("slots", "cpu", "count") and host.slots is None:
             host = replace(host, slots=_number(value, word, where))
         elif key in ("max_slots", "max-slots", "cpu_max", "count_max"):
-            _number(value, word, where)  # how far Open MPI may go beyond the slots, which nobody asks it to
+            _number(value, word, where)  # how far Open MPI may exceed the slots, which is never requested
         else:
             raise UsageError(f"cannot read {word!r} {where}; write e.g. node1 slots=4")
     return host
 
 
 def _one(text: str, where: str) -> HostSlots:
-    """Read one host."""
+    """Parse one host."""
     brackets = _BRACKETS.match(text)
     if brackets:
         user, name, slots = brackets["user"] or "", brackets["address"], brackets["slots"]
@@ -197,7 +197,7 @@ def _split(text: str, where: str) -> tuple[str, str, str | None]:
 
 
 def _how(where: str) -> str:
-    """Return how hosts are written there: in an option, or in a file."""
+    """Return how to write hosts there: in an option, or in a file."""
     return _HOW if "--hosts" in where else "write a host on each line, e.g. node1 slots=4"
 
 
@@ -215,7 +215,7 @@ def _is_ipv6(text: str) -> bool:
         address = ipaddress.IPv6Address(text)
     except ValueError:
         return False
-    # ssh puts the name into the commands of its configuration (ProxyCommand ... %h), which a shell reads.
+    # ssh substitutes the name in commands of its configuration (ProxyCommand ... %h), which a shell runs.
     return address.scope_id is None or _NAME.match(address.scope_id) is not None
 
 

@@ -1,9 +1,9 @@
-"""The records that cross a process border, and their message types.
+"""Define the records that cross a process border, and their message types.
 
-Covers: what a rank, its nanny and the client say to each other beyond the Jupyter protocol.
+Covers: messages between a rank, its nanny and the client beyond the Jupyter protocol.
 Does not cover: sending (``cluster.link``, ``engine.publisher``), values of the user's own (``values``).
 
-Every record is plain JSON: a reader needs no pickle to understand a rank.
+Every record is plain JSON, so a reader needs no pickle.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from .ranks import label_ranks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,21 +25,21 @@ def channel_url(info: dict[str, Any], channel: str) -> str:
 
 
 def is_ipv6(info: dict[str, Any]) -> bool:
-    """Whether the controller is reached at an IPv6 address, which stands in brackets."""
+    """Whether the controller is reached at an IPv6 address, which is written in brackets."""
     return "[" in info["interface"]
 
 
 def prepare(sock: Any, info: dict[str, Any]) -> None:
-    """Have a ZeroMQ socket speak IPv6 and CurveZMQ, if the controller does."""
+    """Enable IPv6 and CurveZMQ on a ZeroMQ socket, if the controller uses them."""
     if is_ipv6(info):
         sock.ipv6 = True
     encrypt(sock, info)
 
 
 def encrypt(sock: Any, info: dict[str, Any]) -> None:
-    """Have a ZeroMQ socket speak CurveZMQ, if the controller does.
+    """Enable CurveZMQ on a ZeroMQ socket, if the controller uses it.
 
-    All who know the connection file share one pair of keys: that file is what makes somebody a part of the cluster.
+    All processes of a cluster share one pair of keys: access to the connection file is what authenticates them.
     """
     if info.get("curve_serverkey"):
         sock.curve_serverkey = info["curve_serverkey"].encode()
@@ -45,18 +47,13 @@ def encrypt(sock: Any, info: dict[str, Any]) -> None:
         sock.curve_secretkey = info["curve_secretkey"].encode()
 
 
-# Requests from the client to a rank, on its shell channel; the reply is "rank_reply".
-RANK_REQUEST = "rank_request"
-# Requests from the client to a rank's nanny, on the control channel; the reply is "nanny_reply".
-NANNY_REQUEST = "nanny_request"
-# The key of our options in an execute_request's metadata.
-IPYTHON_PROFILE = "DISTTRAIN_IPYTHON_PROFILE"  # the folder of the notebook's, in the environment
+# Our options' key in an execute_request's metadata.
 OPTIONS = "disttrain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A record that knows its message type and its JSON form."""
+    """A record with its message type and its JSON form."""
 
     msg_type: ClassVar[str]
 
@@ -66,7 +63,7 @@ class Record:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> Self:
-        """Read the JSON form; fields that a newer sender added are left aside."""
+        """Read the JSON form; unknown fields of a newer sender are ignored."""
         known = _names(cls)  # type: ignore[arg-type]  # a class is hashable
         return cls(**{name: value for name, value in content.items() if name in known})
 
@@ -78,7 +75,7 @@ def _names(record: type[Record]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHello(Record):
-    """A rank's process is up and waits to be told who it is."""
+    """A rank's process has started and waits for its identity."""
 
     msg_type: ClassVar[str] = "rank_hello"
 
@@ -86,34 +83,34 @@ class RankHello(Record):
     host: str
     pid: int
     nanny_pid: int
-    launch_rank: int | None  # what the launcher says its rank is; None where it does not tell
+    launch_rank: int | None  # rank according to the launcher; None where it sets none
     mpi: str | None  # the MPI library, None without MPI
-    torch: str | None  # the version, None where it is not wanted
-    cuda_devices: int  # that torch would see
-    accelerator: str = ""  # that torch was built for: see ``framework_variables.accelerator_of``
+    torch: str | None  # the version, None where torch is not used
+    cuda_devices: int  # devices that torch would see
+    accelerator: str = ""  # what torch was built for: see ``framework_variables.accelerator_of``
     failure: str | None = None  # why this process can't be a rank
     launcher: str = ""  # what started it: see ``config``
-    launch_host: str = ""  # its host as the launcher calls it; empty where the launcher does not say
-    visible_gpus: str = ""  # of its host, as CUDA_VISIBLE_DEVICES has them; empty: all
-    boot: str = ""  # what tells its machine, since that was started, from all others; empty where it can't be read
+    launch_host: str = ""  # the launcher's name of its host; empty where it sets none
+    visible_gpus: str = ""  # the host's CUDA_VISIBLE_DEVICES; empty: all
+    boot: str = ""  # identifies the machine and its boot; empty where it can't be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NannyHello(Record):
-    """A rank's nanny is up and its output will be heard."""
+    """A rank's nanny has started and its output will be received."""
 
     msg_type: ClassVar[str] = "nanny_hello"
 
     engine: str
     nanny: str  # the identity of its control socket
-    probe: str = ""  # of the socket that tells whether its host can be reached; empty on the notebook's own
+    probe: str = ""  # identity of the socket that checks whether its host responds; empty on the notebook's own host
 
 
 SOME_KILLER = ": kill -9, or the kernel's out-of-memory killer"
 
 
 def signal_words(number: int, killer: str = SOME_KILLER) -> str:
-    """Return the name of the signal that ended a process, and what that means where the name alone does not say it."""
+    """Return the name of the signal that ended a process, explained where the name alone is not enough."""
     import signal  # noqa: PLC0415
 
     try:
@@ -125,36 +122,53 @@ def signal_words(number: int, killer: str = SOME_KILLER) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath(Record):
-    """A rank's process ended."""
+    """A rank's process exited."""
 
     msg_type: ClassVar[str] = "rank_death"
 
     engine: str
     pid: int
     host: str
-    exit_code: int | None
-    signal_number: int | None
-    crash: str  # Python's report of a crash in C code; empty without one
-    stderr_tail: str
-    expected: bool  # it was asked to end
-    launcher: str = ""  # what started it: see ``config``; empty if another process than its nanny tells of it
-    peak_bytes: int = 0  # the most memory that it ever held
-    out_of_memory_kills: int = 0  # processes of its host that the kernel ended for want of memory during its cell
-    host_silent_s: float = 0.0  # that its host did not answer, and so counts as lost; 0: it answers
+    exit_code: int | None = None
+    signal_number: int | None = None
+    crash: str = ""  # Python's report of a crash in C code; empty without one
+    stderr_tail: str = ""
+    expected: bool = False  # the rank was asked to exit
+    launcher: str = ""  # what started it: see ``config``; empty if a process other than its nanny reports the exit
+    peak_bytes: int = 0  # peak resident memory
+    out_of_memory_kills: int = 0  # processes of its host ended by the kernel's out-of-memory killer during its cell
+    has_closed_wire: bool = False  # it closed the connections of the session while it ran
+    host_silent_s: float = 0.0  # time without response of its host, which counts as lost; 0: it responds
 
     @property
     def cause(self) -> str:
-        """How it ended, as a person says it."""
+        """How the process exited, for the user."""
         if self.host_silent_s:
             return (
                 f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
                 "down or cut off from the network"
+            )
+        if self.has_closed_wire:
+            return (
+                "ended, most likely because the cell had closed file descriptors that the session needs, e.g. by "
+                "os.closerange(); close those alone that the cell has opened"
             )
         if self.signal_number is None and self.exit_code is None:
             return "ended, and what its nanny said of that can't be read"
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
         return f"was killed by {signal_words(self.signal_number, self._killer)}"
+
+    @property
+    def unfinished(self) -> str:
+        """Why it was killed after it had been asked to exit; empty if it exited by itself."""
+        import signal  # noqa: PLC0415
+
+        if self.expected and self.signal_number == signal.SIGALRM:
+            return "its atexit functions, its threads and its open files took longer than 2 s to end"
+        if self.expected and self.signal_number == signal.SIGKILL:
+            return "it did not react within 3 s, so its atexit functions and open files may be lost"
+        return ""
 
     @property
     def _killer(self) -> str:
@@ -167,7 +181,7 @@ class RankDeath(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputElided(Record):
-    """More was said than is sent: the rest is in the log."""
+    """Output beyond the limit was not sent; it is in the log."""
 
     msg_type: ClassVar[str] = "output_elided"
 
@@ -180,7 +194,7 @@ class OutputElided(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogTrouble(Record):
-    """The log of a rank can't be written; output on screen goes on."""
+    """The log of a rank can't be written; its output is still shown."""
 
     msg_type: ClassVar[str] = "log_trouble"
 
@@ -191,49 +205,62 @@ class LogTrouble(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankVitals(Record):
-    """What a rank does, and what it uses; counts and seconds are totals since it started."""
+    """Activity and resource use of a rank; counts and seconds are totals since it started."""
 
     msg_type: ClassVar[str] = "rank_vitals"
 
     time_s: float  # seconds since the epoch
-    beat_s: float  # when the rank showed what it does; of a clock of its host that never goes back
-    state: str  # "idle", "running", "in collective", "not responding", "stopped"
-    silent_s: float = 0.0  # since the rank showed anything; 0 while it responds
+    beat_s: float  # time of the rank's last heartbeat, on its host's monotonic clock
+    state: str  # see ``protocol.states.RankActivity``
+    silent_s: float = 0.0  # since the rank's last heartbeat; 0 while it responds
     cell: int | None = None
     execution_count: int | None = None
-    line: int | None = None  # of the cell, that runs
-    call: str = ""  # the collective that it waits in
-    waits_s: float = 0.0  # in that collective
-    steps: int = 0  # of optimizers
-    samples: int = 0  # from DataLoaders
-    looks: int = 0  # at what the main thread does
-    waits: int = 0  # those that found it waiting for other ranks
-    seen: int = 0  # those that could tell; a look between two of them counts as the later one
-    data_wait_s: float = 0.0  # for batches
-    done: int = 0  # rounds of the loop that runs, where it knows how many there will be
+    line: int | None = None  # the current line of the cell
+    call: str = ""  # the collective that the rank waits in
+    waits_s: float = 0.0  # waiting time in that collective
+    steps: int = 0  # optimizer steps
+    samples: int = 0  # samples from DataLoaders
+    looks: int = 0  # checks of the main thread's activity
+    waits: int = 0  # checks that found it waiting for other ranks
+    seen: int = 0  # checks with a result; a check between two of these counts as the later one
+    data_wait_s: float = 0.0  # waiting for batches
+    done: int = 0  # iterations of the current loop, where their total is known
     total: int = 0
-    left_s: float | None = None  # of that loop, if it goes on as it went so far
-    cpu_percent: float = 0.0  # of one core, its children's included
-    memory_bytes: int = 0  # its children's included
+    left_s: float | None = None  # remaining time of that loop, at the speed so far
+    cpu_percent: float = 0.0  # percent of one core, including child processes
+    memory_bytes: int = 0  # including child processes
     gpu: dict[str, Any] | None = None  # see ``engine.devices.Gpu.read``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopProgress(Record):
+    """Progress of a loop, sent with the output that shows it, so earlier than in RankVitals."""
+
+    msg_type: ClassVar[str] = "loop_progress"
+
+    cell: int
+    execution_count: int | None
+    done: int
+    total: int
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVitals(Record):
-    """What a host does."""
+    """Load, memory, disk and traffic of a host."""
 
     msg_type: ClassVar[str] = "node_vitals"
 
     time_s: float  # seconds since the epoch
     host: str
     cores: int
-    cpu_percent: float  # of all cores
-    load: float  # processes that ran or wanted to, on average over a minute
+    cpu_percent: float  # percent of all cores
+    load: float  # running and runnable processes, one-minute average
     memory_used_bytes: int
     memory_total_bytes: int
-    disk_free_bytes: int  # where the ranks work
+    disk_free_bytes: int  # on the disk of the ranks' working directory
     disk_total_bytes: int
-    received_bytes_per_s: int  # from other hosts
+    received_bytes_per_s: int  # traffic from other hosts
     sent_bytes_per_s: int
     infiniband_received_bytes_per_s: int
     infiniband_sent_bytes_per_s: int
@@ -248,28 +275,28 @@ class Used(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(Record):
-    """Somebody beside the notebook wants the process that holds the cluster to do something."""
+    """A request of another process to the process that holds the cluster."""
 
     msg_type: ClassVar[str] = "asked"
 
     what: str  # "interrupt", "reset", "stop"
-    token: str  # tells this wish from every other
-    until_s: float  # of the host's clock that never goes back: who hears it later does nothing
+    token: str  # unique ID of the request
+    until_s: float  # deadline on the host's monotonic clock; received later, it is ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard(Record):
-    """The process that holds the cluster has heard a wish, and does it."""
+    """The process that holds the cluster has received a request and carries it out."""
 
     msg_type: ClassVar[str] = "heard"
 
     token: str
 
 
-# What many ranks tell often goes past the session, as three frames: the topic with the type, the engine, the bytes.
+# Frequent messages of many ranks bypass the session, as three frames: the topic with the type, the engine, the bytes.
 FIGURES_TOPIC = b"figures."
 METRICS = "metrics"  # the type of ``samples.pack``'s bytes; those of the others are JSON
-USED_TOPIC = b"used"  # under which it is published, for the controller
+USED_TOPIC = b"used"  # topic of Used, for the controller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,19 +308,17 @@ class CellFailure:
     ename: str
     evalue: str
     traceback: tuple[str, ...] = field(repr=False)
-    line: int | None  # of the cell, counted from 1 with the magic's own line; or of the script that it runs
+    line: int | None  # of the cell, counted from 1 with the magic's own line; or of the script that the cell runs
     time_s: float  # seconds since the epoch, on the rank that failed first
-    of_group: bool = False  # it came out of a process group: often another rank is the cause
-    file: str = ""  # the script's, without its folder
+    of_group: bool = False  # raised by a process group: often another rank is the cause
+    file: str = ""  # the script's name, without its folder
     details: tuple[str, ...] = ()  # notes, and the texts of the errors that led to this one or are in it
     raised_at: str = ""  # the innermost frame of the traceback
-    variants: tuple[tuple[int, str], ...] = ()  # of the other ranks: what theirs differs in, where it does
+    variants: tuple[tuple[int, str], ...] = ()  # of the other ranks: where their failure differs
 
     @property
     def where(self) -> str:
-        """Who failed, where: ``"ranks 0-1 (node7), line 3"``, or ``"rank 1 (node7), train.py:3"``."""
-        from .ranks import label_ranks  # noqa: PLC0415  (ranks imports errors, which imports this)
-
+        """Ranks, hosts and line: ``"ranks 0-1 (node7), line 3"``, or ``"rank 1 (node7), train.py:3"``."""
         place = f", {self.place}" if self.place else ""
         return f"{label_ranks(self.ranks)} ({', '.join(self.hosts)}){place}"
 
@@ -306,6 +331,6 @@ class CellFailure:
 
     @property
     def headline(self) -> str:
-        """The failure in one line: who, where, what."""
+        """The failure in one line: ranks, hosts, place and error."""
         what = f"{self.ename}: {self.evalue}" if self.evalue else self.ename
         return f"{self.where}: {what}"

@@ -1,10 +1,10 @@
 """Open files and folders that no other user can have written.
 
 Covers: the owner of a file, checked at the descriptor that was opened; private folders; their creation.
-Does not cover: what is in them.
+Does not cover: their content.
 
-Whoever writes a connection file, the description of a cluster or a checkpoint decides what its reader runs. A path that
-was checked may lead elsewhere a moment later, so what is checked is what was opened.
+The writer of a connection file, of a cluster's description or of a checkpoint decides what its reader runs. A checked
+path may lead elsewhere a moment later, so the opened descriptor is checked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-OTHERS_WRITE = 0o022  # the bits of a mode that let another user change what is there
+OTHERS_WRITE = 0o022  # the mode bits that let another user change the content
 
 
 def owner_of(uid: int) -> str:
-    """Return a user's name, or the number of one that this host does not know."""
+    """Return a user's name, or the number of a user unknown to this host."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -38,7 +38,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
     OSError
         If it can't be read, or ``PermissionError`` with the owner's name if it belongs to another user.
     """
-    # A pipe that somebody else put there must not block the reader.
+    # A pipe that another user put there must not block the reader.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         check_owner(descriptor, path)
@@ -49,7 +49,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
 
 
 def check_owner(descriptor: int, path: str | os.PathLike[str]) -> None:
-    """Refuse an opened file that is another user's.
+    """Refuse an opened file of another user.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def check_owner(descriptor: int, path: str | os.PathLike[str]) -> None:
 
 
 def read_own(path: str | os.PathLike[str]) -> str:
-    """Return what is in a file of this user.
+    """Return the content of a file of this user.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def read_own(path: str | os.PathLike[str]) -> str:
 
 
 def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
-    """Return what lets another user into a folder; empty if nothing does.
+    """Return what gives another user access to a folder; empty if nothing does.
 
     Parameters
     ----------
@@ -126,14 +126,14 @@ def check_private(folder: Path, shared_mode: int = 0o077) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, where there is none, that this user alone may enter.
+    """Make a folder, unless it exists, that only this user may enter.
 
     Missing parents are made with the mode that the umask gives.
 
     Raises
     ------
     PermissionError
-        If there is one of another user, or one that other users may enter.
+        If the folder exists and belongs to another user, or other users may enter it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -141,7 +141,7 @@ def make_private(folder: Path) -> None:
 
 
 def make_private_below(folder: Path, top: Path) -> None:
-    """Make a folder and those between it and ``top``, each private; close those of this user that are open.
+    """Make a folder and those between it and ``top``, each private; make this user's open ones private.
 
     ``mkdir(parents=True)`` gives the parents the mode of the umask, with which a group may put files into them.
 

@@ -1,11 +1,11 @@
-"""What ``log_metrics`` was given, as bytes.
+"""Pack the values of ``log_metrics`` as bytes.
 
-Covers: packing it on a rank; reading it, by sample or as a matrix.
-Does not cover: when it is sent (``engine.metrics``), keeping it (``cluster.metrics_table``).
+Covers: packing them on a rank; reading them, by sample or as a matrix.
+Does not cover: when they are sent (``engine.metrics``), keeping them (``cluster.metrics_table``).
 
-A message is the length of a JSON header, the header, and numbers of 64 bits: for each run of samples with the same
-names a row per sample, which holds its time in seconds since the epoch, its step (NaN without one) and the values. So
-NaN and infinity are themselves, and the notebook, which hears many ranks, takes a message as it is.
+A message is the length of a JSON header, the header, and 64-bit floats: for each run of samples with the same names a
+row per sample, which holds its time in seconds since the epoch, its step (NaN without one) and the values. So NaN and
+infinity are preserved, and the notebook, which receives the samples of many ranks, needs no conversion.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Samples:
     """One message of a rank."""
 
     cell: int | None  # the number of the cell that logged them
-    dropped: int  # samples that were lost since the last message, because they came faster than they could be sent
+    dropped: int  # samples lost since the last message, because they came faster than they could be sent
     blocks: tuple[Block, ...]
 
     def rows(self) -> Iterator[Sample]:

@@ -1,10 +1,10 @@
-"""Hand large memory from one process of a host to another.
+"""Pass large memory from one process of a host to another.
 
 Covers: a file in shared memory that holds the buffers of one message, mapping it without a copy, removing it; removing
 the folders of processes that were killed.
-Does not cover: what the buffers mean (``values``), hosts that don't share memory: there the buffers travel as frames.
+Does not cover: what the buffers mean (``values``), hosts that don't share memory: there the buffers are sent as frames.
 
-The receiver maps the file privately: what it writes stays its own, so several ranks can take the same file. It takes
+The receiver maps the file privately: what it writes stays its own, so several ranks can map the same file. It accepts
 files from its own shelf only, by a bare name: a sender can't name any other file of the receiver.
 """
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path("/dev/shm")  # noqa: S108  (the folder below it is the user's alone)
-PREFIX = "disttrain-"  # of the folders
-NOTEBOOK = "notebook"  # the file that tells the folder on the notebook's host from its namesakes on others
-NANNIES = "nannies"  # the file in those namesakes; each nanny there holds a shared lock on it
+PREFIX = "disttrain-"  # prefix of the folders
+NOTEBOOK = "notebook"  # the file that identifies the folder on the notebook's host among those of its name
+NANNIES = "nannies"  # the file in those other folders; each nanny there holds a shared lock on it
 THRESHOLD = 1 << 20  # bytes; smaller messages are not worth a file
-_NAME = re.compile(r"[0-9a-f]{32}")  # of a file
-_ALIGNMENT = 64  # of each buffer, as torch and numpy like it
+_NAME = re.compile(r"[0-9a-f]{32}")  # name of a file
+_ALIGNMENT = 64  # bytes; alignment of each buffer, for torch and numpy
 
 
 def is_shared(folder: str | None, token: str) -> bool:
-    """Whether this process sees the folder of whoever has the token, and not another of that name on another host."""
+    """Whether this process sees the folder with this token, and not one of the same name on another host."""
     try:
         return folder is not None and (Path(folder) / NOTEBOOK).read_text() == token
     except OSError:
@@ -71,7 +71,7 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
         finally:
             os.close(descriptor)
     except OSError:
-        # No room (containers get 64 MB): the frames are the slower way, and as good.
+        # No room (containers get 64 MB): frames are slower, but work as well.
         Path(path).unlink(missing_ok=True)
         return None, views
     return {"name": name, "spans": spans}, []

@@ -1,4 +1,4 @@
-"""What a person may ask of Slurm, validated before anything is submitted.
+"""Validate options for Slurm before a job is submitted.
 
 Covers: nodes, ranks and GPUs on each, partition, time, account, any other option of sbatch; contradictions.
 Does not cover: what an allocation has, the script of the job (``cluster.slurm``).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STARTS = ("mpirun", "srun")
-OWN_OPTIONS = {  # of %dist_init, by the name that sbatch gives them
+OWN_OPTIONS = {  # options of %dist_init, by their names in sbatch
     "nodes": "-N",
     "ntasks-per-node": "--ntasks-per-node",
     "gpus-per-node": "--gpus-per-node",
@@ -70,21 +70,21 @@ class SlurmOptions:
     Raises
     ------
     UsageError
-        If a value can't be used; the message names the option and what would do.
+        If a value can't be used; the message names the option and valid values.
     """
 
     nodes: int | None = None  # None: those of the allocation, or 1
     ntasks_per_node: int | None = None  # ranks; None: one per GPU, as the allocation has, or 1
-    gpus_per_node: str | None = None  # "4" or "a100:4"; None: none are asked for
+    gpus_per_node: str | None = None  # "4" or "a100:4"; None: none are requested
     partition: str | None = None
-    time: str | None = None  # as sbatch takes it: minutes, HH:MM:SS, D-HH:MM:SS
+    time: str | None = None  # in sbatch's format: minutes, HH:MM:SS, D-HH:MM:SS
     account: str | None = None
     more: tuple[str, ...] = ()  # other options of sbatch: "--name=value" or "--name"
     start: str = "mpirun"  # how the ranks are started within the job; "srun": without MPI
     new_job: bool = False  # submit one, also from inside an allocation
 
     def __post_init__(self) -> None:
-        """Refuse what can't work."""
+        """Refuse invalid values and combinations."""
         for name, value in (("-N", self.nodes), ("--ntasks-per-node", self.ntasks_per_node)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is a number from 1 on, not {value}")
@@ -104,7 +104,7 @@ class SlurmOptions:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What sbatch is told beside the numbers of nodes and ranks, in the form ``--name=value``."""
+        """Options of sbatch except the numbers of nodes and ranks, in the form ``--name=value``."""
         named = {
             "gpus-per-node": self.gpus_per_node,
             "partition": self.partition,
@@ -115,13 +115,13 @@ class SlurmOptions:
 
     @property
     def gpu_option(self) -> str:
-        """The option that asks for GPUs, as it is given; empty where none does."""
+        """The option that requests GPUs, as it is given; empty where none does."""
         asks = (option for option in self.lines if name_of(option).startswith(("gpus", "gres", "tres-per")))
         return next((option for option in asks if "gpu" in option), "")
 
     @property
     def per_node(self) -> int | None:
-        """How many ranks a node is to have: those asked for, else one per GPU; None where neither is said."""
+        """Ranks per node: the requested number, else one per GPU; None where neither is given."""
         return self.ntasks_per_node or (None if self.gpus_per_node is None else gpu_count(self.gpus_per_node))
 
     def shape(self, ranks: int | None = None) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class SlurmOptions:
         Parameters
         ----------
         ranks
-            All of them, where a person has said so with ``-n``.
+            The total number, where the user gave ``-n``.
 
         Raises
         ------
@@ -151,12 +151,12 @@ class SlurmOptions:
 
 
 def gpu_count(gpus_per_node: str) -> int:
-    """Return how many GPUs ``"4"``, ``"a100:4"`` or ``"a100:2,v100:2"`` are.
+    """Return the number of GPUs of ``"4"``, ``"a100:4"`` or ``"a100:2,v100:2"``.
 
     Raises
     ------
     UsageError
-        If it can't be read, or is none.
+        If it can't be parsed, or is zero.
     """
     found = [_GPUS.fullmatch(part) for part in gpus_per_node.split(",")]
     count = sum(int(each[1]) for each in found if each)
@@ -166,7 +166,7 @@ def gpu_count(gpus_per_node: str) -> int:
 
 
 def parse_more(words: Iterable[str]) -> tuple[str, ...]:
-    """Read options of sbatch, such as ``["--qos", "high", "--exclusive", "--mem=64G"]``.
+    """Parse options of sbatch, such as ``["--qos", "high", "--exclusive", "--mem=64G"]``.
 
     Returns
     -------
@@ -176,10 +176,11 @@ def parse_more(words: Iterable[str]) -> tuple[str, ...]:
     Raises
     ------
     UsageError
-        If a word is no long option nor the value of one, or if the option is not a person's to set; why is said.
+        If a word is no long option nor the value of one, or if the user can't set the option; the message gives the
+        reason.
     """
     found: list[str] = []
-    takes_value = False  # the option before could
+    takes_value = False  # whether the option before could take a value
     for word in words:
         if not word.startswith("-") and takes_value:
             found[-1] += f"={word}"
@@ -198,7 +199,7 @@ def parse_more(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def split_more(text: str) -> tuple[str, ...]:
-    """Read what stands in ``--sbatch "..."``; errors are those of :func:`parse_more`."""
+    """Parse the value of ``--sbatch "..."``; raises as :func:`parse_more`."""
     try:
         words = shlex.split(text)
     except ValueError as error:  # a quote that does not end
@@ -212,7 +213,7 @@ def name_of(option: str) -> str:
 
 
 def _refuse(name: str) -> None:
-    """Refuse options that are set here, or that %dist_init has itself; sbatch takes any beginning of a name."""
+    """Refuse options that are set here, or that %dist_init has itself; sbatch accepts any prefix of a name."""
     if name in OWN_OPTIONS:
         raise UsageError(f"give --{name} to %dist_init itself: {OWN_OPTIONS[name]}")
     meant = [name] if name in REFUSED else [each for each in (*REFUSED, *OWN_OPTIONS) if each.startswith(name)]

@@ -1,11 +1,11 @@
-"""Carry values between a rank and the notebook.
+"""Serialize values for transport between a rank and the notebook.
 
 Covers: pickling with tensors and arrays as separate buffers, both directions.
-Does not cover: moving the buffers (``cluster.link``), which names are sent (``cluster.cluster``).
+Does not cover: sending the buffers (``cluster.link``), which names are sent (``cluster.cluster``).
 
-A tensor's memory is handed over as it is: no copy is made while pickling a contiguous CPU tensor, and none while
-unpickling. CUDA tensors are copied to the CPU first. This module never imports torch by itself: the sender already has
-it, and the receiver imports it only when a tensor really arrives.
+A tensor's memory is passed as it is: no copy is made while pickling a contiguous CPU tensor, and none while unpickling.
+CUDA tensors are copied to the CPU first. This module never imports torch by itself: the sender has imported it already,
+and the receiver imports it only when a tensor arrives.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import cloudpickle
 from .errors import UnserializableValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
 
 
 def dump_value(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Pickle a value, leaving large memory out.
+    """Pickle a value, with large memory as separate buffers.
 
     Returns
     -------
@@ -45,14 +45,14 @@ def dump_value(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     except UnserializableValueError:
         raise
     except Exception as error:
-        # Whatever a user's __reduce__ raises means the same: this value does not travel.
+        # A user's __reduce__ may raise anything; every error means that this value can't be sent.
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise UnserializableValueError(f"a {kind} can't be sent: {type(error).__name__}: {error}") from error
     return stream.getvalue(), buffers
 
 
 def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Pickle named values as one dict, so that what they share stays shared.
+    """Pickle named values as one dict, so that objects they share stay shared.
 
     Raises
     ------
@@ -69,12 +69,12 @@ def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[pickle.PickleBuf
 
 
 def check_whole(values: Mapping[str, Any]) -> None:
-    """Refuse an optimizer without its parameters: what arrives would step copies that no model uses.
+    """Refuse an optimizer without its parameters: the received one would step copies that no model uses.
 
     Raises
     ------
     UnserializableValueError
-        If an optimizer or a scheduler is to go without what it works on; the message names it.
+        If an optimizer or a scheduler is to be sent without its parameters or its optimizer; the message names it.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -96,7 +96,7 @@ def check_whole(values: Mapping[str, Any]) -> None:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what lies in containers."""
+    """Yield the values in nested containers."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -142,7 +142,7 @@ def _reduce_tensor(tensor: torch.Tensor, torch: Any) -> Any:
         )
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        return None  # torch's own way
+        return None  # torch's own reduction
     data = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     memory: Any = data.flatten().view(torch.uint8).numpy() if data.numel() else b""
     is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -164,3 +164,20 @@ def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gr
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)
+
+
+def load_from(rank: int, buffers: Sequence[Any]) -> Any:
+    """Unpickle what a rank sent.
+
+    Raises
+    ------
+    UnserializableValueError
+        If the notebook can't unpickle it, e.g. because its module is installed for the ranks only.
+    """
+    try:
+        return load_value(buffers[0], buffers[1:])
+    except Exception as error:
+        # Unpickling runs the value's own code, which may raise anything.
+        raise UnserializableValueError(
+            f"the value of rank {rank} can't be read in the notebook: {type(error).__name__}: {error}"
+        ) from error

@@ -12,7 +12,7 @@ import pytest
 from jupyter_disttrain import Cluster
 
 from .notebook_driver import Notebook
-from .shell_tools import end
+from .shell_tools import end, left_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +110,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def pids(three: Cluster) -> dict[int, int]:
+def pids(three: Cluster) -> Iterator[dict[int, int]]:
     """The ranks' processes before the test, each with a variable that must stay."""
-    return three.run("import os; kept = rank * 11; os.getpid()").results
+    yield three.run("import os; kept = rank * 11; os.getpid()").results
+    assert left_idle(three)

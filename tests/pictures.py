@@ -1,4 +1,4 @@
-"""Take the pictures of README: JupyterLab with the extension as it was last built, in Chromium.
+"""Take the pictures of README and docs/: JupyterLab with the extension as it was last built, in Chromium.
 
 Covers: docs/images/first_steps.png and docs/images/training.png.
 Does not cover: building (``make labextension``), whether the pictures are right: look at them.
@@ -76,6 +76,7 @@ def take_first_steps(page: Page) -> None:
           return notebook.scrollToItem(0);
         }"""
     )
+    page.locator(".jdt-status").wait_for(state="hidden")  # its last cell has ended the ranks
     page.screenshot(path=IMAGES / "first_steps.png")
 
 
@@ -118,7 +119,11 @@ def main() -> None:
         with running_lab(home) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
             shutil.copy(ROOT / "examples" / "first_steps.ipynb", server.root)
-            digits = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+            digits = nbformat.v4.new_notebook(
+                cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
+                # Else JupyterLab asks for a kernel, and no picture is ever taken.
+                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+            )
             nbformat.write(digits, server.root / "digits.ipynb")
 
             def take(name: str, how: Callable[[Page], None], width: int, height: int, scale: float) -> None:
@@ -128,7 +133,7 @@ def main() -> None:
                 how(page)
                 page.evaluate(END_KERNEL)
 
-            take("first_steps.ipynb", take_first_steps, 960, 1126, 2)
+            take("first_steps.ipynb", take_first_steps, 960, 1088, 2)
             take("digits.ipynb", take_training, 1500, 980, 1)
             browser.close()
     finally:

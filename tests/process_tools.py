@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from jupyter_disttrain.cluster.start import Launch
 
@@ -18,11 +19,22 @@ from .leftovers import our_processes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
-
     from .notebook_driver import Notebook
 
 FAST = "--backend none"
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+def press() -> None:
+    """Send this process an interrupt, as Ctrl-C does."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def give_away(path: Path) -> None:
+    """Make a file or folder, and all below it, another user's."""
+    for each in (path, *path.rglob("*")):
+        os.chown(each, NOBODY, NOBODY, follow_symlinks=False)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:

@@ -1,4 +1,4 @@
-"""``jupyter disttrain`` in a process of its own."""
+"""``jupyter disttrain`` in a process of its own, and clusters that a test leaves."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ def end(cluster: Cluster) -> None:
     for left in registry.running():
         if left.cluster_id == cluster.cluster_id:
             assert command("stop", left.cluster_id).returncode == 0
+
+
+def left_idle(cluster: Cluster, setup: str = "") -> bool:
+    """Return whether a test has left no cell running; else end it, for the next test, with new ranks if need be.
+
+    ``setup``: what new ranks are to run.
+    """
+    if not cluster.running_cells:
+        return True
+    cluster.interrupt_and_wait()
+    if cluster.running_cells:
+        cluster.reset()
+        cluster.run(setup)
+    return False
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

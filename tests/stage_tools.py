@@ -1,19 +1,22 @@
-"""What the tests of ``%dist_stage`` need: a server that counts and can hold back, a chain of nodes without ranks.
+"""What the tests of ``%dist_stage`` need: data, a server that counts and can hold back, a chain of nodes without ranks.
 
-Covers: one file over HTTP, with ranges; relays in threads of one process.
+Covers: a data set; one file over HTTP, with ranges; relays in threads of one process.
 Does not cover: real hosts (``tests.lab``).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
+import pytest
+
 from jupyter_disttrain.engine.stage_chain import Neighbours, Place
+from jupyter_disttrain.engine.stage_reader import Nowhere
 from jupyter_disttrain.engine.stage_relay import Relay
-from jupyter_disttrain.engine.stage_sender import Nowhere
 from jupyter_disttrain.engine.stage_store import Store
 
 if TYPE_CHECKING:
@@ -22,7 +25,25 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+MIB = 1 << 20
 PIECE = 1 << 18
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data set of three files, one of several blocks."""
+    folder = tmp_path / "source" / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "large").write_bytes(os.urandom(3 * MIB + 5))
+    (folder / "small").write_text("small")
+    (folder / "empty").touch()
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What the files below a folder hold, by their paths in it."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
 class FileServer:

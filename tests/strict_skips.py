@@ -4,7 +4,7 @@ Covers: skipped tests and modules, and tests deselected by ``-m`` or ``-k``, whe
 (``.ci/run`` sets it). A skip whose reason says "GPU" stays a skip, since most machines have none.
 Does not cover: expected failures (xfail), which did run.
 
-Loaded by ``scripts/test.sh`` with ``-p tests.strict_skips``. With ``pytest -n 2`` the workers alone know which tests
+Loaded by ``make`` with ``-p tests.strict_skips``. With ``pytest -n 2`` the workers alone know which tests
 were never tried, and hand that over when they end.
 """
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-import zmq
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.link import Link
 from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, RankFailure, UsageError
 
 from .notebook_driver import Notebook
@@ -59,13 +57,13 @@ def test_ranks_come_back_with_their_variables(kept: Cluster) -> None:
         assert again.run("1").number > last, "cells are counted on"
 
 
-def test_the_cell_that_ran_goes_on_and_nothing_of_its_output_is_missing(kept: Cluster, tmp_path: Path) -> None:
+def test_the_cell_that_ran_goes_on_and_nothing_of_its_output_is_missing(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    kept.run(COUNT.format(path=str(stop)), block=False)
-    assert wait_until(lambda: "line 20\n" in said(kept, 0))
-    kept.detach()
-    assert wait_until(lambda: "line 60\n" in said(kept, 0) and "line 60\n" in said(kept, 1))
-    with back("kept") as again:
+    light.run(COUNT.format(path=str(stop)), block=False)
+    assert wait_until(lambda: "line 20\n" in said(light, 0))
+    light.detach()
+    assert wait_until(lambda: "line 60\n" in said(light, 0) and "line 60\n" in said(light, 1))
+    with back("light") as again:
         (run,) = again.missed
         assert {entry.state for entry in again.table} == {"running"}
         with pytest.raises(UsageError, match="still run"):
@@ -160,23 +158,6 @@ def test_a_cell_that_is_on_its_way_when_the_notebook_leaves_is_not_lost(light: C
         assert again.run("kept").results == {0: 0, 1: 2}
 
 
-def test_what_is_sent_while_the_link_is_busy_and_then_closed_arrives(tmp_path: Path) -> None:
-    context = zmq.Context()
-    info: dict[str, object] = {"interface": f"ipc://{tmp_path}/s", "key": "key", "signature_scheme": "hmac-sha256"}
-    ends = {"mux": context.socket(zmq.ROUTER), "control": context.socket(zmq.ROUTER), "iopub": context.socket(zmq.PUB)}
-    for number, (channel, end_of_it) in enumerate(ends.items()):
-        end_of_it.bind(f"{info['interface']}-{number}")
-        info[channel] = number
-    is_busy, go_on = threading.Event(), threading.Event()
-    link = Link(info, "notebook", lambda *_: None, lambda: None, lambda: (is_busy.set(), go_on.wait(10)))
-    assert is_busy.wait(10)
-    link.post("rank", link.make("execute_request", {}))
-    threading.Timer(0.2, go_on.set).start()
-    link.close()
-    assert ends["mux"].poll(5000)
-    context.destroy(linger=0)
-
-
 def test_a_cell_that_never_came_is_told_so(light: Cluster, tmp_path: Path) -> None:
     ledger, stop = light._launch.folders.ledger, tmp_path / "stop"
     run = light.run(COUNT.format(path=str(stop)), 0, block=False)
@@ -204,6 +185,7 @@ def test_cells_that_still_run_are_taken_up_apart(light: Cluster, tmp_path: Path)
             assert list(run.wait().results) == list(run.ranks)
 
 
+@pytest.mark.parametrize("kept", ["local"], indirect=True)
 def test_a_failure_that_nobody_saw_is_told_and_who_waited_is_released(kept: Cluster) -> None:
     kept.run("mine = rank")
     kept.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
@@ -252,6 +234,7 @@ def test_a_replaced_rank_is_known_to_who_comes_later(kept: Cluster) -> None:
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
+@pytest.mark.parametrize("kept", ["local"], indirect=True)
 def test_an_interrupt_reaches_a_cell_that_was_taken_up(kept: Cluster) -> None:
     kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
     kept.detach()

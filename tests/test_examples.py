@@ -36,6 +36,7 @@ class Executed:
 
     folder: Path
     notebook: nbformat.NotebookNode
+    again: nbformat.NotebookNode  # the same cells, run once more in the same session; none if that was not asked for
 
     def lines(self, cell_id: str) -> list[str]:
         """Return what a cell left to read, each label followed by one blank."""
@@ -51,7 +52,7 @@ class Executed:
 
 @pytest.fixture(scope="module")
 def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    return execute("first_steps", tmp_path_factory.mktemp("first_steps"))
+    return execute("first_steps", tmp_path_factory.mktemp("first_steps"), twice=True)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def ddp_digits(tmp_path_factory: pytest.TempPathFactory) -> Executed:
 
 @pytest.fixture(scope="module")
 def model_parallel(tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    return execute("model_parallel", tmp_path_factory.mktemp("model_parallel"))
+    return execute("model_parallel", tmp_path_factory.mktemp("model_parallel"), twice=True)
 
 
 @pytest.fixture(params=NAMES)
@@ -150,13 +151,10 @@ def test_model_parallel_ends_with_the_weights_of_the_whole_model(
 
 
 @pytest.mark.parametrize("name", ["first_steps", "model_parallel"])
-def test_a_notebook_runs_again_in_the_same_session(name: str, tmp_path: Path) -> None:
-    notebook = read(name)
-    again = copy.deepcopy(notebook.cells)
-    for cell in again:
-        cell.id += "-again"
-    notebook.cells += again
-    run(notebook, tmp_path)
+def test_a_notebook_runs_again_in_the_same_session(name: str, request: pytest.FixtureRequest) -> None:
+    executed: Executed = request.getfixturevalue(name)
+    assert code_cells(executed.again)
+    test_every_cell_ran_and_only_the_tagged_one_failed(Executed(executed.folder, executed.again, executed.again))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,13 +166,19 @@ def test_a_notebook_is_kept_without_outputs(name: str) -> None:
     assert not any(cell.outputs or cell.execution_count for cell in code_cells(notebook))
 
 
-def execute(name: str, above: Path, *, from_above: bool = False) -> Executed:
+def execute(name: str, above: Path, *, from_above: bool = False, twice: bool = False) -> Executed:
     folder = above / "examples"
     folder.mkdir()
     shutil.copy(EXAMPLES / f"{name}.ipynb", folder)
     notebook = read(name)
-    run(notebook, above if from_above else folder)
-    return Executed(folder, notebook)
+    again = copy.deepcopy(notebook)
+    again.cells = again.cells if twice else []
+    for cell in again.cells:
+        cell.id += "-again"
+    both = copy.copy(notebook)
+    both.cells = notebook.cells + again.cells
+    run(both, above if from_above else folder)
+    return Executed(folder, notebook, again)
 
 
 def read(name: str) -> nbformat.NotebookNode:

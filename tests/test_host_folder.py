@@ -2,60 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-import pytest
-
-from jupyter_disttrain import shelf
-from jupyter_disttrain.cluster.folders import Folders
-from jupyter_disttrain.cluster.registry import Hold
-from jupyter_disttrain.engine import host_folder
-from jupyter_disttrain.engine.connection import LOCAL_DIR, PROFILE_DIR
-from jupyter_disttrain.engine.host_folder import HostFolder
-from jupyter_disttrain.engine.setup import leave_word
-from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.locks import check_locks
-from jupyter_disttrain.shelf import NANNIES, NOTEBOOK
-
-
-def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "disttrain-test"
-    monkeypatch.setenv(LOCAL_DIR, str(folder))
-    folder.mkdir(mode=0o700)
-    going = os.open(folder / NANNIES, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(going, fcntl.LOCK_EX)
-    opened = threading.Event()
-
-    def lock(descriptor: int, how: int, flock: object = fcntl.flock) -> None:
-        opened.set()
-        flock(descriptor, how)  # type: ignore[operator]
-
-    monkeypatch.setattr(host_folder, "_watch", lambda _folder: None)  # not from a process with threads
-    found: list[HostFolder] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", lock)
-        coming = threading.Thread(target=lambda: found.append(HostFolder()))
-        coming.start()
-        assert opened.wait(10)
-        (folder / NANNIES).unlink()
-        (folder / NANNIES).touch()  # by a third one, which has come after the folder was removed
-        os.close(going)
-        coming.join(10)
-    with (folder / NANNIES).open() as there, pytest.raises(BlockingIOError):
-        fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    found[0].leave()
-    assert not folder.exists()
-
+from jupyter_disttrain.protocol.environment import LOCAL_DIR
 
 NANNY = "from jupyter_disttrain.engine.host_folder import HostFolder; f = HostFolder(); print(flush=True); input()"
 
@@ -86,68 +39,3 @@ def test_the_folder_goes_when_all_its_nannies_are_killed(tmp_path: Path) -> None
     while folder.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "disttrain-test"
-    monkeypatch.setenv(LOCAL_DIR, str(folder))
-    folder.mkdir()
-    folder.chmod(0o755)
-    with pytest.raises(LaunchError, match=r"was there already and is open to other users \(mode 755\)"):
-        HostFolder()
-    if os.geteuid() == 0:  # to give a folder away takes root
-        folder.chmod(0o700)
-        os.chown(folder, 65534, -1)
-        with pytest.raises(
-            LaunchError, match=r"belongs to another user \(nobody\), so nothing was put into it; have it removed"
-        ):
-            HostFolder()
-        (folder / NOTEBOOK).touch()  # as if it were the notebook's own, whose folder is not looked at
-        with pytest.raises(LaunchError, match=r"belongs to another user \(nobody\)"):
-            HostFolder()
-        (folder / NOTEBOOK).unlink()
-    assert not list(folder.iterdir())
-
-
-def test_a_word_for_the_client_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROFILE_DIR, str(tmp_path))
-    seen = []
-    write = Path.write_text
-
-    def look_before_and_after(path: Path, text: str) -> int:
-        written = write(path, text)
-        seen.append(list(tmp_path.glob("trouble-*.txt")))
-        return written
-
-    monkeypatch.setattr(Path, "write_text", look_before_and_after)
-    leave_word("no room")
-    assert seen == [[]]
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["no room"]
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(_descriptor: int, _how: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    for use in (check_locks, Hold):
-        words = f"{tmp_path} knows no locks .{os.strerror(number)}.*; mount it with locks"
-        with pytest.raises(UsageError, match=words):
-            use(tmp_path)
-
-
-def test_what_killed_nannies_left_goes_with_the_next_start_here_and_what_is_held_stays() -> None:
-    left, held = (shelf.ROOT / f"{shelf.PREFIX}sweep-{name}-{os.getpid()}-test" for name in ("left", "held"))
-    try:
-        for folder in (left, held):
-            folder.mkdir()
-            (folder / NANNIES).touch()
-        with (held / NANNIES).open() as nanny:
-            fcntl.flock(nanny, fcntl.LOCK_SH)
-            Folders.make("sweeps").remove()
-            assert not left.exists()
-            assert held.exists()
-    finally:
-        for folder in (left, held):
-            shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS, held_interrupts
+from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS
 from jupyter_disttrain.errors import RankFailure
 
-from .process_tools import wait_until
+from .process_tools import press, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,47 +27,6 @@ def ranks() -> Iterator[Cluster]:
     """Two ranks without torch or MPI."""
     with Cluster(n=2, launcher="local", backend="none", name="interrupts") as cluster:
         yield cluster
-
-
-def press() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_what_comes_within_is_raised_at_the_end() -> None:
-    seen = []
-
-    def work() -> None:
-        with held_interrupts():
-            press()
-            seen.append("all of it")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert seen == ["all of it"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_what_was_obeyed_is_not_raised() -> None:
-    with held_interrupts() as held:
-        press()
-        with held_interrupts() as inner:
-            assert inner is held
-        assert held.waiting
-        held.obeyed += 1
-
-
-def test_who_presses_again_and_again_is_not_held_back() -> None:
-    pressed = []
-
-    def work() -> None:
-        with held_interrupts():
-            while True:
-                pressed.append(1)
-                press()
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert len(pressed) > PATIENT_INTERRUPTS
 
 
 def test_two_that_come_together_are_two_for_the_ranks(
@@ -254,3 +212,47 @@ thread.join()
 ended, end.call_count
 """
     assert ranks.run(code, 0).results == {0: (0, 0)}
+
+
+def test_a_thread_that_sleeps_in_memory_which_gloo_has_freed_is_left_alone(
+    started: Callable[[str], Cluster],
+) -> None:
+    """Where the freed buffer's condition variable was is something else to wait for by now."""
+    code = """
+import ctypes, platform, threading
+from pathlib import Path
+from unittest import mock
+from jupyter_disttrain.engine import gloo_waits
+call = ctypes.CDLL(None).syscall
+number = int(gloo_waits._FUTEX[platform.machine()])
+freed = (ctypes.c_uint64 * 32)(gloo_waits._gloo().vtables[gloo_waits._BUFFER])
+word = ctypes.c_void_p(ctypes.addressof(freed) + 120)
+thread = threading.Thread(target=call, args=(number, word, 0, 0, None))
+thread.start()
+while f"{word.value:#x}" not in Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(): pass
+with mock.patch.object(gloo_waits._Gloo, "end") as end:  # which would use that memory as a buffer
+    ended = gloo_waits.end_forgotten_waits()
+call(number, word, 1, 1)
+thread.join()
+ended, end.call_count
+"""
+    assert started("local").run(code, 0).results == {0: (0, 0)}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import asyncio; print('begun', flush=True); await asyncio.sleep(100)",
+        "import asyncio; print('begun', flush=True); await asyncio.gather(asyncio.sleep(100), asyncio.sleep(100))",
+        "%%bash\necho begun; sleep 100",
+    ],
+)
+def test_what_awaits_and_bash_end_by_an_interrupt_like_any_other_code(ranks: Cluster, code: str) -> None:
+    run = ranks.run(code, block=False)
+    assert wait_until(lambda: set(run.stdout.values()) == {"begun\n"})
+    ranks.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    (failure,) = caught.value.failures
+    assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 1, "KeyboardInterrupt")
+    assert not any("site-packages" in line or "asyncio/" in line for line in failure.traceback)

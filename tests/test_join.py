@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,9 +15,6 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster import job
-from jupyter_disttrain.cluster.tunnel import HOLD as HOLD_THERE
-from jupyter_disttrain.cluster.tunnel import STALE_SECONDS
-from jupyter_disttrain.engine.launched import Launched, network_of, own_address
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 from jupyter_disttrain.server.clusters import Clusters
 
@@ -26,8 +22,6 @@ from .join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand, file, jobs
 from .process_tools import own_children
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import psutil
 
     from jupyter_disttrain.server.live import LiveCluster
@@ -194,44 +188,6 @@ def held(clusters: Clusters, cluster_id: str) -> list[LiveCluster]:
     return [live for live in clusters.look() if live.there.cluster_id == cluster_id]
 
 
-def test_a_notebook_whose_network_is_gone_is_ended_and_nobody_else(tmp_path: Path) -> None:
-    script = HOLD_THERE.format(folder=tmp_path, stale=STALE_SECONDS)
-
-    def take() -> tuple[subprocess.Popen[str], str]:
-        shell = subprocess.Popen(
-            ["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        assert shell.stdin is not None
-        assert shell.stdout is not None
-        shell.stdin.write(f"{script}\n")
-        shell.stdin.flush()
-        return shell, shell.stdout.readline().strip()
-
-    first, code = take()
-    other = subprocess.Popen(["sleep", "1000"])
-    shells = [first]
-    try:
-        assert code == "0"
-        note = tmp_path / "holder.shell"
-        host = note.read_text().split()[1]
-        note.write_text(f"{other.pid} {host}\n")  # of a shell that has ended, whose number is another process's now
-        os.utime(note, (0, 0))
-        shells.append(take()[0])
-        assert other.poll() is None
-        assert first.poll() is None
-        note.write_text(f"{first.pid} {host}\n")
-        os.utime(note, (0, 0))
-        third, code = take()
-        shells.append(third)
-        assert code == "0"
-        assert first.wait(LIMIT_S) == -signal.SIGTERM
-    finally:
-        other.kill()
-        other.wait()
-        for shell in shells:
-            shell.communicate()
-
-
 def ssh_here() -> list[psutil.Process]:
     """Return the tunnels of this process."""
     return own_children("ExitOnForwardFailure=yes")
@@ -254,7 +210,7 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
 ) -> None:
     first = by_hand(jobs, file, 0, 2)
     first.until(file)
-    monkeypatch.setattr(job, "MEET_SECONDS", 2.5)
+    monkeypatch.setattr(job, "JOB_MEET_SECONDS", 2.5)
     with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json came within 2\.5 s"):
         Cluster.attach(str(file))
     lost = by_hand(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
@@ -263,7 +219,7 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
     assert "on a file system that all hosts of the job share" in lost.said
     second = by_hand(jobs, file, 0, 1, log="second.log")  # another job
     by_hand(jobs, file, 1, 2)
-    monkeypatch.setattr(job, "MEET_SECONDS", LIMIT_S)
+    monkeypatch.setattr(job, "JOB_MEET_SECONDS", LIMIT_S)
     cluster = Cluster.attach(str(file))
     assert cluster.run("rank").results == {0: 0, 1: 1}
     assert second.end() == 1
@@ -280,76 +236,6 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
         Cluster.attach(str(file))
     for each in jobs:
         each.end()
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (None, "the job has not begun, has ended, or wrote its file elsewhere"),
-        ("not JSON", "no file of a job"),
-        ("[1]", "no file of a job"),
-        ('{"version": "0.0.1"}', "version 0.0.1"),
-    ],
-)
-def test_a_file_that_is_none_is_refused(file: Path, content: str | None, named: str) -> None:
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(UsageError, match=named):
-        Cluster.attach(str(file))
-
-
-def test_a_file_of_another_user_is_refused(file: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("to give a file away takes root")
-    file.write_text("{}")
-    os.chown(file, 65534, 65534)
-    with pytest.raises(
-        UsageError, match=r"it belongs to another user \(nobody\); only the user whose job it is may join it"
-    ):
-        Cluster.attach(str(file))
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "3",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-                "SLURM_PROCID": "0",
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-            },
-            ("mpirun", 3, 4, 2),
-        ),
-        (
-            {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "PMI_RANK": "5"},
-            ("srun", 5, 6, 3),
-        ),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID": "0"}, ("torchrun", 1, 2, 2)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, ("mpirun", 1, 2, 2)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
-        ({}, None),
-    ],
-)
-def test_what_a_launcher_says_is_understood(environment: Mapping[str, str], expected: tuple[Any, ...] | None) -> None:
-    if expected is None:
-        with pytest.raises(LaunchError, match="start it by mpirun, srun or torchrun"):
-            Launched.read(environment)
-        return
-    found = Launched.read(environment)
-    assert (found.launcher, found.rank, found.world_size, found.on_this_host) == expected
-
-
-def test_the_controller_listens_where_the_others_reach_it() -> None:
-    assert own_address("", {"AZ_BATCH_MASTER_NODE": "127.0.0.1:6000"}) == "127.0.0.1"
-    assert own_address("", {"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
-    assert own_address("", {"MASTER_ADDR": "203.0.113.7"}) not in ("203.0.113.7", "0.0.0.0")
-    assert own_address("127.0.0.0/8", {}) == own_address("lo", {}) == "127.0.0.1"
-    assert network_of("127.0.0.1") == "127.0.0.0/8"
-    with pytest.raises(LaunchError, match=r"no address on ib7; name one of its interfaces or networks: .*lo"):
-        own_address("ib7", {})
 
 
 def test_localhost_is_an_ipv4_address_where_it_is_one_of_ipv6_first(tmp_path: Path) -> None:

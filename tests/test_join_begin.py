@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain.engine import join
-from jupyter_disttrain.engine.setup import JoinSetup, Setup, read_arguments
+from jupyter_disttrain.engine.setup import JoinSetup, Setup
 from jupyter_disttrain.shelf import PREFIX, ROOT
 
 if TYPE_CHECKING:
@@ -44,13 +44,6 @@ def test_a_job_that_can_t_begin_says_why_and_leaves_nothing(
         join.join(Setup(environment="", host="", ranks=1, join=setup))
     assert not list(tmp_path.iterdir())
     assert not list(ROOT.glob(f"{PREFIX}{name}-*"))
-
-
-@pytest.mark.parametrize("name", ["my run", "exp/1"])
-def test_a_name_that_no_notebook_would_take_begins_no_job(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    with pytest.raises(SystemExit):
-        read_arguments(["--join", "job.json", "--name", name])
-    assert f"argument --name: a cluster can't be named '{name}'; use up to 40 letters" in capsys.readouterr().err
 
 
 def _no_ports(_address: str, _count: int) -> list[int]:

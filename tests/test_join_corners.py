@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import attach, registry
+from jupyter_disttrain.cluster import attach
 from jupyter_disttrain.cluster.joining import Joining
-from jupyter_disttrain.cluster.tunnel import Tunnel
-from jupyter_disttrain.engine import join
-from jupyter_disttrain.engine.setup import write_whole
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
 from .join_tools import by_hand, file, jobs
@@ -33,14 +29,6 @@ if TYPE_CHECKING:
     from .join_tools import Job
 
 __all__ = ["file", "jobs"]  # the fixtures of this module
-
-
-@pytest.mark.parametrize("content", ['{"lr": 0.1}', "not JSON", "[1]", '{"connection": 1}', "\0\xff"])
-def test_rank_0_takes_no_file_of_the_user_s_own(file: Path, content: str) -> None:
-    file.write_text(content)
-    with pytest.raises(UsageError, match=r"was not written by a job, and would be overwritten; name another file"):
-        join._check_free(file)
-    assert file.read_text() == content
 
 
 def test_an_empty_file_may_be_taken_and_a_job_s_own_goes_with_it(file: Path, jobs: list[Job]) -> None:
@@ -89,20 +77,6 @@ def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
-@pytest.mark.parametrize(("host", "stays"), [("login2", True), (socket.gethostname(), False)])
-def test_only_the_host_of_a_sign_removes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, stays: bool
-) -> None:
-    with monkeypatch.context() as there:
-        there.setattr(socket, "gethostname", lambda: host)
-        there.setattr(os, "getpid", lambda: 1 << 30)  # nobody's here
-        sign = registry.Sign(tmp_path, "exp-1-abcdef")
-    assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in registry.running()]
-    signs = [path.name for path in registry._folder().glob("exp-1-*")]
-    sign.remove()
-    assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
-
-
 @pytest.mark.parametrize("where", [(attach, "_hear"), (Joining, "_read_metrics"), (attach, "let_begin")])
 def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
     light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
@@ -144,40 +118,21 @@ def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light
         assert again.run("kept", 0).results == {0: 0}
 
 
-def test_a_tunnel_brings_files_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    (there / "client").mkdir(parents=True)
-    here.mkdir()
-    whole = json.dumps({"of": "back\\slash\nand 'quotes'"})
-    (there / "cluster.json").write_text(whole)
-    (there / "client" / "open_cells.json").write_text(whole + "\n")  # as another tunnel has written it back
-    (there / "death-1.json").write_text("")
-    (there / "death-2.json").write_text('{"engine":')
-    tunnel = Tunnel.__new__(Tunnel)
-    tunnel._profile, tunnel.folder = str(there), here
-    monkeypatch.setattr(tunnel, "ask", lambda script: subprocess.check_output(["sh", "-c", script], text=True))
-    tunnel._fetch()
-    found = {path.name: path.read_text() for path in here.iterdir()}
-    assert found == {
-        "cluster.json": whole,
-        "open_cells.json": whole,
-        "death-1.json": "",
-        "death-2.json": '{"engine":',
-    }
-
-
-def test_a_word_is_left_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    word = tmp_path / "death-1.json"
-    write_whole(word, "first")
-
-    def no_room(path: Path, _text: str) -> None:
-        path.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", no_room)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(word, "second")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]
+def test_ranks_of_a_job_that_can_form_no_group_are_not_said_to_be_started_anew(
+    file: Path,
+    jobs: list[Job],
+) -> None:
+    for rank in range(2):
+        by_hand(jobs, file, rank, 2, "--backend", "gloo")
+    jobs[0].until(file)
+    with Cluster.attach(str(file)) as cluster:
+        cluster.run("import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none0'; dist.destroy_process_group()")
+        with pytest.raises(
+            LaunchError, match=r"formed anew: rank 0 on .*none0.*; a new job has all ranks again"
+        ) as failed:
+            cluster.run("rank")
+        assert "unset it before the job starts; " in str(failed.value)
+        assert "%dist_" not in str(failed.value).replace("(%dist_shutdown ends this one)", "")
 
 
 def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, jobs: list[Job]) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from jupyter_disttrain import __version__
 
 from .browser import browser, lab_server, open_notebook, page
 
@@ -94,11 +90,6 @@ def test_without_a_notebook_the_commands_are_disabled(lab_server: LabServer, pag
     page.evaluate("() => window.jupyterapp.restored")
     own = {f"jupyter-disttrain:{name}" for name in ("new-notebook", "show-panel", "open-main")}
     assert set(page.evaluate(ENABLED)) == own
-
-
-def test_both_packages_have_the_same_version() -> None:
-    package = Path(__file__).parents[1] / "labextension" / "package.json"
-    assert json.loads(package.read_text())["version"] == __version__
 
 
 def search_palette(page: Page, text: str) -> None:

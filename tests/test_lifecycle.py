@@ -20,6 +20,7 @@ import pytest
 from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.arrivals import runs
 from jupyter_disttrain.cluster.folders import Folders
 from jupyter_disttrain.errors import ClusterClosedError
 from jupyter_disttrain.notebook.status import status_text
@@ -105,6 +106,19 @@ def test_a_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
     assert plain.run("'x' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
     assert not before & {entry.info.pid for entry in plain.table}
     assert is_all_gone(cluster_id)
+
+
+def test_ranks_that_outlive_what_started_them_have_ended_after_a_shutdown(plain: Cluster) -> None:
+    plain.run("import atexit, time; atexit.register(time.sleep, 1)")
+    nannies = [entry.nanny_pid for entry in plain.table]
+    launcher = psutil.Process(nannies[0]).parent()
+    assert launcher is not None
+    launcher.kill()
+    assert wait_until(lambda: not launcher.is_running())
+    assert plain.run("rank").results == {0: 0, 1: 1}
+    plain.shutdown()
+    assert plain.killed == []
+    assert not any(map(runs, nannies))
 
 
 def test_more_ranks_than_cores() -> None:

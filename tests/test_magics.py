@@ -162,6 +162,7 @@ def test_ranks_that_run_behind_refuse_another_cell(notebook: Notebook) -> None:
     ), busy
     assert notebook.run("%%rank 0\nprint('free')").check().text == "free"
     assert notebook.run("%dist_interrupt -r 0").check().text == "rank 0 runs no cell"
+    assert wait_until(lambda: "line 3" in notebook.run("%dist_where").check().text)
     assert re.fullmatch(
         r"rank 1 has ended cell \d+\n%dist_wait shows what came of it", notebook.run("%dist_interrupt").check().text
     )

@@ -6,14 +6,12 @@ Does not cover: what they cost (``benchmarks.control_plane``).
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.engine.hellos import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
 from jupyter_disttrain.errors import RankFailure
 
 from .process_tools import is_all_gone, of_cluster, start, wait_until
@@ -61,14 +59,3 @@ def test_the_first_error_imports_nothing_on_a_rank() -> None:
         with pytest.raises(RankFailure, match="ZeroDivisionError"):
             cluster.run("1 / 0")
         assert cluster.run("sorted(set(sys.modules) - before)").results == {0: [], 1: []}
-
-
-def test_a_process_that_was_heard_says_hello_seldom_and_one_that_is_known_never() -> None:
-    hellos = Hellos()
-    assert hellos.is_due()
-    assert hellos.next_at - time.monotonic() <= FIRST_PAUSE_SECONDS
-    hellos.was_heard()
-    assert hellos.next_at - time.monotonic() > LONGEST_PAUSE_SECONDS  # but again: who has heard it may be gone
-    hellos.next_at = 0.0
-    hellos.is_known = True
-    assert not hellos.is_due()

@@ -33,6 +33,12 @@ CALLS = [
     "MPI.Request.waitall([comm.issend('x', 0), comm.irecv(None, 0, 78)])",
     "MPI.Request.Waitany([comm.Issend(np.zeros(1), 0), comm.Irecv(np.zeros(1), 0, 78)])",
     "MPI.Request.Waitsome([comm.Issend(np.zeros(1), 0), comm.Irecv(np.zeros(1), 0, 78)])",
+    "MPI.Request.waitany([comm.irecv(None, 0, 78)])",
+    "comm.Probe(0, 77)",
+    "comm.Mprobe(0, 77)",
+    "request = comm.Send_init(np.zeros(5_000_000), 0); request.Start(); request.Wait()",
+    "request = comm.Recv_init(np.zeros(1), 0, 9); request.Start(); request.Wait()",
+    "requests = [comm.Ssend_init(np.zeros(1), 0)]; MPI.Prequest.Startall(requests); MPI.Request.Waitall(requests)",
     "comm.sendrecv('x', 0, 5, None, 0, 6)",
     "comm.Sendrecv(np.zeros(1_000_000), 0, 5, np.zeros(5), 0, 6)",
     "comm.Ibarrier().Wait()",
@@ -49,6 +55,7 @@ CALLS = [
 # The same with something that both ranks make first.
 OF_OBJECTS = [
     ("own = comm.Dup()", "own.ssend('x', 0)"),
+    ("request = comm.Barrier_init()", "request.Start(); request.Wait()"),
     ("win = MPI.Win.Allocate(8, comm=comm)", "win.Fence()"),
     ("win = MPI.Win.Allocate(8, comm=comm)", "win.Free()"),
     ("file = MPI.File.Open(comm, folder + '/file', MPI.MODE_CREATE | MPI.MODE_WRONLY)", "file.Close()"),
@@ -88,7 +95,11 @@ except ValueError:
 """
 
 
-@pytest.mark.parametrize("call", ["comm.Abort(3)", "MPI.COMM_WORLD.Abort(3)", "comm.Dup().Abort(3)", POOL])
+ABORTS = ["comm.Abort(3)", "MPI.COMM_WORLD.Abort(3)", "comm.Dup().Abort(3)", "comm.Split(0).Abort(3)", POOL]
+ABORTS += ["comm.Create(comm.Get_group()).Abort(3)", "comm.Create_cart([2]).Abort(3)", "MPI.COMM_SELF.Abort(3)"]
+
+
+@pytest.mark.parametrize("call", ABORTS)
 def test_abort_ends_the_cell_and_not_the_session(session: Cluster, call: str) -> None:
     with pytest.raises(RankFailure) as caught:
         session.run(call, timeout_s=20)
@@ -98,17 +109,23 @@ def test_abort_ends_the_cell_and_not_the_session(session: Cluster, call: str) ->
 
 
 HELD = "win = MPI.Win.Allocate(8, comm=comm)\nif rank == 0: win.Lock(0)\ncomm.Barrier()\nif rank == 1: win.Lock(0)"
+MADE = "if rank == 1: MPI.Win.Create(bytearray(8), comm=comm)"
 
 
-def test_a_rank_in_a_call_that_nothing_ends_is_replaced_by_the_third_interrupt(session: Cluster) -> None:
-    run = session.run(HELD, block=False)
-    assert wait_until(lambda: run.running_now == {1} and "MPI Lock" in str(session.where()))
+@pytest.mark.parametrize(("code", "call"), [(MADE, "Create"), (HELD, "Lock")])
+def test_a_rank_in_a_call_that_nothing_ends_is_replaced_by_the_third_interrupt(
+    session: Cluster, code: str, call: str
+) -> None:
+    run = session.run(f"from mpi4py import MPI\n{code}", block=False)
+    assert wait_until(lambda: run.running_now == {1} and f"MPI {call}" in str(session.where()))
     for forced in (False, True, True):
         session.interrupt(forced=forced)
     with pytest.raises(RankFailure) as caught:
         run.wait(timeout_s=60)
     host = session.table[1].info.host
-    assert any(note.startswith(f"rank 1 on {host} was in MPI Lock, which does not end") for note in caught.value.notes)
+    assert any(
+        note.startswith(f"rank 1 on {host} was in MPI {call}, which does not end") for note in caught.value.notes
+    )
     assert session.run("(comm.allreduce(1), rank or kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 1)}
 
 

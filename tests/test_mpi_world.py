@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
+import re
 import subprocess
 import sys
+from concurrent.futures import Future
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -13,11 +16,12 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
-from jupyter_disttrain.engine.loopback import hide_listeners
-from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.cluster.respawn import Respawn
+from jupyter_disttrain.errors import LaunchError, RankFailure
 
 from .process_tools import wait_until
 from .recovery_tools import SUM, interrupted
+from .shell_tools import left_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +42,7 @@ def world(ranks: Cluster) -> Iterator[Cluster]:
     """Those ranks with something to keep; whatever a test does, MPI has a world of all of them afterwards."""
     ranks.run("kept = rank * 11; row = comm.Split(0, rank); held = {'in a dict': comm}")
     yield ranks
+    assert left_idle(ranks)
     assert ranks.run("comm.allreduce(1)", timeout_s=20).results == {0: 3, 1: 3, 2: 3}
     assert ranks.run(SUM, timeout_s=20).results == {rank: [6.0] for rank in range(3)}
 
@@ -126,8 +131,7 @@ def test_who_waits_in_mpi_for_a_rank_that_failed_is_released(world: Cluster) -> 
 
 def test_a_hang_in_mpi_explains_itself_and_a_loop_is_none(world: Cluster) -> None:
     run = world.run("if rank:\n    comm.Barrier()\nelse:\n    while True: pass", block=False)
-    assert wait_until(lambda: bool(run.hang))
-    assert "ranks 1-2: waits in MPI Barrier at line 2: comm.Barrier()" in run.hang
+    assert wait_until(lambda: "ranks 1-2: waits in MPI Barrier at line 2: comm.Barrier()" in run.hang)
     world.interrupt()
     with pytest.raises(RankFailure):
         run.wait()
@@ -153,6 +157,16 @@ def test_a_new_process_takes_the_place_of_a_dead_one_in_the_world(world: Cluster
     assert world.run(code).results == {rank: (3, rank, 3) for rank in range(3)}
     living = [rank for rank in range(3) if rank != victim]
     assert world.run("held['in a dict'] is comm and kept", living).results == {rank: rank * 11 for rank in living}
+
+
+def test_a_new_process_has_as_long_to_start_as_the_first_ones_had(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 0.0)
+    before = world.table[1].info.pid
+    psutil.Process(before).kill()
+    assert wait_until(lambda: world.table[1].info.pid != before)
+    assert not world.mpi_lost
 
 
 def test_two_new_processes_at_once(world: Cluster) -> None:
@@ -198,27 +212,97 @@ def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch)
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
 
 
-def test_a_hidden_listener_hears_this_host_alone() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert port in hide_listeners()
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-        up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-        for name, addresses in psutil.net_if_addrs().items():
-            for each in addresses if name in up else ():
-                if each.family == socket.AF_INET and not each.address.startswith("127."):
-                    with pytest.raises(TimeoutError):
-                        socket.create_connection((each.address, port), timeout=0.5)
-
-
-def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mpiexec_ends", [False, True])
+def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
+    monkeypatch: pytest.MonkeyPatch, *, mpiexec_ends: bool
+) -> None:
     monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
-    with Cluster(n=2, name="all-die", grace_s=0.5) as cluster:
+    with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
+        mpiexec = mpiexec_of(cluster)
+        if mpiexec_ends:  # with its last rank, which is no news
+            before_a_new_process.enter_context(cluster._launch._one_at_a_time)
+        else:
+            mpiexec.suspend()
         for pid in cluster.run("import os; os.getpid()").results.values():
             psutil.Process(pid).kill()
+        if mpiexec_ends:
+            assert wait_until(lambda: not mpiexec.is_running())
+            before_a_new_process.close()
         assert wait_until(lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster.mpi_lost))
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         assert cluster.mpi_lost.endswith("within the MPI job: the ranks that were to start a new process have died")
+        if not mpiexec_ends:
+            mpiexec.resume()
+
+
+@pytest.mark.parametrize(("code", "is_given_up"), [("time.sleep(1000)", True), ("while True: pass", False)])
+def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, code: str, is_given_up: bool
+) -> None:
+    monkeypatch.setattr("jupyter_disttrain.cluster.respawn.ASLEEP_SECONDS", 0.5)
+    nanny = [sys.executable, "-c", f"import os, time\nif os.fork(): os.wait()\n{code}"]
+    processes = SimpleNamespace(rank_processes=lambda: list(started), command=())
+    started: list[psutil.Process] = []
+    attempt = Respawn(None, [], processes, "", may_hang=True)  # type: ignore[arg-type]
+    starter = SimpleNamespace(state="idle", info=SimpleNamespace(rank=0))
+    attempt._starters = [starter]  # type: ignore[list-item]
+    attempt._asked = {0: Future()}
+    with subprocess.Popen(nanny) as process:
+        started.append(psutil.Process(process.pid))
+        assert wait_until(started[0].children)
+        (rank,) = started[0].children()
+        try:
+            if is_given_up:
+                with pytest.raises(LaunchError, match="mpiexec does not answer the new process"):
+                    wait_until(attempt.check)  # which returns nothing until it raises
+            else:
+                used_s = rank.cpu_times().user
+                assert wait_until(lambda: attempt.check() or rank.cpu_times().user > used_s + 1.0)
+        finally:
+            rank.kill()
+            process.kill()
+
+
+def mpiexec_of(cluster: Cluster) -> psutil.Process:
+    """Return the one of this cluster; others may run."""
+    (engines,) = cluster._launch._processes._cluster.engines.values()  # type: ignore[union-attr]
+    return psutil.Process(engines.process.pid)
+
+
+def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
+    with Cluster(n=3, name="outlive", grace_s=0.5) as cluster:
+        cluster.run("kept = rank")
+        mpiexec = mpiexec_of(cluster)
+        mpiexec.kill()
+        assert wait_until(lambda: not mpiexec.is_running())
+        # MPI looks for events in some calls only.
+        code = "for _ in range(20_000): total = comm.allreduce(rank)"
+        assert cluster.run(f"{code}\n(total, comm.Dup().allreduce(1), kept)").results == {
+            rank: (3, 3, rank) for rank in range(3)
+        }
+        run = cluster.run("while True: pass", 2, block=False)
+        psutil.Process(cluster.table[2].info.pid).kill()
+        with pytest.raises(RankFailure, match="killed by SIGKILL"):
+            run.wait()
+        assert cluster.run(SUM, timeout_s=60).results == {rank: [6.0] for rank in range(3)}
+        assert cluster.run("kept", [0, 1]).results == {0: 0, 1: 1}
+        why = rf"mpiexec \(process {mpiexec.pid}\) was killed by SIGKILL: .*; without it MPI starts no process"
+        assert re.fullmatch(why, cluster.mpi_lost), cluster.mpi_lost
+
+
+def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
+    cluster = Cluster(n=2, name="later", keep=True, grace_s=0.5)
+    mpiexec = mpiexec_of(cluster)
+    mpiexec.kill()
+    assert wait_until(lambda: not mpiexec.is_running())
+    cluster.detach()
+    with Cluster.attach("later") as again:
+        psutil.Process(again.table[1].info.pid).kill()
+        assert wait_until(lambda: bool(again.mpi_lost))
+        assert again.run(SUM, timeout_s=60).results == {0: [3.0], 1: [3.0]}
+        assert again.mpi_lost == "mpiexec has ended; without it MPI starts no process"
 
 
 LATE = """

@@ -23,10 +23,6 @@ try:
 except dist.DistNetworkError:
     sys.stderr.write("what the person wrote\\n")
 """
-LIBEVENT = (
-    b"[warn] Epoll ADD(4) on fd 50 failed. Old events were 0; read change was 0 (none); write change was 1 (add); "
-    b"close change was 0 (none): Bad file descriptor\n"
-)
 
 
 def test_a_store_that_is_gone_is_one_line_without_the_frames_of_its_c_code() -> None:
@@ -44,9 +40,3 @@ def test_a_store_that_is_gone_is_one_line_without_the_frames_of_its_c_code() -> 
     first, *rest = without_noise(said).splitlines()
     assert b"Did the remote server shutdown or crash?" in first
     assert rest == [b"what the person wrote"]
-
-
-def test_what_libevent_says_of_a_dead_connection_is_left_out_and_nothing_else() -> None:
-    assert without_noise(b"before\n" + LIBEVENT + b"after\n") == b"before\nafter\n"
-    other = b"[warn] Epoll is what my lecture is about\nframe #0: of my film\n"
-    assert without_noise(other) == other

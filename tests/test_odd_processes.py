@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import LaunchError, RankFailure
 
 from .conftest import LAUNCHERS
+from .process_tools import wait_until
 from .recovery_tools import SUM
 
 if TYPE_CHECKING:
@@ -32,9 +35,16 @@ def odd(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             yield cluster
 
 
-def test_a_cell_that_closes_all_descriptors_up_to_64_costs_nothing(odd: Cluster) -> None:
-    odd.run("import os, subprocess, sys; os.closerange(3, 64)")  # the first cell: later ones open some there
+def test_a_cell_that_closes_all_descriptors_up_to_1024_costs_nothing(odd: Cluster) -> None:
+    odd.run("import os, subprocess, sys; os.closerange(3, 1024)")  # the first cell: later ones open some there
     assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+def test_a_cell_with_more_than_1024_open_files_runs_commands(odd: Cluster) -> None:
+    run = odd.run(
+        "import os; files = [open(os.devnull) for _ in range(1100)]\n!echo hi\nfor file in files: file.close()"
+    )
+    assert [text.split() for text in run.stdout.values()] == [["hi"], ["hi"]]
 
 
 def test_python_variables_are_the_ranks_alone(odd: Cluster) -> None:
@@ -57,6 +67,12 @@ def test_standard_descriptors_are_restored_for_the_next_cell(odd: Cluster, cell:
     run = odd.run("print('python'); rest = subprocess.run('echo child; echo error >&2; cat', shell=True, check=True)")
     assert run.stdout == dict.fromkeys((0, 1), "python\nchild\n")
     assert run.stderr == dict.fromkeys((0, 1), "error\n")
+
+
+def test_a_rank_that_closes_what_the_session_needs_is_replaced_and_says_why(odd: Cluster) -> None:
+    with pytest.raises(RankFailure, match="ended, most likely because the cell had closed file desc"):
+        odd.run("import os\nif rank == 1: os.closerange(3, os.sysconf('SC_OPEN_MAX'))")
+    assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
 def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +105,22 @@ def test_a_full_disk_is_named_and_the_version_before_stays(cluster: Cluster, tmp
         assert cluster.run("small").results == {0: 0, 1: 1}
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("error", ["TimeoutError", "ValueError", "KeyboardInterrupt"])
+def test_a_signal_handler_that_raises_while_no_cell_runs_is_reported_and_costs_nothing(
+    torchless: Cluster, error: str, tmp_path: Path
+) -> None:
+    called = tmp_path / "called"
+    code = (
+        f"import os, signal\nkept = rank\ndef handler(*_):\n    os.mkdir({str(called)!r})\n    raise {error}('late')\n"
+    )
+    run = torchless.run(f"{code}signal.signal(signal.SIGALRM, handler); os.getpid()")
+    os.kill(run.results[1], signal.SIGALRM)
+    assert wait_until(called.exists)  # else it is raised in the next cell
+    told: list[str] = []
+    assert wait_until(lambda: told.append(torchless.run("kept").stderr[1]) or f"{error}: late" in "".join(told))
+    assert "a signal handler raised this while no cell ran:" in "".join(told)
+    assert "line 5, in handler" in "".join(told)
+    assert "site-packages" not in "".join(told)
+    assert torchless.run("kept, os.getpid()").results == {rank: (rank, pid) for rank, pid in run.results.items()}

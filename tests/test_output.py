@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from nbconvert import HTMLExporter
 
 from .notebook_driver import Outcome, execute_notebook
@@ -282,6 +283,15 @@ def test_what_comes_after_a_cell_stands_in_the_output_of_the_cell_that_started_i
     assert sorted(late.lines(first)) == sorted(shown)
 
 
+def test_a_task_of_an_earlier_cell_takes_nothing_along_that_a_later_one_has_begun(notebook: Notebook) -> None:
+    late = Late(notebook)
+    talk = "import asyncio\ngate = asyncio.Event()\nasync def talk():\n    await gate.wait(); print('of the first')\n"
+    first = late.run(f"{talk}kept = asyncio.get_event_loop().create_task(talk())")
+    second = late.run("sys.stdout.write('of the '); gate.set(); await kept; print('second')")
+    late.wait(first, "ranks 0-1 │ of the first")
+    late.wait(second, "ranks 0-1 │ of the second")
+
+
 def test_a_thread_that_talks_over_many_cells_loses_no_line(notebook: Notebook) -> None:
     late = Late(notebook)
     talk = "talker = threading.Thread(target=lambda: [print('word', i) or time.sleep(0.0005) for i in range(1500)])"
@@ -321,6 +331,39 @@ def test_the_progress_line_goes_away(notebook: Notebook) -> None:
     assert "ranks 0-1 │ first\nrank 0    │ last\n2 s · rank 1 running · rank 0 done" in drawn
     assert [output["data"] for output in outcome.outputs if "running" in str(output)] == []
     assert outcome.lines == ["ranks 0-1 │ first", "ranks 0-1 │ last"]
+
+
+@pytest.mark.parametrize("kind", ["tqdm", "tqdm.notebook"])
+def test_how_far_a_loop_is_stands_in_its_bar_or_in_the_note_not_in_both(
+    notebook: Notebook, tmp_path: Path, kind: str
+) -> None:
+    bar_seen, loader_seen = tmp_path / "bar", tmp_path / "loader"
+    with_bar: list[tuple[str, str]] = []
+
+    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+        last = outcome.lines[-1] if outcome.lines else ""
+        if " running" in last and not bar_seen.exists():
+            with_bar.append((last, outcome.text))
+            bar_seen.touch()
+        elif " of 50,000" in last:
+            loader_seen.touch()
+
+    outcome = run(
+        notebook,
+        f"from torch.utils.data import DataLoader; from {kind} import tqdm",
+        "bar = iter(tqdm(range(100_000), mininterval=0))",
+        f"while not Path({str(bar_seen)!r}).exists(): next(bar); time.sleep(0.01)",
+        "bar.close()",
+        "for batch in DataLoader(range(50_000)):",
+        f"    if Path({str(loader_seen)!r}).exists(): break",
+        "    time.sleep(0.01)",
+        on_message=look,
+    ).check()
+    note, text = with_bar[0]
+    assert re.fullmatch(r"\d+ s · ranks 0-1 running", note)
+    labels = [line.split(" ")[:2] for line in text.splitlines() if line.startswith("rank ")]
+    assert labels == [["rank", "0"], ["rank", "1"]]
+    assert "running" not in outcome.text
 
 
 def test_an_error_is_seen_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
@@ -375,3 +418,12 @@ def test_nbclient_and_nbconvert_show_what_the_kernel_showed(notebook: Notebook) 
     assert "ranks 0-1 ┃ trouble" in shown
     assert page.count('src="data:image/png;base64,') == 2
     assert "ranks 0-1 running" not in shown
+
+
+def test_a_bar_that_tqdm_s_own_thread_updates_stays_in_its_cell(notebook: Notebook) -> None:
+    begin = "import time\nfrom tqdm import tqdm\ntqdm.monitor_interval = 0.05\nlist(tqdm([1]))"
+    notebook.run(f"%%distributed\n{begin}").check()
+    bar = "bar = tqdm(total=10, miniters=5, maxinterval=0.05)\nbar.n = 7\nwhile bar.miniters > 1: time.sleep(0.01)\n"
+    outcome = notebook.run(f"%%distributed\n{bar}with bar.get_lock(): bar.disable = True")
+    notebook.run("%%distributed\ntqdm.monitor.exit(); tqdm.monitor = None; tqdm.monitor_interval = 10").check()
+    assert "7/10" in outcome.text

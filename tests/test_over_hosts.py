@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.controller_launcher import free_ports
-from jupyter_disttrain.cluster.network import Network, NodeNetwork
-from jupyter_disttrain.cluster.placement import check_version
 from jupyter_disttrain.cluster.registry import ClusterFile
-from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
+from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.hosts import parse_hosts
 
 from .lab.places import command
@@ -170,18 +166,25 @@ def test_an_interrupt_brings_ranks_on_all_hosts_back(hosted: Cluster) -> None:
     assert hosted.run("dist.barrier(); kept").results == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
-def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster, *, is_lost: bool) -> None:
     if hosted.config.launcher != "mpi":
         return
+    if hosted.mpi_lost:  # Open MPI may start no process after a nanny was killed
+        hosted.reset()
+    if is_lost:
+        hosted._launch.mpi_lost = "an earlier death"
     run = hosted.run("import threading\nif rank: dist.barrier()\nthreading.Event().wait()", block=False)
     engines = next(iter(hosted._launch._processes._cluster.engines.values()))  # type: ignore[union-attr]
     os.kill(engines.process.pid, signal.SIGKILL)
     with pytest.raises(RankFailure):
         run.wait()
-    words = f"mpiexec (process {engines.process.pid}) was killed by SIGKILL, and with it ended all ranks of its job"
-    assert [note for note in run.notes if "mpiexec" in note] == [
-        f"{words}; new ones start without MPI, so that comm has no world: %dist_reset begins a new job"
-    ]
+    how = (
+        f"mpiexec (process {engines.process.pid}) was killed by SIGKILL: kill -9, or the kernel's out-of-memory killer"
+    )
+    end = f"{how}; with it ended the ranks on other hosts"
+    lost = f"comm is lost: {end}; use dist, or %dist_reset begins a new job"
+    assert [note for note in run.notes if "mpiexec" in note] == [end if is_lost else lost]
     assert hosted.run("dist.barrier(); rank").results == {0: 0, 1: 1, 2: 2, 3: 3}
     hosted.reset()
     assert set(hosted.run("comm.allreduce(1)").results.values()) == {4}
@@ -229,26 +232,6 @@ def test_a_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) ->
     bare_notebook.run("%dist_shutdown").check()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"launcher": "ssh"}, "name them, e.g. --hosts"),
-        ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
-        ({"hosts": "node1:1", "spares": ("node2",)}, "--spare needs --launcher ssh"),
-        ({"hosts": "node1:1", "spares": ("node1",), "launcher": "ssh"}, "node1 can't be host and spare at once"),
-        ({"hosts": "node1:2,node2:2", "n": 3}, "the hosts take 4 ranks, and -n asks for 3"),
-        ({"hosts": "node1:1", "n": 3}, "the host takes 1 rank, and -n asks for 3"),
-        ({"hosts": "[fd00::1]:1"}, "Open MPI takes no IPv6 address for a host's name, as fd00::1 is; .*--launcher ssh"),
-        ({"hosts": "node1:2", "gpus": (0,)}, "-g names GPUs of one machine"),
-        ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),
-    ],
-)
-def test_what_can_t_be_asked_of_hosts_is_refused(options: dict[str, object], says: str) -> None:
-    hosts = {"hosts": parse_hosts(str(options["hosts"]))} if "hosts" in options else {}
-    with pytest.raises(UsageError, match=says):
-        Cluster(**(options | hosts))
-
-
 @pytest.fixture
 def ipv6(lab: Lab) -> Iterator[list[str]]:
     """Give the hosts and the head IPv6 addresses as well; returns those of the hosts."""
@@ -273,17 +256,3 @@ def test_ranks_of_ssh_talk_over_ipv6(lab: Lab, ipv6: list[str]) -> None:
         with pytest.raises(RankFailure, match=r"rank 1 \(node2\)"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
         assert cluster.run("dist.barrier(); rank").results == {0: 0, 1: 1}
-
-
-def test_a_network_of_ipv6_is_refused_for_mpi_before_anything_starts() -> None:
-    node = NodeNetwork(name="node1", address="fd00::2", interface="eth0")
-    with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
-        check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)), "mpi")
-
-
-def test_a_port_that_another_cluster_has_is_left_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
-        assert taken not in free_ports("127.0.0.1", taken, taken + 40)
-        with pytest.raises(LaunchError, match="none of the 8 that the controller needs can be had on"):
-            free_ports("127.0.0.1", taken, taken)

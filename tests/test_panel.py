@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from .browser import browser, lab_server, open_notebook, page
+from .browser import END_KERNEL, browser, lab_server, open_notebook, page
 from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
@@ -32,6 +32,22 @@ for step in range({steps}):
     log_metrics(step, loss=math.exp(-step / 50) + rank / 20, accuracy=1 - math.exp(-step / 30))
     time.sleep(0.02)"""
 PANEL = "#jupyter-disttrain-panel"
+START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none"
+END_SLOWLY = "%%distributed -r 1\nimport atexit, time\n_ = atexit.register(time.sleep, 1.5)"
+# All that the status bar, the panel and the widget ever show.
+RECORD = """() => {
+  window.shown = new Set();
+  new MutationObserver(() => {
+    document.querySelectorAll('.jdt-status, .jdt-view').forEach(each => window.shown.add(each.textContent));
+  }).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+SHOWN = "() => [...window.shown]"
+BAR = """%%distributed
+import os, time
+from tqdm import tqdm
+for step in tqdm(range(60), mininterval=0):
+    while step > 2 and not os.path.exists(f'step{step}'): time.sleep(0.01)"""
+RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 LOOP = "%%distributed\nimport time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.01)"
 REFUSAL = {"message": "nobody hears it"}
 OPEN = """async path => {
@@ -217,3 +233,47 @@ def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Pag
     shut_down(page)
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.evaluate(OPEN, own)
+
+
+@pytest.mark.browser
+def test_ranks_that_were_asked_to_end_are_never_called_dead(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("%dist_status")
+    show_panel(page)
+    empty = page.locator(f"{PANEL} .jdt-empty")
+    page.evaluate(EXECUTE, START)
+    run_cell(page, 0)
+    page.locator(".jp-Notebook .jdt-rank").nth(1).wait_for()
+    page.evaluate(RECORD)
+    ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNEL)
+    words = {}
+    for end in ends:
+        if end in (RESTART, END_KERNEL):
+            page.evaluate(EXECUTE, START)
+        page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
+        page.evaluate(EXECUTE, END_SLOWLY)
+        page.evaluate("() => window.shown.clear()")
+        page.evaluate(*((EXECUTE, end) if end.startswith("%") else (end,)))
+        if "reset" not in end:
+            empty.wait_for()
+        words[end] = [word for word in ("1 ended", "dead") if any(word in text for text in page.evaluate(SHOWN))]
+    assert words == {end: ["1 ended"] for end in ends}
+
+
+@pytest.mark.browser
+def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook(BAR)
+    show_panel(page)
+    page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%config DistributedMagics.sample = 8")
+    page.evaluate(EXECUTE, START)
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='memory']").wait_for()  # the first figures are there
+    run_cell(page, 0)
+    progress = page.locator(f"{PANEL} .jdt-progress")
+    for step in range(3, 8):
+        output(page, 0, f"| {step}/60")
+        progress.filter(has_text=f"{step} of 60").wait_for(timeout=2_000)
+        (lab_server.root / f"step{step}").touch()
+    take_picture(page, "progress")
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
+    page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
+    assert not progress.is_visible()
+    shut_down(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,11 +88,16 @@ def look_at_a_narrow_panel(page: Page) -> None:
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
     loss.wait_for(timeout=60_000)
     page.locator(f"{PANEL} th", has_text="steps/s").wait_for(timeout=60_000)
+    # A wider text makes room for itself with the figures that come next.
+    page.wait_for_function(f"panel => ({CUT_OFF})(panel).table === 0", arg=PANEL)
     found = page.evaluate(CUT_OFF, PANEL)
     assert found["width"] < 300, found
     assert found["cut"] == []
     assert found["table"] == 0, found
     assert found["titles"][:4] == ["rank", "state", "line", "steps/s"], found
+    node = page.locator(f"{PANEL} .jdt-node").inner_text()
+    assert re.search(r" · load \d+\.\d · \d+\.\d/\d+\.\d GiB", node), node
+    assert "2 ranks" not in node, "the header says so"
     take_picture(page, "panel_narrow")
     # Last values stand in the legend as text; what all ranks share is one line.
     assert [text.split()[:2] for text in texts(loss.locator(".jdt-entry"))] == [["rank", "0:"], ["rank", "1:"]]
@@ -121,6 +127,8 @@ def use_the_keyboard(page: Page) -> None:
     page.locator(f"{MAIN} .jdt-plot[aria-label^='loss'] canvas").wait_for()
     page.locator(f"{MAIN} th", has_text="pid").wait_for()
     assert page.evaluate(CUT_OFF, MAIN)["cut"] == []
+    assert page.evaluate(TOP, f"{MAIN} .jdt-main") == page.evaluate(TOP, MAIN), "no strip above it"
+    page.locator(f"{MAIN} .jdt-plot[aria-label^='memory (MiB)']").wait_for()
     take_picture(page, "main_area")
     page.keyboard.press("Alt+Shift+I")
     page.locator(f"{MAIN} .jdt-state", has_text="2 ranks idle").wait_for()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyter_disttrain import CellRun
+from jupyter_disttrain.cluster.events import Said
 from jupyter_disttrain.errors import RankFailure
 
 from .notebook_driver import ANSI
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
+    from jupyter_disttrain.cluster.events import Event
 
     from .notebook_driver import Notebook
 
@@ -186,6 +190,8 @@ def test_a_magic_of_the_notebook_is_refused_before_anything_runs(notebook: Noteb
         assert outcome.error.startswith("UsageError: %")
         assert outcome.error.endswith(" runs in the notebook, and this cell on the ranks; give it a cell of its own")
         assert "x" not in outcome.lines[0]
+    twice = notebook.run("%%distributed\n\n%%rank 0\n1")
+    assert twice.error == "UsageError: two magics of this cell set where it runs; remove one"
     notebook.run("%%distributed\ntext = '''\n%dist_status\n'''").check()
     notebook.run("%dist_mode -e").check()
     outcome = notebook.run("print('x')\n%dist_status --text")
@@ -193,3 +199,37 @@ def test_a_magic_of_the_notebook_is_refused_before_anything_runs(notebook: Noteb
     assert outcome.text.count("%dist_status") == 1
     assert notebook.run("%%local\nprint('x')\n%dist_status --text").check().lines[0] == "x"
     notebook.run("%dist_mode -d").check()
+
+
+class Ends:
+    """Lets a cell end once text of it is being handed in."""
+
+    def __init__(self) -> None:
+        self.arrives = threading.Event()
+        self.seen: list[str] = []
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        self.seen += [event.text for event in events if isinstance(event, Said)]
+        if run.state.done:
+            assert self.arrives.wait(30)
+
+    def on_end(self, run: CellRun) -> None:
+        assert run.ended_s
+
+    def on_late(self, event: Event) -> None:
+        self.seen += [event.text] if isinstance(event, Said) else []
+
+
+def test_text_that_is_handed_in_while_the_cell_ends_is_shown(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, has_ended, note = Ends(), threading.Event(), CellRun._note
+
+    def note_slowly(run: CellRun, event: Event) -> None:
+        if run.listener is ends and isinstance(event, Said):
+            ends.arrives.set()
+            has_ended.wait(1)  # that the end waits for this is right, too
+        note(run, event)
+
+    monkeypatch.setattr(CellRun, "_note", note_slowly)
+    cluster.run("import threading; threading.Timer(0.3, print, ['late']).start()", 0, listener=ends)
+    has_ended.set()
+    assert ends.seen == ["late\n"]

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain.cluster import host_probe
-from jupyter_disttrain.cluster.host_report import Address, HostReport, Port, Wanted, own_addresses
+from jupyter_disttrain.cluster.host_report import HostReport, Wanted, own_addresses
 from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
 from jupyter_disttrain.cluster.network import choose_network, describe, environment_for
-from jupyter_disttrain.cluster.preflight import check, survey
-from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.cluster.preflight import check
+from jupyter_disttrain.cluster.survey import survey
+from jupyter_disttrain.errors import LaunchError
 
 from .lab.places import command
 from .process_tools import own_children
@@ -259,78 +260,6 @@ def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: Wanted, shared: Path) -> 
 def test_a_missing_ssh_is_named(wanted: Wanted) -> None:
     with pytest.raises(LaunchError, match="cannot run no-such-ssh: No such file or directory; install OpenSSH"):
         survey(["node1"], ["no-such-ssh"], replace(wanted, shared_folder=None))
-
-
-# With made-up hosts
-
-
-def host(name: str, *addresses: str, ssh: str = "", infiniband: tuple[Port, ...] = (), **others: object) -> HostReport:
-    """Make a report of a host with addresses such as ``"eth0 127.0.0.11/8"``."""
-    parts = [each.replace("/", " ").split() for each in addresses]
-    own = tuple(Address(interface=i, address=a, prefix=int(p), loopback=i == "lo") for i, a, p in parts)
-    report = HostReport(name=name, addresses=own, ssh_address=ssh, infiniband=infiniband)
-    return replace(report, **others)  # type: ignore[arg-type]
-
-
-def test_the_network_is_the_one_that_ssh_reached_and_never_one_inside_a_machine() -> None:
-    hosts = [
-        host("a", "lo 127.0.0.1/8", "docker0 172.17.0.1/16", "eth0 127.1.0.1/16", "eth1 127.2.0.1/16", ssh="127.2.0.1"),
-        host("b", "lo 127.0.0.1/8", "docker0 172.17.0.1/16", "eth0 127.1.0.2/16", "ens7 127.2.0.2/16", ssh="127.2.0.2"),
-    ]
-    network = choose_network((), hosts)
-    assert network.cidr == "127.2.0.0/16"
-    assert describe(network) == "network 127.2.0.0/16 (eth1 on a, ens7 on b)"
-    assert choose_network((), hosts, "eth0").cidr == "127.1.0.0/16"
-    with pytest.raises(LaunchError, match=r"b has no address that fits on an interface eth1; .* b has 127\.1\.0\.2/16"):
-        choose_network((), hosts, "eth1")
-    with pytest.raises(LaunchError, match="a, b have no address that fits on an interface eth9; "):
-        choose_network((), hosts, "eth9")
-    (here,) = choose_network(hosts[0].addresses, hosts[:1], "lo").nodes
-    assert here.address == "127.0.0.1", "a host that is this machine may have its ranks talk over loopback"
-    with pytest.raises(UsageError, match="'eth0/x' is no network"):
-        choose_network((), hosts, "eth0/x")
-
-
-def test_hosts_with_a_network_each_are_taken_together() -> None:
-    """As in clouds that give each host a network of one address."""
-    hosts = [host(name, f"eth0 127.5.{n}.7/32", ssh=f"127.5.{n}.7") for n, name in enumerate("abc")]
-    assert choose_network((), hosts).cidr == "127.5.0.0/22"
-    with pytest.raises(LaunchError, match="the hosts share no network; name one"):
-        choose_network((), [*hosts, host("d", "eth0 10.0.0.1/24", ssh="10.0.0.1")])
-
-
-def test_infiniband_is_used_where_every_host_has_it_and_what_is_set_is_left() -> None:
-    active = Port(device="mlx5_0", port=1, active=True, link_layer="InfiniBand")
-    down = replace(active, device="mlx5_1", active=False)
-    roce = replace(active, device="mlx5_2", link_layer="Ethernet")
-    both = [
-        host("a", "eth0 127.1.0.1/16", ssh="127.1.0.1", infiniband=(active, down)),
-        host("b", "eth0 127.1.0.2/16", ssh="127.1.0.2", infiniband=(active, roce)),
-    ]
-    network = choose_network((), both)
-    assert describe(network) == "network 127.1.0.0/16 (eth0), InfiniBand mlx5_0 on all nodes"
-    assert environment_for(network, "b", {"GLOO_SOCKET_IFNAME": "eth9"}) == {
-        "TP_SOCKET_IFNAME": "eth0",
-        "NCCL_SOCKET_IFNAME": "=eth0",
-        "NCCL_IB_HCA": "=mlx5_0:1",
-        "UCX_NET_DEVICES": "mlx5_0:1,eth0",
-    }
-    one = choose_network((), [both[0], replace(both[1], infiniband=(roce,))])
-    assert describe(one).endswith("InfiniBand mlx5_0 on a, not used: not every node has it")
-    assert not {"NCCL_IB_HCA", "UCX_NET_DEVICES"} & environment_for(one, "a", {}).keys()
-
-
-def test_the_kernels_files_of_infiniband_are_read(tmp_path: Path) -> None:
-    port = tmp_path / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (tmp_path / "mlx5_0" / "device" / "net" / "ib0").mkdir(parents=True)
-    for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "100 Gb/sec (4X EDR)")):
-        (port / name).write_text(f"{text}\n")
-    (found,) = host_probe.infiniband(str(tmp_path))
-    assert Port(**found).name == "mlx5_0:1"
-    assert found["active"]
-    assert (found["rate"], found["interfaces"]) == ("100 Gb/sec (4X EDR)", ["ib0"])
-    assert host_probe.infiniband(str(tmp_path / "none")) == []
 
 
 def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: Wanted) -> None:

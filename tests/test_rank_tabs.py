@@ -34,6 +34,15 @@ if rank: display(HTML(f"<b>figure of {rank}</b>"))
 print("last")"""
 
 
+# Of each figure: how far right of its label it begins, and how far below the label's middle its own is.
+BESIDE = """area => [...area.querySelectorAll('b')].map(figure => {
+  const range = document.createRange();
+  range.selectNodeContents(figure.closest('.jp-OutputArea-child').previousElementSibling.querySelector('pre'));
+  const label = [...range.getClientRects()].at(-1), place = figure.getBoundingClientRect();
+  return [place.left - label.right, (place.top + place.bottom - label.top - label.bottom) / 2];
+})"""
+
+
 def area_of(page: Page, index: int) -> Locator:
     return page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea").first
 
@@ -58,11 +67,16 @@ def test_one_rank_is_read_alone_and_all_again(open_notebook: Callable[..., Page]
     tabs = area.get_by_role("tab")
     assert tabs.locator("visible=true").all_inner_texts() == ["all", "0", "1", "2"]
     take_picture(page, "rank_tabs")
+    beside = area.evaluate(BESIDE)
+    assert len(beside) == 2
+    assert all(0 <= right < 20 and abs(below) < 6 for right, below in beside), beside
+    left = area.evaluate("area => area.querySelector('b').getBoundingClientRect().left")
     tabs.locator("visible=true").nth(2).click()
     mine = ["together", "own 1", "of two lines", "aside 1", "last"]
     assert sorted(said(area)) == sorted(mine)
     figures = area.locator("b", has_text="figure of")
     assert [each.is_visible() for each in figures.all()] == [True, False]
+    assert left - area.evaluate("area => area.querySelector('b').getBoundingClientRect().left") > 80, "no label's room"
     take_picture(page, "rank_tabs_one")
     page.keyboard.press("ArrowLeft")
     assert sorted(said(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])
@@ -82,7 +96,7 @@ display([rank, "x" * 60, "y" * 60])
 display(HTML(f"<b>figure of {rank}</b>"))
 if rank == 2: raise ValueError("fails")"""
 # The contrast of the innermost element with a text against what lies behind it, as WCAG computes it.
-CONTRAST_OF_HEADLINE = """(area, text) => {
+CONTRAST = """(area, text) => {
   const found = [...area.querySelectorAll('pre *')].filter(each => each.textContent.includes(text)).pop();
   const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
   const behind = node => {
@@ -96,7 +110,8 @@ CONTRAST_OF_HEADLINE = """(area, text) => {
     .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
   const text_colour = numbers(getComputedStyle(found).color), ground = behind(found);
   const alpha = text_colour[3] ?? 1;
-  const seen = ground.map((value, at) => alpha * text_colour[at] + (1 - alpha) * value);
+  const brighter = Number(getComputedStyle(found).filter.match(/^brightness\\((.+)\\)$/)?.[1] ?? 1);
+  const seen = ground.map((value, at) => Math.min(255, brighter * text_colour[at]) * alpha + (1 - alpha) * value);
   const [dark, bright] = [light(seen), light(ground)].sort((one, other) => one - other);
   return (bright + 0.05) / (dark + 0.05);
 }"""
@@ -141,7 +156,8 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
         is_light = str(theme.endswith("Light")).lower()
         page.locator(f"body[data-jp-theme-light='{is_light}'][data-jp-theme-name='{theme}']").wait_for(state="attached")
         take_picture(page, f"scattered_{theme.split()[-1].lower()}")
-        assert area.evaluate(CONTRAST_OF_HEADLINE, "rank 2 (") >= 4.5, theme
+        assert area.evaluate(CONTRAST, "rank 2 (") >= 4.5, theme
+        assert area.evaluate(CONTRAST, "raise") >= (3 if theme.endswith("Light") else 4.5), theme
 
     area = area_of(page, 2)
     fold = area.locator(".jdt-fold:visible")

@@ -47,6 +47,20 @@ def test_an_interrupt_reaches_ranks_that_wait_for_others(
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
+def test_a_model_whose_constructor_failed_is_not_missed_later(three: Cluster, pids: dict[int, int]) -> None:
+    model = "s = torch.nn.parallel.DistributedDataParallel(torch.nn.SyncBatchNorm(3))"  # needs a GPU
+    with pytest.raises(RankFailure, match="SyncBatchNorm layers only work with GPU"):
+        three.run(model)
+    three.run(f"import torch\ntry: {model}\nexcept ValueError as error: kept_error = error")
+    with pytest.raises(RankFailure) as caught:
+        three.run("if rank == 1: 1/0\ndist.barrier()")
+    assert not [note for note in caught.value.notes if note.startswith("gone with")]
+    three.run("del kept_error")
+    assert is_whole(three, pids)
+
+
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_groups_meshes_and_models_that_a_person_holds_go_on_working(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
         "from torch.nn.parallel import DistributedDataParallel\n"
@@ -92,6 +106,7 @@ def test_only_the_group_s_own_connections_end(three: Cluster, pids: dict[int, in
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["mpi"], indirect=True)
 def test_nothing_grows_with_the_interrupts(three: Cluster, pids: dict[int, int]) -> None:
     count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     interrupted(three, "if rank == 0: dist.barrier()", {0})
@@ -112,6 +127,7 @@ def test_a_group_that_a_person_destroys_is_gone(three: Cluster, pids: dict[int, 
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["mpi"], indirect=True)
 def test_a_cell_sent_right_after_an_interrupt_runs_on_every_rank(three: Cluster, pids: dict[int, int]) -> None:
     for number in range(10):
         run = three.run("while True: pass" if number % 2 else "if rank: dist.barrier()\nwhile True: pass", block=False)
@@ -149,9 +165,11 @@ def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.M
         )
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
             cluster.run(code, listener=Presser({1}))
-        assert cluster.replace([1]) == [
+        killed, replaced = cluster.replace([1])
+        assert killed.startswith(f"rank 1 on {cluster.table[1].info.host} was killed: it did not react within 3 s")
+        assert replaced == (
             "rank 1 was replaced by a new process with fresh variables; %dist_copy --from 0 --to 1 NAME... fills it"
-        ]
+        )
         cluster.copy(["kept"], 0, 1)
         assert cluster.run("kept").results == {0: 0, 1: 0}
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
@@ -222,6 +240,7 @@ step()
 """
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_a_sharded_model_of_which_one_parameter_went_ahead_goes_on(three: Cluster, pids: dict[int, int]) -> None:
     three.run(STEP)
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
@@ -254,6 +273,7 @@ def test_ranks_that_do_not_wait_go_on_after_a_failure(three: Cluster, pids: dict
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_a_group_that_timed_out_is_formed_anew(three: Cluster, pids: dict[int, int]) -> None:
     code = "from datetime import timedelta\npg = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))\n"
     with pytest.raises(RankFailure):
@@ -261,6 +281,7 @@ def test_a_group_that_timed_out_is_formed_anew(three: Cluster, pids: dict[int, i
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize(
     "code",
     [
@@ -282,6 +303,7 @@ def test_who_waits_for_a_message_that_was_begun_before_is_seen_and_released(
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_a_time_out_ends_what_only_a_second_interrupt_ends(three: Cluster, pids: dict[int, int]) -> None:
     stubborn = """
 import time

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import cell_run
-from jupyter_disttrain.errors import GivenUpError, RankFailure
+from jupyter_disttrain.cluster import cell_run, cluster
+from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 
 from .process_tools import wait_until
 from .recovery_tools import STUBBORN, SUM, interrupted, is_whole, waits
@@ -89,6 +89,29 @@ def test_a_cell_that_is_given_up_ends_once_and_its_rank_may_come_back(
     assert torchless.running_cells == []
 
 
+def test_ranks_that_nobody_ends_are_not_said_to_be_replaced(
+    torchless: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "CLUSTER_END_SECONDS", 0.1)
+    monkeypatch.setattr(cluster, "CLUSTER_SETTLE_SECONDS", 0.1)
+    nannies = [psutil.Process(entry.nanny_pid) for entry in torchless.table]
+    pids = [entry.info.pid for entry in torchless.table]
+    for nanny in nannies:
+        nanny.suspend()
+    torchless._guardian.note("of another rank")
+    try:
+        with pytest.raises(LaunchError, match="ranks 0-1 did not end: the parent process"):
+            torchless.replace([0, 1])
+    finally:
+        for nanny in nannies:
+            nanny.resume()
+    monkeypatch.undo()
+    assert wait_until(lambda: not {entry.info.pid for entry in torchless.table} & set(pids))
+    run = torchless.run("rank")
+    assert run.results == {0: 0, 1: 1}
+    assert "of another rank" in run.notes
+
+
 def test_one_rank_that_can_t_form_the_group_holds_nobody_up(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
         "from jupyter_disttrain.engine.process_group import Group\n"
@@ -141,6 +164,7 @@ model(torch.full((2, 4), float(rank + 1))).sum().backward()
 """
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_what_was_frozen_during_a_recovery_is_reduced_once_it_thaws(three: Cluster, pids: dict[int, int]) -> None:
     three.run(MODEL + "net[0].requires_grad_(False)")
     interrupted(three, "if rank == 0: dist.barrier()", {0})
@@ -214,6 +238,7 @@ dist.all_reduce(x)
     assert is_whole(three, pids)
 
 
+@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_a_collective_that_nobody_waits_for_holds_nothing_up(three: Cluster) -> None:
     three.run("import os; big = torch.ones(125_000_000)")
     begun = "work = dist.all_reduce(big, async_op=True)\ndel work"
@@ -245,7 +270,7 @@ def test_a_group_that_counts_nothing_is_no_hindrance(three: Cluster, pids: dict[
 
 
 def test_a_variable_that_a_person_calls_comm_stays_theirs() -> None:
-    with Cluster(n=2, name="theirs") as cluster:
+    with Cluster(n=2, backend="none", name="theirs") as cluster:
         cluster.run("comm = 'mine'")
         cluster.replace([1])
         assert cluster.run("comm", 0).results == {0: "mine"}

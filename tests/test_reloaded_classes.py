@@ -90,6 +90,7 @@ maker = functools.partial(Data, x=3)""")
     for name in ("new", "newest"):
         write(folder, name)
         assert str(ranks.sync_code()) == "reloaded m on ranks 0-1"
+        ranks.run("import gc; gc.collect()")  # the old classes are gone then
         says = [f"{name}!" if kind == "Child" else name for kind in KINDS]
         hold(
             ranks,

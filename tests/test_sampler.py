@@ -1,4 +1,4 @@
-"""What a rank's look at itself costs the training."""
+"""What a rank's look at itself costs the training, and what it survives."""
 
 from __future__ import annotations
 

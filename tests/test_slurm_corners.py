@@ -7,113 +7,22 @@ Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``te
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import os
-import subprocess
-import threading
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import job_watch
-from jupyter_disttrain.cluster.launchers.batch import LSFRanks, PBSRanks
-from jupyter_disttrain.cluster.launchers.slurm import StepRank
-from jupyter_disttrain.cluster.slurm import commands, job, queue
-from jupyter_disttrain.cluster.slurm import grant as grants
-from jupyter_disttrain.cluster.slurm.allocation import Allocation
-from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
-from jupyter_disttrain.cluster.slurm.job import SlurmJob
-from jupyter_disttrain.cluster.slurm.state import JobState, from_scontrol
-from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.notebook.arguments import parse
-from jupyter_disttrain.notebook.slurm_arguments import slurm_of
+from jupyter_disttrain.cluster.slurm.state import from_scontrol
+from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.slurm_options import SlurmOptions
 
 from .process_tools import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from .lab.slurm import Slurm
-
-RUNNING = (
-    "JobId=7 JobName=disttrain-x Reason=None JobState=RUNNING ExitCode=0:0 TimeLimit=01:00:00 StartTime=1000 "
-    "EndTime=4600 Partition=gpu NodeList=node[1-2] NumNodes=2 NumCPUs=16 NumTasks=8 "
-)
-
-# GPUs
-
-
-@pytest.mark.parametrize(
-    ("said", "gpus"),
-    [
-        ("TRES=cpu=16,node=2,billing=16,gres/gpu=8", 8),
-        ("ReqTRES=cpu=8,node=2,gres/gpu=4 AllocTRES=cpu=16,node=2,gres/gpu=8", 8),
-        ("ReqTRES=cpu=16,gres/gpu=8 AllocTRES=(null)", 8),
-        ("AllocTRES=cpu=16,gres/gpu=8,gres/gpu:a100=8", 8),
-        ("AllocTRES=cpu=16,gres/gpu:a100=6,gres/gpu:v100=2", 8),
-        ("AllocTRES=cpu=16,node=2 TresPerNode=gres/gpu:a100:4", 8),
-        ("TRES=cpu=16,node=2 TresPerNode=gres:gpu:4", 8),
-        ("TRES=cpu=16,node=2 TresPerNode=gpu:4", 8),
-        ("TRES=cpu=16,node=2 TresPerJob=gres:gpu:8", 8),
-        ("AllocTRES=cpu=16,gres/gpumem=80", 0),
-    ],
-)
-def test_a_jobs_gpus_are_read_as_every_version_and_site_says_them(said: str, gpus: int) -> None:
-    assert from_scontrol(RUNNING + said).gpus == gpus
-
-
-def test_gpus_that_a_site_does_not_count_are_those_asked_for() -> None:
-    state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
-    told: list[str] = []
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), told.append) == 4
-    assert not told
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), told.append) == 0
-    assert "--gres=gpu:4 asks for GPUs, but Slurm tells of none, so the ranks use CPUs" in told[0]
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), told.append) == 0
-    assert len(told) == 1
-    assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
-
-
-# What is set around the notebook
-
-AROUND = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_GPUS": "8",
-    "SLURM_TRES_PER_TASK": "cpu:4",
-    "SLURM_HOSTFILE": "/nowhere",
-    "SLURM_MEM_PER_NODE": "4096",
-    "SLURM_CLUSTERS": "other",
-    "SLURM_STEP_ID": "0",
-    "SLURM_NTASKS": "1",
-    "PMI_RANK": "0",
-    "JUPYTERHUB_API_TOKEN": "secret",
-    "JPY_API_TOKEN": "secret",
-}
-
-
-def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**AROUND, "SLURM_CONF": "/etc/slurm.conf", "SLURM_TMPDIR": "/local/7"}.items():
-        monkeypatch.setenv(name, value)
-    own = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
-    state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
-    around = dataclasses.replace(own, job_id="7", prefix=tuple(Allocation.of(state, {}).variables(1, 1)))
-    for grant in (own, around):
-        command = step_command(grant, "node1", ["env"])
-        at = command.index("srun")
-        said = subprocess.run([*command[:at], "env"], capture_output=True, text=True, check=True).stdout
-        found = dict(line.partition("=")[::2] for line in said.splitlines())
-        left = {name for name in found if name.startswith(("SLURM_", "PMI")) or found[name] == "secret"}
-        if grant.is_own:
-            assert left == {"SLURM_CONF"}
-        else:
-            assert found["SLURM_NODELIST"] == "node1"
-            assert not left & AROUND.keys() - {"SLURM_JOB_ID"}
-            assert found["SLURM_TMPDIR"] == "/local/7"
 
 
 def test_a_job_of_its_own_starts_from_within_an_allocation_whatever_that_was_made_with(
@@ -145,40 +54,6 @@ def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
         monkeypatch.setenv(name, value)
     with Cluster(launcher="slurm", backend="none") as cluster:
         assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == {0: job, 1: job}
-
-
-# Answers that are late or odd
-
-
-@pytest.fixture
-def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Return what puts a shell script in the place of one of Slurm's commands."""
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def put(command: str, script: str) -> None:
-        path = folder / command
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    return put
-
-
-NEVER = "exec sleep 600"
-
-
-def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "STATE_SECONDS", 0.1)
-    monkeypatch.setattr(job, "STATE_SECONDS", 5.0)
-    fake("squeue", NEVER)
-    waits = RUNNING.replace("RUNNING", "PENDING").replace("node[1-2]", "")
-    fake("scontrol", f"echo '{waits}'")
-    state = SlurmJob("7").state(with_position=True)
-    assert (state.state, state.position) == ("PENDING", None)
-    fake("scontrol", f"[ $2 = hostnames ] && {NEVER}; echo '{RUNNING.replace('node', 'other')}'")
-    monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
-    assert SlurmJob("7").state().state == "UNKNOWN"
 
 
 @contextlib.contextmanager
@@ -214,101 +89,6 @@ def test_a_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Sl
         assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
-class Asked:
-    """A job that fails, once, to be asked for its state, and runs; ``then`` is called while it is."""
-
-    job_id = "7"
-
-    def __init__(self) -> None:
-        self.times = 0
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def state(self) -> JobState:
-        self.times += 1
-        self.meanwhile()
-        if self.times == 1:
-            raise OSError(12, "Cannot allocate memory")
-        return JobState(job_id="7", state="UNKNOWN")
-
-
-def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_of_them_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(job_watch, "TURN_SECONDS", 600.0)
-    monkeypatch.setattr(job_watch, "LATE_SECONDS", 0.0)
-    asked, told, all_told = Asked(), list[int](), threading.Event()
-    watch = job_watch.JobWatch(asked, told.append, told.append)  # type: ignore[arg-type]
-
-    def tell(rank: int) -> None:
-        told.append(rank)
-        if rank == 0:
-            raise OSError(24, "Too many open files")
-        if rank == 8:
-            all_told.set()
-
-    def others() -> None:
-        asked.meanwhile = lambda: None
-        for rank in range(1, 9):
-            watch.if_it_runs(functools.partial(tell, rank))
-
-    first = threading.Event()
-    watch.if_it_runs(functools.partial(tell, 0))
-    watch.if_it_runs(first.set)
-    assert first.wait(60)
-    asked.meanwhile = others
-    before = asked.times
-    watch.if_it_runs(lambda: None)
-    assert all_told.wait(60)
-    assert told == list(range(9))
-    assert asked.times == before + 1
-    watch.close()
-
-
-@pytest.mark.parametrize(
-    ("script", "scancel", "words"),
-    [
-        ("echo 'welcome'; echo '12;lab'; echo 'bye'", "", "12"),
-        (
-            NEVER,
-            "exit 0",
-            r"sbatch did not end within .*; a job that it has taken all the same is cancelled; try again",
-        ),
-        (NEVER, NEVER, r"if it has taken the job all the same, scancel --user=\S+ --name=disttrain-x cancels it"),
-        (
-            "echo 'error: Socket timed out on send/recv operation' >&2; exit 1",
-            "exit 0",
-            "Slurm does not answer: .*send",
-        ),
-        ("echo 'error: invalid partition' >&2; exit 1", "exit 1", "Slurm did not take the job: .* sinfo shows"),
-        ("exit 0", "exit 0", "sbatch told no job's number, but said: nothing; a job that it has taken"),
-        ("echo 12; echo 'see job 5'; echo 'no 7;'", "", "12"),
-        ("echo 'job 5 it is'", "exit 0", "sbatch told no job's number, but said: job 5 it is; a job"),
-    ],
-)
-def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, script: str, scancel: str, words: str
-) -> None:
-    monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
-    monkeypatch.setattr(job, "STATE_SECONDS", 1.0)
-    fake("sbatch", script)
-    fake("scancel", scancel)
-    if words == "12":
-        assert SlurmJob.submit("", name="disttrain-x").job_id == "12"
-        return
-    with pytest.raises(LaunchError, match=words):
-        SlurmJob.submit("", name="disttrain-x")
-
-
-def test_a_cancel_that_takes_too_long_names_the_job(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
-    fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
-    fake("scancel", NEVER)
-    with pytest.raises(LaunchError, match=r"job 7 may not be cancelled: .*; do it by scancel 7"):
-        SlurmJob("7").cancel()
-
-
 def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,67 +108,3 @@ def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
         ):
             assert words in said
         assert from_scontrol(said).log != "/nowhere"
-
-
-# What is asked for
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--launcher slurm --ntasks=4", "the ranks are counted by -N and --ntasks-per-node"),
-        ("--launcher slurm --gpus-per 4", "GPUs are counted by --gpus-per-node"),
-        ("--share", "unrecognized arguments: --share"),
-    ],
-)
-def test_an_option_is_not_taken_for_a_longer_one(line: str, words: str) -> None:
-    args = parse("dist_init", line)
-    with pytest.raises(UsageError, match=words):
-        slurm_of(args, args.launcher or "mpi", args.unknown)
-
-
-@pytest.mark.parametrize(("kind", "command", "said"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
-def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
-    fake: Callable[[str, str], None],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[PBSRanks | LSFRanks],
-    command: str,
-    said: str,
-) -> None:
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
-    monkeypatch.setenv("WANTED", "here")
-    fake(command, f"env > {folder}/environment; cat $1 > {folder}/script; echo '{said}'")
-    ranks = kind(
-        join_file="/shared/run.json",
-        mpirun=["mpirun"],
-        profile_dir=str(folder),
-        work_dir=str(folder),
-        output_file="/log",
-    )
-    assert ranks.submit() == "7"
-    assert (folder / "script").read_text() == ranks.render()
-    environment = (folder / "environment").read_text()
-    assert "WANTED=here" in environment
-    assert "secret" not in environment
-
-
-def test_a_replacement_starts_with_what_python_itself_reads() -> None:
-    grant = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
-    rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
-    assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
-
-
-@pytest.mark.parametrize("after", ["", " Power= TresPerNode=gres:gpu:4"])
-def test_the_path_of_a_jobs_log_may_have_blanks(after: str) -> None:
-    said = f"{RUNNING}StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
-    assert from_scontrol(said).log == "/home/me/my data/x.log"
-
-
-def test_an_allocation_of_which_slurm_does_not_tell_is_not_given_up(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job, "STATE_SECONDS", 0.5)
-    fake("scontrol", NEVER)
-    with pytest.raises(LaunchError, match=r"allocation 7, of which Slurm does not tell now .*; try again later"):
-        Allocation.find({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1"})

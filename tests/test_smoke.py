@@ -18,3 +18,9 @@ def test_the_design_s_example(cluster: Cluster) -> None:
 def test_a_cell_says_who_spoke(notebook: Notebook) -> None:
     outcome = notebook.run("%%distributed\nprint('hello')\nprint('I am', rank)").check()
     assert outcome.lines == ["ranks 0-1 │ hello", "rank 0 │ I am 0", "rank 1 │ I am 1"]
+
+
+def test_a_notebook_that_trains_has_no_torch(notebook: Notebook) -> None:
+    notebook.run("%%distributed\ntorch.ones(1)").check()
+    loaded = notebook.run("import sys; sorted({'torch', 'mpi4py', 'numpy.core'} & set(sys.modules))").check()
+    assert loaded.text == "[]"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.engine.local_modules import LocalModules
 from jupyter_disttrain.errors import CodeError, UsageError
 
 from .test_stage import on_hosts
@@ -163,29 +161,6 @@ def test_modules_found_beside_the_notebook_s_folder_are_reloaded(
         assert ranks.run("base.value()").results == {0: 2, 1: 2}
     finally:
         ranks.run(f"sys.path.remove({above!r})")
-
-
-def test_a_node_s_links_are_not_written_through(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    lib = tmp_path_factory.mktemp("lib")
-    (lib / "pack").mkdir()
-    for name in ("pack/inner.py", "single.py"):
-        (lib / name).write_text("theirs")
-    (folder / "pack").symlink_to(lib / "pack")
-    (folder / "single.py").symlink_to(lib / "single.py")
-    (folder / "real").mkdir()
-    (folder / "within").symlink_to("real")
-    modules = LocalModules()
-    hashes = {name: hashlib.sha256(b"theirs").hexdigest() for name in ("pack/inner.py", "single.py")}
-    assert modules.compare(str(folder), hashes) == []
-    with pytest.raises(ValueError, match=r"pack/inner\.py .* leads through a link to .*/lib"):
-        modules.write(str(folder), ["pack/inner.py"], [b"ours"])
-    modules.write(str(folder), ["single.py", "within/new.py"], [b"ours", b"ours"])
-    assert (folder / "single.py").read_text() == (folder / "real" / "new.py").read_text() == "ours"
-    assert modules.remove(str(folder), {"pack/inner.py": hashes["pack/inner.py"]}) == []
-    assert (lib / "pack" / "inner.py").read_text() == (lib / "single.py").read_text() == "theirs"
-    for name in ("../single.py", str(lib / "single.py")):
-        with pytest.raises(ValueError, match="leads out of"):
-            modules.write(str(folder), [name], [b"ours"])
 
 
 def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import math
 import os
 import re
 import signal
@@ -19,10 +16,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.cluster.journal import Origin
-from jupyter_disttrain.cluster.stragglers import find_straggler
-from jupyter_disttrain.cluster.telemetry import Rates, Telemetry
-from jupyter_disttrain.engine.progress import Pass, Progress
-from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.errors import RankFailure, UsageError
 from jupyter_disttrain.messages import RankVitals
 from jupyter_disttrain.notebook.status import status_text
 
@@ -232,7 +226,7 @@ def test_how_far_a_loop_has_come_is_told(quick: Cluster, tmp_path: Path, code: s
     assert wait_until(
         lambda: all((told(quick, each).done, told(quick, each).total) == (done, total) for each in (0, 1))
     )
-    assert re.fullmatch(rf"{done} of {total}, \d+ s left", run.progress)
+    assert re.fullmatch(rf"{done} of {total}, \d+ s left in this loop", run.progress)
     assert run.progress in status_text(quick)
     stop.touch()
     run.wait()
@@ -240,31 +234,39 @@ def test_how_far_a_loop_has_come_is_told(quick: Cluster, tmp_path: Path, code: s
     assert run.progress == ""
 
 
-def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
-    tqdm = pytest.importorskip("tqdm").tqdm
-    progress = Progress()
-    progress.begin_cell()
-    progress._began_s -= 60.0
-    with tqdm(total=1000, initial=900, file=io.StringIO()) as bar:
-        assert math.isnan(progress.loop[2])
-        bar.start_t -= 10.0
-        bar.update(10)
-        assert progress.loop[:2] == (910, 1000)
-        assert progress.loop[2] == pytest.approx(90.0, rel=0.1)
-        with tqdm(total=5, file=io.StringIO()) as inner:
-            inner.update(1)
-            assert progress.loop[:2] == (910, 1000)
-            bar.update(90)
-            assert progress.loop[:2] == (1, 5)  # the other is at its end
-    assert progress.loop[:2] == (0, 0)
+HELD = """
+import os, time
+from tqdm import tqdm
+for step in tqdm(range(60), mininterval=0):
+    while step > 2 and not os.path.exists({path!r} + str(step)): time.sleep(0.01)
+"""
 
 
-def test_a_pass_that_was_left_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Pass(done=3, total=10, since=100.0, last=102.0)
-    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 111.0)
-    assert found.as_loop() == (3, 10, 7.0)
-    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 112.1)
-    assert found.as_loop()[:2] == (0, 0)
+FAST = """
+import time
+from tqdm import tqdm
+until = time.monotonic() + 2
+for step in tqdm(range(10**9), mininterval=0):
+    if time.monotonic() > until: break
+"""
+
+
+def test_how_far_a_loop_has_come_is_told_with_the_bar_that_shows_it(tmp_path: Path) -> None:
+    with Cluster(n=2, launcher="local", backend="none", sample_s=60, name="seldom") as cluster:
+        assert wait_until(lambda: set(cluster.telemetry.ranks) == {0, 1})
+        run = cluster.run(HELD.format(path=f"{tmp_path}/"), block=False, origin=Origin(execution_count=7))
+        for step in range(3, 8):
+            assert wait_until(lambda step=step: all(f"| {step}/60" in run.stderr.get(each, "") for each in (0, 1)))  # type: ignore[misc]
+            assert wait_until(lambda step=step: [told(cluster, each).done for each in (0, 1)] == [step, step], 2)  # type: ignore[misc]
+            (tmp_path / str(step)).touch()
+        assert (told(cluster, 0).state, told(cluster, 0).total, told(cluster, 0).execution_count) == ("running", 60, 7)
+        cluster.interrupt()
+        with pytest.raises(RankFailure):
+            run.wait()
+        # However often bars are drawn, few messages tell of it.
+        before = cluster.telemetry.changes
+        cluster.run(FAST)
+        assert 2 <= cluster.telemetry.changes - before <= 2 * (2 / 0.3 + 2)
 
 
 def test_the_wait_for_data_is_told_apart(quick: Cluster) -> None:
@@ -308,29 +310,6 @@ while going:
     assert 1.25 * fast <= slow < 0.15  # about 0.06 s; what came before the cell does not count
 
 
-def test_equally_fast_ranks_are_not_named() -> None:
-    def rates(waiting: float, looks: int = 100) -> Rates:
-        return Rates(
-            seconds=10,
-            steps=100,
-            steps_per_s=10,
-            samples_per_s=None,
-            waiting=waiting,
-            waiting_for_data=None,
-            looks=looks,
-        )
-
-    assert find_straggler({0: rates(0.3), 1: rates(0.35), 2: rates(0.28)}) is None
-    assert find_straggler({0: rates(0.02), 1: rates(0.0)}) is None
-    assert find_straggler({0: rates(0.6, looks=10), 1: rates(0.0, looks=10)}) is None  # too few looks
-    assert find_straggler({0: rates(0.6)}) is None
-    found = find_straggler({0: rates(0.6), 1: rates(0.0), 2: rates(0.5)})
-    assert found is not None
-    assert str(found) == (
-        "rank 1 is slower than the others: it takes 0.1 s a step by itself, ranks 0,2 0.045 s, and they wait for it"
-    )
-
-
 def test_a_new_process_of_a_rank_begins_a_new_history(quick: Cluster) -> None:
     quick.run(TRAIN)
     assert wait_until(lambda: told(quick, 1).steps >= 4)
@@ -360,37 +339,6 @@ def test_what_a_rank_tells_stays_small(quick: Cluster) -> None:
     overhead = 1000  # frames for the topic, the signature and the header
     size = len(pack(told(quick, 0).to_content())) + len(pack(quick.telemetry.nodes[0].to_content())) + overhead
     assert size < 2000
-
-
-def test_a_history_of_ten_minutes_is_kept() -> None:
-    telemetry = Telemetry(1.0)
-    for second in range(2000):
-        vitals = RankVitals(time_s=second, beat_s=second + 1, state="running", cell=1, steps=2 * second, looks=second)
-        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
-    figures = telemetry.ranks[0]
-    assert len(figures.history) == 600
-    rates = figures.rates()
-    assert rates is not None
-    assert (rates.seconds, rates.steps_per_s, rates.waiting) == (5, 2, 0)
-
-
-def test_a_rank_that_shows_nothing_new_keeps_its_history() -> None:
-    telemetry = Telemetry(1.0)
-    for second in (1, 2, 2, 2):
-        vitals = RankVitals(time_s=second, beat_s=second, state="not responding", steps=2 * second)
-        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
-    assert len(telemetry.ranks[0].history) == 4
-    vitals = RankVitals(time_s=9, beat_s=9, state="idle")  # of a new process
-    telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
-    assert len(telemetry.ranks[0].history) == 1
-
-
-def test_a_rank_that_has_shown_nothing_yet_has_no_rates() -> None:
-    telemetry = Telemetry(1.0)
-    for beat in (0.0, 1000.0):
-        vitals = RankVitals(time_s=1, beat_s=beat, state="running", cell=1, steps=7)
-        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
-    assert telemetry.ranks[0].rates() is None  # and not 7 steps in 1000 s
 
 
 def test_the_package_that_reads_figures_is_not_in_the_rank() -> None:

@@ -224,6 +224,32 @@ def test_what_ipython_calls_before_a_cell(three: Cluster, pids: dict[int, int]) 
     assert is_whole(three, pids)
 
 
+BETWEEN = """import asyncio, signal, time
+compiler = type(get_ipython().compile)
+def press(*args):  # as IPython compiles each statement when the one before has ended
+    del compiler.__call__
+    signal.raise_signal(signal.SIGINT)
+    return compiler.__call__(*args)
+compiler.__call__ = press
+ran = True
+{ends}
+"""
+
+
+@pytest.mark.parametrize("ends", ["time.sleep(100)", "await asyncio.sleep(100)"])
+def test_a_moment_between_two_statements_is_at_the_line_of_the_next(
+    three: Cluster, pids: dict[int, int], ends: str
+) -> None:
+    three.run("ran = False")
+    with pytest.raises(RankFailure) as caught:
+        three.run(BETWEEN.format(ends=ends))
+    (failure,) = caught.value.failures
+    assert (failure.ranks, failure.line, failure.ename) == ((0, 1, 2), 8, "KeyboardInterrupt")
+    assert "IPython" not in "\n".join(failure.traceback)
+    assert three.run("ran").results == dict.fromkeys(range(3), False)
+    assert is_whole(three, pids)
+
+
 AT_ANY_LINE = """
 import signal, sys
 kernel = get_ipython().kernel
@@ -240,7 +266,7 @@ def strike_at(number):
     left, begun = number, None
     def on_line(frame, event, _argument):
         global left
-        if begun and event in ("line", "return"):
+        if begun and left >= 0 and event in ("line", "return"):
             left -= 1
             if left == -1:
                 sys.settrace(None)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from jupyter_disttrain.engine.user_profile import UserProfile
-from jupyter_disttrain.messages import IPYTHON_PROFILE
-
 from .notebook_driver import Notebook
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
 STARTUP = {
     "00-names.py": "import os\nby_file = os.environ.get('RANK')\nrank = 'none'\nprint('hi')",
+    "05-logging.py": "import logging\nlogging.basicConfig(format='%(message)s')\nlogging.warning('dropped')",
     "10-fails.py": "first = 1\nraise ValueError('no such thing')",
     "20-exits.py": "raise SystemExit(3)",
     "30-ipython.ipy": "%env BY_IPYTHON=set\n!true\n",
+    "35-selects.py": "import os, select\nassert not select.select([os.pipe()[0]], [], [], 0)[0]",
     "40-misspelt.py": "def f(:",
     "50-last.py": "last = 'all the same'",
 }
@@ -59,6 +57,9 @@ def test_startup_files_and_configuration_hold_on_ranks(tmp_path: Path) -> None:
             "rank 0 │ (True, 0, 1, 2, 'all the same', 'set', 'int')",
             "rank 1 │ (True, 1, 1, 2, 'all the same', 'set', 'int')",
         ]
+        assert notebook.run("%%distributed\nimport logging; logging.warning('kept')").check().lines == [
+            "ranks 0-1 ┃ kept"
+        ]
         assert notebook.run("%%distributed\n1\n2").check().lines == ["ranks 0-1 │ 1", "ranks 0-1 │ 2"]
         assert notebook.run("%%distributed\nlen 'four'").check().lines[-1] == "ranks 0-1 │ 4"
         plot = notebook.run("%%distributed -r 0\nimport matplotlib.pyplot as plt; plt.plot([1, 2]);").check()
@@ -67,26 +68,3 @@ def test_startup_files_and_configuration_hold_on_ranks(tmp_path: Path) -> None:
         assert "rank 1 on " in replaced
         assert "10-fails.py, line 2: ValueError" in replaced
         assert notebook.run("%%rank 1\nlast").check().lines == ["'all the same'"]
-
-
-def test_what_would_break_a_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(IPYTHON_PROFILE, str(tmp_path))
-    (tmp_path / "ipython_config.py").write_text(
-        "c.Session.key = b'other'\nc.IPKernelApp.ip = '0.0.0.0'\nc.IPKernelApp.exec_lines = ['x = 1']\n"
-        "c.HistoryManager.hist_file = 'one.sqlite'\nc.InteractiveShell.pdb = True\nc.InteractiveShell.autocall = 7\n"
-        "c.InteractiveShell.colors = 'nocolor'\nc.InteractiveShellApp.pylab = 'qt'\nc.Mine.size = 3\n"
-        "c.InteractiveShellApp.extensions.append('mine')\n"
-    )
-    (tmp_path / "ipython_kernel_config.py").write_text("1/0")
-    profile = UserProfile()
-    kept = {name: dict(section) for name, section in profile.config.items() if section}
-    kept["InteractiveShellApp"].pop("extensions")
-    assert kept == {
-        "IPKernelApp": {"exec_lines": ["x = 1"]},
-        "InteractiveShell": {"colors": "nocolor"},
-        "InteractiveShellApp": {"pylab": "inline"},
-        "Mine": {"size": 3},
-    }
-    assert [words.partition(": ")[2].split(":")[0] for words in profile.troubles[:1]] == ["ZeroDivisionError"]
-    assert "autocall" in profile.troubles[1]
-    assert len(profile.troubles) == 2

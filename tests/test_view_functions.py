@@ -49,6 +49,11 @@ def test_axes_do_not_magnify_noise_and_count_time_back(view: Any) -> None:
     assert told == ["now", "-30 s", "-1 min", "-90 s", "-5 min", "-1 h", "-90 min", "-2 h"]
 
 
+def test_bytes_are_drawn_in_the_unit_of_the_largest(view: Any) -> None:
+    units = view("[46 * 2 ** 20, 2 ** 30 - 1, 2 ** 30, 80 * 2 ** 30].map(most => scales.unitOf(most).name)")
+    assert units == ["MiB", "MiB", "GiB", "GiB"]
+
+
 def test_a_log_is_read_as_a_terminal_shows_it(view: Any) -> None:
     parts = [
         {"stream": "stderr", "text": "\r  0%|   |\r 50%|## |"},
@@ -67,6 +72,8 @@ def test_a_log_is_read_as_a_terminal_shows_it(view: Any) -> None:
         ("outer 1", True),
         ("end", True),
     ]
+    far = [{"stream": "stdout", "text": "a\x1b[100000Bb\nc"}]  # as bytes that are no text may say
+    assert len(view(f"terminal.linesOf({json.dumps(far)})")) == 3
 
 
 def test_ranks_are_filtered_by_number_state_and_place_and_sorted_by_figures(view: Any) -> None:

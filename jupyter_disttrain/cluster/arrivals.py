@@ -1,8 +1,8 @@
-"""Ranks that come, and ranks that go.
+"""Register ranks that start and detect ranks that died.
 
-Covers: hearing from processes that were just started, refusing those that can't be ranks, deaths that nobody
-could tell.
-Does not cover: telling ranks who they are (``start``), what follows a death (``guardian``).
+Covers: hellos of processes that were just started, refusing those that can't be ranks, deaths that no nanny could
+report.
+Does not cover: assigning ranks (``start``), recovery after a death (``guardian``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import queue
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
-from ..messages import NANNY_REQUEST, RANK_REQUEST, NannyHello, RankDeath, RankHello
+from ..messages import NannyHello, RankDeath, RankHello
+from ..protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello
+from ..protocol.states import RankState
+from ..protocol.time_limits import QUIET_SECONDS, UNCHECKED_SECONDS
 from ..ranks import label_ranks
 from .processes import tail
 
@@ -26,19 +30,19 @@ if TYPE_CHECKING:
     from .link import Link, Message
     from .rank_table import RankEntry
 
-MISSED_LOOKS = 3  # for a nanny that is gone: what it said last may be on its way
-QUIET_SECONDS = 0.2  # without a word, before it is asked whether there is still something to wait for
+MISSED_LOOKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
 
 
 class Arrivals:
-    """What processes say of themselves until they are known."""
+    """Hellos and deaths of processes that have no rank yet."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._buried: set[tuple[str, int]] = set()  # processes whose death was heard: host and pid
+        self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
+        self._checked_at = time.monotonic()
+        self._buried: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
     def take(self, message: Message) -> None:
-        """Take a message, if it is one of a rank that comes or goes; called on the link's thread."""
+        """Queue a message if it is a hello or a death; called on the link's thread."""
         for record in (RankHello, NannyHello, RankDeath):
             if message["header"]["msg_type"] == record.msg_type:
                 self._queue.put(record.from_content(message["content"]))
@@ -49,18 +53,21 @@ class Arrivals:
         on_silence: Callable[[int], None],
         on_arrival: Callable[[int], None] = lambda _ranks: None,
     ) -> tuple[list[RankHello], dict[str, NannyHello]]:
-        """Wait for ``n`` ranks and their nannies; return the ranks' words, and those of the nannies by engine.
+        """Wait for ``n`` ranks and their nannies; return the ranks' hellos, and the nannies' hellos by engine.
 
-        Called with the number of ranks so far: ``on_silence`` when nothing is heard for a moment, ``on_arrival`` after
-        each message.
+        Both callbacks get the number of ranks so far: ``on_silence`` is called when no message has arrived for
+        ``QUIET_SECONDS``, or not for long where messages keep coming, ``on_arrival`` after each message.
+
+        Raises
+        ------
+        LaunchError
+            If a process can't be a rank, or died while starting.
         """
         hellos: dict[str, RankHello] = {}
         nannies: dict[str, NannyHello] = {}
         while not (len(hellos) == n and hellos.keys() <= nannies.keys()):
-            try:
-                arrival = self._queue.get(timeout=QUIET_SECONDS)
-            except queue.Empty:
-                on_silence(len(hellos))
+            arrival = self._next(lambda: on_silence(len(hellos)))
+            if arrival is None:
                 continue
             if isinstance(arrival, RankHello):
                 _check_hello(arrival)
@@ -80,22 +87,29 @@ class Arrivals:
         *,
         in_mpi: bool = False,
     ) -> tuple[RankHello, NannyHello]:
-        """Wait for a rank that is not among the known engines; return its words and its nanny's.
+        """Wait for a rank that is not among the known engines; return its hello and its nanny's.
 
-        ``in_mpi``: one that was started within the MPI job; otherwise one beside it. One of an attempt before that
-        failed may still come up, or tell again and again that it has died.
+        With ``in_mpi``, wait for a process that was started within the MPI job, otherwise for one beside it. A process
+        of an earlier attempt that failed may still start, or report its death repeatedly.
+
+        Raises
+        ------
+        LaunchError
+            If the process can't be a rank, died while starting, or did not start within ``timeout_s``.
         """
         launcher = "mpi" if in_mpi else "local"
         hello: RankHello | None = None
         nannies: dict[str, NannyHello] = {}
         deadline = time.monotonic() + timeout_s
+
+        def check() -> None:
+            on_silence()
+            if time.monotonic() > deadline:
+                raise LaunchError(f"no new process came up within {round(timeout_s, 1):g} s")
+
         while hello is None or hello.engine not in nannies:
-            try:
-                arrival = self._queue.get(timeout=QUIET_SECONDS)
-            except queue.Empty:
-                on_silence()
-                if time.monotonic() > deadline:
-                    raise LaunchError(f"no new process came up within {timeout_s:g} s") from None
+            arrival = self._next(check)
+            if arrival is None:
                 continue
             if isinstance(arrival, NannyHello):
                 nannies[arrival.engine] = arrival
@@ -108,15 +122,29 @@ class Arrivals:
                 self._heed_untaken(arrival)
         return hello, nannies[hello.engine]
 
+    def _next(self, check: Callable[[], None]) -> RankHello | NannyHello | RankDeath | None:
+        """Return the next message; None where none came in time.
+
+        ``check`` finds out whether to wait on. Messages that have arrived come first, as they say more. But many ranks
+        repeat their acknowledged hellos all the time.
+        """
+        arrival: RankHello | NannyHello | RankDeath | None = None
+        with suppress(queue.Empty):
+            arrival = self._queue.get(timeout=QUIET_SECONDS)
+        if arrival is None or time.monotonic() - self._checked_at > UNCHECKED_SECONDS:
+            check()
+            self._checked_at = time.monotonic()
+        return arrival
+
     def _heed_untaken(self, death: RankDeath) -> None:
-        """Fail at the first word of the death of a process that is no rank yet."""
+        """Fail at the first report of the death of a process that has no rank yet; ignore repeated reports."""
         process = death.host, death.pid
         if process not in self._buried:
             self._buried.add(process)
             _fail_dead(death, ())
 
     def heed_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
-        """Fail if one of these ranks has died while starting; ``others``: or any other process."""
+        """Raise a LaunchError if one of these ranks, or with ``others`` any process, has died while starting."""
         engines = {entry.engine for entry in table}
         while not self._queue.empty():
             arrival = self._queue.get()
@@ -125,12 +153,12 @@ class Arrivals:
 
 
 def answer(link: Link, message: Message) -> None:
-    """Tell who says hello that it was heard, so that it need not be said again and again."""
+    """Acknowledge a hello, so that the process stops repeating it so often."""
     msg_type, content = message["header"]["msg_type"], message["content"]
     if msg_type == RankHello.msg_type:
-        link.request(content["engine"], RANK_REQUEST, {"do": "heard"}, beside=True)
+        link.request(content["engine"], AcknowledgeRankHello())
     elif msg_type == NannyHello.msg_type:
-        link.request(content["nanny"], NANNY_REQUEST, {"do": "heard"})
+        link.request(content["nanny"], AcknowledgeNannyHello())
 
 
 def _check_hello(hello: RankHello) -> None:
@@ -154,7 +182,7 @@ def _fail_dead(death: RankDeath, table: Sequence[RankEntry]) -> None:
 
 
 def check_reply(entry: RankEntry, future: Future[Message]) -> None:
-    """Fail if a rank has replied that it could not."""
+    """Raise a LaunchError if a rank has replied with an error."""
     content = future.result()["content"] if future.done() else {"status": "ok"}
     if content["status"] == "error":
         info = entry.info
@@ -162,7 +190,7 @@ def check_reply(entry: RankEntry, future: Future[Message]) -> None:
 
 
 def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchError:
-    """Return what is to be raised when a rank does not do in time what it was asked."""
+    """Return the error to raise when a rank does not complete a request within ``limit_s`` seconds."""
     info = entry.info
     said = f"its log may say why: {log}" if log.exists() else "it said nothing"
     return LaunchError(
@@ -172,35 +200,36 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
 
 
 def is_here(entry: RankEntry) -> bool:
-    """Whether a rank is on this host; another may have the same name, and then shares no memory with us."""
+    """Whether a rank is on this host; another host of the same name shares no memory with it."""
     return entry.info.host == socket.gethostname() and (entry.sees_shelf or not entry.probe)
 
 
 def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
-    """Look for ranks of this host whose nanny was killed with them, and so could not tell."""
+    """Yield the deaths of ranks of this host whose nanny was killed too, and so could not report them."""
     for entry in table:
         info = entry.info
-        if entry.state == "dead" or not is_here(entry) or _runs(entry.nanny_pid):
+        if entry.state == RankState.DEAD:
+            continue  # keep the count for ``killed_nannies``
+        if not is_here(entry) or runs(entry.nanny_pid):
             entry.nanny_missed = 0
             continue
         entry.nanny_missed += 1
         if entry.nanny_missed >= MISSED_LOOKS:
-            yield RankDeath(
-                engine=entry.engine,
-                pid=info.pid,
-                host=info.host,
-                exit_code=None,
-                signal_number=signal.SIGKILL,
-                crash="",
-                stderr_tail="",
-                expected=False,
-            )
+            yield RankDeath(engine=entry.engine, pid=info.pid, host=info.host, signal_number=signal.SIGKILL)
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has reaped does not."""
+def killed_nannies(table: Sequence[RankEntry]) -> int:
+    """Return how many nannies were killed, of ranks without a new process.
+
+    A nanny that has reported its rank's death ends as well, and is found gone by one check at most.
+    """
+    return sum(entry.nanny_missed > 1 for entry in table)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
     try:
-        # As psutil does, which takes five times as long; this is asked of each rank twice a second.
+        # The same check as psutil's, which takes five times as long; it runs twice a second for each rank.
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
@@ -208,7 +237,7 @@ def _runs(pid: int) -> bool:
 
 
 def as_message(death: RankDeath) -> Message:
-    """Return a death as the message with which its nanny would have told of it."""
+    """Return a death as the message with which its nanny would have reported it."""
     return {
         "header": {"msg_type": death.msg_type},
         "parent_header": {},

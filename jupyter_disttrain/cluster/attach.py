@@ -1,10 +1,10 @@
-"""Join a cluster that outlived its notebook.
+"""Attach to a cluster that outlived its notebook.
 
-Covers: reaching its ranks, taking up the cells whose end nobody saw, what was said meanwhile, who died meanwhile.
-Does not cover: which clusters there are (``registry``), looking at one from outside (``visitor``).
+Covers: connecting to its ranks, taking over the cells that had not ended, the output and the deaths that were missed.
+Does not cover: finding clusters (``registry``), observing one without the lease (``visitor``).
 
-What ranks say from now on arrives by itself, because the link has the name that the earlier one had. What they said
-since the cell began, their nannies tell; a reply that nobody was there to take, the rank repeats.
+Replies and output from now on arrive by themselves, because the link has the identity of the earlier one. Nannies
+replay the output since the cell began, and ranks repeat a reply that no client received.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 from jupyter_client.session import DELIM
 
 from ..errors import LaunchError, UsageError
-from ..messages import NANNY_REQUEST, OPTIONS, RANK_REQUEST, NannyHello, RankDeath
+from ..messages import OPTIONS, NannyHello, RankDeath
+from ..protocol.requests import RepeatHello, RepeatReply, RepeatReplyInOrder, Replay
+from ..protocol.states import RankState
+from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_HEARD_SECONDS, BEGIN_SECONDS, RANK_SECONDS
 from .arrivals import as_message
 from .start import Launch
 
@@ -35,28 +38,24 @@ if TYPE_CHECKING:
     from .rank_table import RankEntry
     from .registry import ClusterFile
 
-HEARD_SECONDS = 0.02  # between two requests for a word
-ANSWER_SECONDS = 5.0  # for nannies, which never wait for anybody
-BEGIN_SECONDS = 2.0  # for ranks to receive the cells that were sent last
 REPLY_LOST = "the cell has ended here; how, only the notebook knew that ran it"
 NEVER_CAME = "the cell was lost on its way here when the notebook ended, and did not begin; run it again"
-RANK_SECONDS = 1.0  # for ranks, which may hold the GIL; what they say later is taken as well
 
 log = logging.getLogger(__name__)
 
 
 class Gate:
-    """Holds back what arrives until what came before it is known."""
+    """Hold messages back until the earlier ones are known."""
 
     def __init__(self, pass_on: Callable[[str, Message], None]) -> None:
         self._pass_on = pass_on
         self._lock = threading.Lock()
         self._held: list[tuple[str, Message]] | None = []
         self._known: set[str] = set()
-        self.heard = threading.Event()  # a nanny's hello: whatever is published from then on arrives
+        self.heard = threading.Event()  # set at a nanny's hello: the subscription is active from then on
 
     def __call__(self, channel: str, message: Message) -> None:
-        """Take a message; called on the link's thread."""
+        """Handle a message; called on the link's thread."""
         if message["header"]["msg_type"] == NannyHello.msg_type:
             self.heard.set()
             return
@@ -69,7 +68,7 @@ class Gate:
         self._pass_on(channel, message)
 
     def open(self, earlier: list[Message], on_reply: Callable[[Message], bool]) -> None:
-        """Pass on what came earlier, then what was held back without what is the same; from now on hold nothing."""
+        """Pass on the earlier messages, then those held back, without duplicates; hold back nothing from now on."""
         with self._lock:
             self._known = {message["header"]["msg_id"] for message in earlier if "msg_id" in message["header"]}
             held, self._held = self._held or [], None
@@ -83,20 +82,20 @@ class Gate:
 
 
 def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
-    """Reach the ranks of a cluster.
+    """Connect to the ranks of a cluster and take its lease.
 
     Raises
     ------
     UsageError
-        If another process was faster.
+        If another process has just taken the lease.
     LaunchError
-        If its nannies don't answer.
+        If its nannies don't reply.
     """
     launch = Launch(there.load_config(), gate, on_lost, there)
     try:
         launch.join()
         _hear(launch, gate)
-    except BaseException as error:  # an interrupt too: the cluster must be there for the next who asks
+    except BaseException as error:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
         launch.leave()
         if isinstance(error, BlockingIOError):
             raise UsageError(f"the cluster {there.name!r} was just taken by another process") from error
@@ -105,24 +104,24 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
 
 
 def _hear(launch: Launch, gate: Gate) -> None:
-    """Have nannies publish a word until one is heard: what is published before that, this client misses."""
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while not gate.heard.wait(HEARD_SECONDS):
+    """Ask nannies to publish until the subscription is active: this client misses anything published before."""
+    deadline = time.monotonic() + ATTACH_ANSWER_SECONDS
+    while not gate.heard.wait(ATTACH_HEARD_SECONDS):
         if time.monotonic() > deadline:
             cluster_id = launch.folders.cluster_id
             raise LaunchError(f"no rank of {cluster_id} answers; jupyter disttrain stop {cluster_id} ends the cluster")
         for entry in launch.table:
-            launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "hello"})
+            launch.open_link.request(entry.nanny, RepeatHello())
 
 
 def take_up(
     launch: Launch, guardian: Guardian, cells: Cells, gate: Gate, interrupt: Callable[..., None]
 ) -> list[CellRun]:
-    """Take up the cells whose end nobody saw, with all they have said; return them."""
+    """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
     runs = [cells.adopt(cell, interrupt) for cell in cells.ledger.open_cells]
     table = launch.table
     deaths = _deaths(launch)
-    asked = [entry for entry in table if entry.state == "running" and entry.engine not in deaths]
+    asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
     told = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
     earlier = [message for entry in asked for message in _said(launch, entry, told[entry.engine])]
     gate.open([*earlier, *deaths.values()], launch.open_link.take_reply)
@@ -133,20 +132,20 @@ def take_up(
 
 
 def _ask_nanny(launch: Launch, entry: RankEntry) -> Future[Message]:
-    return launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "tell"})
+    return launch.open_link.request(entry.nanny, Replay())
 
 
 def _said(launch: Launch, entry: RankEntry, told: Future[Message]) -> list[Message]:
-    """Return what a rank has published since its cell began, as the messages that nobody may have heard."""
-    if not wait([told], ANSWER_SECONDS).done or told.exception() is not None:
-        return []  # it died meanwhile; all text is in its log
+    """Return the messages that a rank has published since its cell began, which no client may have received."""
+    if not wait([told], ATTACH_ANSWER_SECONDS).done or told.exception() is not None:
+        return []  # the rank died in the meantime; its log has all output
     reply = told.result()
     frames = iter(reply["buffers"])
     unpack = launch.open_link.session.unpack
     messages = [_lost(launch, entry)] if reply["content"]["lost"] else []
     for count in reply["content"]["counts"]:
         parts = [bytes(next(frames)) for _ in range(count)]
-        start = parts.index(DELIM) + 2  # after the delimiter stands the signature
+        start = parts.index(DELIM) + 2  # the signature follows the delimiter
         header, parent, metadata, content = map(unpack, parts[start : start + 4])
         buffers = parts[start + 4 :]
         messages.append(
@@ -162,7 +161,7 @@ def _said(launch: Launch, entry: RankEntry, told: Future[Message]) -> list[Messa
 
 
 def _lost(launch: Launch, entry: RankEntry) -> Message:
-    """Say that a rank has said more than its nanny keeps."""
+    """Return a message for the user: the rank printed more than its nanny keeps."""
     text = f"... what it said before is in {launch.folders.rank_log(entry.info.rank)}\n"
     return {
         "header": {"msg_type": "stream"},
@@ -173,7 +172,7 @@ def _lost(launch: Launch, entry: RankEntry) -> Message:
 
 
 def _deaths(launch: Launch) -> dict[str, Message]:
-    """Return the deaths that nannies have left word of, by engine."""
+    """Return the deaths that nannies have recorded in files, by engine."""
     found = {}
     for entry in launch.table:
         word = Path(launch.folders.profile) / f"death-{entry.engine}.json"
@@ -183,41 +182,33 @@ def _deaths(launch: Launch) -> dict[str, Message]:
 
 
 def _read_death(word: Path, entry: RankEntry) -> RankDeath:
-    """Return what a nanny has left word of; that there is a word says enough, whatever has become of it."""
+    """Return the death that a nanny has recorded; an unreadable file still means that the rank died."""
     try:
         return RankDeath.from_content(json.loads(word.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         log.warning("%s can't be read", word)
-        return RankDeath(
-            engine=entry.engine,
-            pid=entry.info.pid,
-            host=entry.info.host,
-            exit_code=None,
-            signal_number=None,
-            crash="",
-            stderr_tail="",
-            expected=False,
-        )
+        return RankDeath(engine=entry.engine, pid=entry.info.pid, host=entry.info.host)
 
 
 def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Future[Message]:
-    """Ask a rank for the reply to its cell, which nobody may have been there to take.
+    """Ask a rank to repeat the reply to its cell, which no client may have received.
 
-    ``beside`` the cell that may run; otherwise behind all that was sent to the rank, so that a cell which has not ended
-    by then is one whose reply was lost with the notebook.
+    With ``beside`` the rank serves the request while a cell may run. Otherwise it serves it after all earlier requests:
+    the reply of a cell that has not ended by then was lost with the notebook.
     """
     link = launch.open_link
-    future = link.request(entry.engine, RANK_REQUEST, {"do": "repeat", "cell": entry.request}, beside=beside)
+    kind = RepeatReply if beside else RepeatReplyInOrder
+    future = link.request(entry.engine, kind(cell=entry.request))
 
     def on_answer(done: Future[Message]) -> None:
         if done.exception() is not None or done.result()["content"]["status"] != "ok":
-            return  # the cluster was closed meanwhile
+            return  # the cluster was closed in the meantime
         answer = done.result()
         content: dict[str, Any] = answer["content"]
         launch.generation = max(launch.generation, content["generation"])
         if content["ended"]:
             _hand_in(launch, entry, content["reply"], content["told"], answer["buffers"])
-        elif entry.state == "idle":
+        elif entry.state == RankState.IDLE:
             entry.group = content["group"]
             launch.steps.replied(entry.info.rank, content["group"], content, failed=False)
         elif beside and not content["runs"]:
@@ -232,21 +223,18 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
 
 
 def let_begin(launch: Launch) -> None:
-    """Wait until the cells that were sent have reached their ranks: what is on its way when sockets close may be lost.
+    """Wait until the cells that were sent have reached their ranks: closing the sockets may lose messages in transit.
 
-    A rank that does not answer runs one that leaves nothing else a turn.
+    A rank that does not reply counts as running its cell: that cell lets no other thread run.
     """
     link = launch.open_link
-    waiting = [entry for entry in launch.table if entry.state == "running"]
+    waiting = [entry for entry in launch.table if entry.state == RankState.RUNNING]
     deadline = time.monotonic() + BEGIN_SECONDS
     while waiting and time.monotonic() < deadline:
-        asked = []
-        for entry in waiting:
-            request = {"do": "repeat", "cell": entry.request}
-            asked.append((entry, link.request(entry.engine, RANK_REQUEST, request, beside=True)))
+        asked = [(entry, link.request(entry.engine, RepeatReply(cell=entry.request))) for entry in waiting]
         wait([future for _, future in asked], RANK_SECONDS)
         waiting = [entry for entry, future in asked if _is_on_its_way(future)]
-        time.sleep(HEARD_SECONDS if waiting else 0.0)
+        time.sleep(ATTACH_HEARD_SECONDS if waiting else 0.0)
 
 
 def _is_on_its_way(told: Future[Message]) -> bool:
@@ -269,14 +257,14 @@ def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, bu
 
 
 def _mend(launch: Launch, guardian: Guardian) -> None:
-    """Have the group formed anew if the earlier notebook ended in the midst of that.
+    """Form the process group again if the earlier notebook ended while it was being formed.
 
     Ranks that still wait for each other there are released first.
     """
-    tags = {entry.group for entry in launch.table if entry.state != "dead"}
+    tags = {entry.group for entry in launch.table if entry.state != RankState.DEAD}
     formed = {tag for tag in tags if tag.startswith("session/")}
     if "broken" in tags or len(formed) > 1:
         guardian.release()
         for entry in launch.table:
-            if entry.state == "idle":
+            if entry.state == RankState.IDLE:
                 guardian.on_reply(entry.info.rank, failed=True, broken=True)

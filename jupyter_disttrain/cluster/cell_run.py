@@ -1,26 +1,34 @@
-"""One cell on its ranks.
+"""Wait for a cell on its ranks and collect its results.
 
-Covers: waiting for it, what came back, interrupts, time-outs.
-Does not cover: sending (``cells``), who runs and who failed (``cell_state``), releasing stuck ranks (``guardian``),
+Covers: waiting for the cell, results and output, interrupts, timeouts.
+Does not cover: sending (``cells``), which ranks run or failed (``cell_state``), releasing stuck ranks (``guardian``),
 drawing (``notebook.screen``).
 
-Events wait in a queue for the thread that waits for the cell.
-Interrupts wait for their turn as well (``interrupts``): raised in the midst of an event, KeyboardInterrupt would lose
-it, and with a lost reply the cell never ends.
+Events are queued for the thread that waits for the cell. Interrupts are deferred as well (``interrupts``): a
+KeyboardInterrupt raised while an event is handled would lose that event, and with a lost reply the cell never ends.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
+from ..protocol.time_limits import (
+    CELL_RUN_SETTLE_SECONDS,
+    GIVE_UP_SECONDS,
+    INTERRUPT_GRACE_SECONDS,
+    LAST_SECONDS,
+    SETTLE_LOOK_SECONDS,
+    SPACE_SECONDS,
+)
 from ..ranks import label_ranks
+from ..values import load_from
 from .cell_state import CellState
 from .events import Died, Elided, Event, Replied, Said, Silent
 from .interrupts import PATIENT_INTERRUPTS, Held, held_interrupts
-from .variables import load_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,25 +36,23 @@ if TYPE_CHECKING:
     from ..messages import CellFailure
     from .guardian import Guardian
 
-INTERRUPT_GRACE_SECONDS = 5.0
-SPACE_SECONDS = 0.1  # between two interrupts: a rank would take closer ones for one, or lose the first one's traceback
-LAST_SECONDS = 1.0  # for ranks to end after the third, before the prompt comes back without them
-GIVE_UP_SECONDS = 5.0  # for the same after the first: an import or a long call in C code ends before it hears a signal
-SETTLE_SECONDS = 120.0  # for the session to come back before the prompt does
-SETTLE_LOOK_SECONDS = 0.1
+_ENDS = Replied, Silent, Died  # events that a cell still needs after the wait for it was given up
 
 
 class Listener(Protocol):
-    """Sees a cell while it runs."""
+    """Receives the events of a cell."""
 
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
-        """Take what happened since the last call; called also without events, as time passes."""
+        """Handle the events since the last call; also called without events, as time passes."""
 
     def on_end(self, run: CellRun) -> None:
-        """Take note that the cell has ended on every rank."""
+        """Handle the end: the cell has ended on every rank, or the wait for it was given up."""
 
     def on_late(self, event: Event) -> Event | None:
-        """Take what comes after that, e.g. of a thread, on another thread; returns what is for the next cell."""
+        """Handle an event after the end, e.g. output of a thread; return what the next cell should get.
+
+        May be called on another thread than the methods above.
+        """
 
 
 class CellRun:
@@ -57,9 +63,9 @@ class CellRun:
     number : int
         Counted from 1 in each cluster.
     ranks : tuple of int
-        Where it runs.
+        The ranks on which the cell runs.
     notes : list of str
-        What a person should know of how the session came back.
+        Messages for the user on how the session recovered.
     stdout, stderr : dict of int to str
         What each rank printed so far.
     """
@@ -78,9 +84,10 @@ class CellRun:
         self.ranks = ranks
         self.started_s = time.time()
         self.ended_s: float | None = None
+        self._ending = threading.Lock()  # guards the end against `put`: an event that is put later is not read any more
         self.state = CellState(ranks, hosts)
-        self._arrived = CellState(ranks, hosts)  # ahead of `state`, which is as far as the listener has seen
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes who waits
+        self._arrived = CellState(ranks, hosts)  # ahead of `state`, which covers the events that the listener has had
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes the waiting thread
         self._abandoned: ClusterClosedError | None = None
         self._interrupt = interrupt
         self._guardian = guardian
@@ -90,66 +97,73 @@ class CellRun:
         self._said: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
         self._held = Held()
-        self.interrupts = 0  # that the ranks were told of
-        self._next_interrupt = 0.0  # before which they are told of none
-        self._interrupted_at = 0.0  # for the first time
+        self.interrupts = 0  # interrupts sent to the ranks
+        self._next_interrupt = 0.0  # earliest time of the next one
+        self._interrupted_at = 0.0  # time of the first one
         self._gives_up_at: float | None = None
-        self.given_up: set[int] = set()  # the ranks that ran it when the wait for it was given up
+        self.given_up: set[int] = set()  # ranks that still ran the cell when the wait for it was given up
         self._deadline: float | None = None
         self.timed_out = False
-        self._is_forced = False  # interrupted for the second time after its time-out
+        self._is_forced = False  # whether it was interrupted a second time after its timeout
 
-    def put(self, event: Event) -> None:
-        """Hand in an event, from any one thread at a time."""
-        if self.ended_s is None:  # else it belongs to the next cell
-            self._note(event)
-        was_done = self._arrived.done
-        self._arrived.apply(event)
-        if self._arrived.done and not was_done and self.ended_s is not None:  # nothing else is shown of it any more
-            for words in self._arrived.cut_imports(self._stuck_remedy):
-                self._guardian.note(words)
-        self._events.put(event)
+    def put(self, event: Event) -> bool:
+        """Add an event; return False if it came after the end and is no reply, idle message or death.
+
+        May be called from any thread, by one at a time.
+        """
+        with self._ending:
+            if self.ended_s is None:
+                self._note(event)
+            elif not isinstance(event, _ENDS):
+                return False
+            was_done = self._arrived.done
+            self._arrived.apply(event)
+            if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are shown no more
+                for words in self._arrived.cut_imports(self._stuck_remedy):
+                    self._guardian.note(words)
+            self._events.put(event)
+        return True
 
     def abandon(self, reason: str) -> None:
-        """Say that the cluster is gone, from any thread."""
+        """End the wait for the cell with a :class:`ClusterClosedError`; may be called from any thread."""
         self._abandoned = ClusterClosedError(reason)
         self._events.put(None)
 
     def take_rest(self) -> list[Event]:
-        """Return what was said after the last look at an ended cell: it belongs to the next."""
+        """Return the output that arrived after the wait for an ended cell: it goes to the next cell."""
         rest = []
         while self.ended_s and not self._events.empty():
             event = self._events.get()
-            if isinstance(event, (Replied, Silent, Died)):
-                self.state.apply(event)  # who waits again after giving up has to know
+            if isinstance(event, _ENDS):
+                self.state.apply(event)  # a second wait, after the first was given up, needs it
             elif event is not None:
                 rest.append(event)
         return rest
 
     @property
     def listener(self) -> Listener | None:
-        """What sees it."""
+        """The listener that receives the cell's events."""
         return self._listener
 
     def listen(self, listener: Listener) -> None:
-        """Have a listener see what happens from now on, and what has not been looked at yet."""
+        """Send events to this listener from now on, those that are still queued included."""
         self._listener = listener
 
-    # What came of it
+    # Results
 
     @property
     def done(self) -> bool:
-        """Whether it has ended on every rank; true also before :meth:`wait` has looked."""
+        """Whether the cell has ended on every rank, even if :meth:`wait` has not handled the last events yet."""
         return self._arrived.done
 
     @property
     def errors(self) -> set[str]:
-        """The names of the errors with which it has failed so far; ahead of what :meth:`wait` has looked at."""
+        """The names of the cell's errors so far; includes events that :meth:`wait` has not handled yet."""
         return {failure.ename for failure in self._arrived.failures.values()}
 
     @property
     def running_now(self) -> set[int]:
-        """The ranks that have not ended it; ahead of what :meth:`wait` has looked at."""
+        """The ranks that still run the cell; takes account of events that :meth:`wait` has not handled yet."""
         return set(self._arrived.running)
 
     @property
@@ -159,7 +173,7 @@ class CellRun:
 
     @property
     def _known(self) -> CellState:
-        """What may be told: all, once it has ended, whether anybody waits for it or not."""
+        """The state to report: with all events once the cell has ended, whether a thread waits for it or not."""
         return self._arrived if self.done else self.state
 
     @property
@@ -233,13 +247,13 @@ class CellRun:
         KeyboardInterrupt
             If it was interrupted when its ranks had ended.
         GivenUpError
-            If it was interrupted for the third time: the first interrupt reaches the ranks, the second releases them
-            from whatever they wait for.
+            If it was interrupted for the third time and ranks still run it. The first interrupt is sent to the ranks,
+            the second also releases them from whatever they wait for.
         ClusterClosedError
-            If the cluster was shut down meanwhile.
+            If the cluster was shut down in the meantime.
         """
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self.given_up and not self.done:  # who waits again after giving up does wait
+        if self.given_up and not self.done:  # a new wait after one that was given up starts with no interrupts
             self.interrupts, self._gives_up_at, self.ended_s = 0, None, None
         self.given_up = set()
         with held_interrupts() as held:
@@ -249,7 +263,7 @@ class CellRun:
                 self._wait_for_ranks()
             finally:
                 held.wake = lambda: None
-            too_late = held.waiting  # one came when there was nothing left to interrupt
+            too_late = held.waiting  # an interrupt came when there was nothing left to interrupt
             held.obeyed = held.pressed
         self._raise(timeout_s)
         if too_late:
@@ -262,7 +276,7 @@ class CellRun:
                 self._step()
             except GivenUpError:
                 raise
-            except KeyboardInterrupt:  # another handler's, or an impatient person's
+            except KeyboardInterrupt:  # from another handler, or an interrupt that `Held.on_sigint` does not defer
                 self._held.pressed += 1
                 self._obey_interrupts(at_once=self._held.pressed - self._held.obeyed > PATIENT_INTERRUPTS)
         if self.ended_s is None:
@@ -270,7 +284,7 @@ class CellRun:
             self._end()
 
     def _step(self) -> None:
-        abandoned = self._abandoned  # what ranks said before it has been put by now
+        abandoned = self._abandoned  # read first: events that arrived before it was set are in the queue by now
         events = self._take_events()
         for event in events:
             self.state.apply(event)
@@ -286,28 +300,28 @@ class CellRun:
 
     @property
     def hang(self) -> list[str]:
-        """Who waits for whom, in words, once that takes longer than it should; else empty."""
+        """Lines that state which ranks wait for which, once they have waited too long; else empty."""
         return self._guardian.hang()
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know of its metrics and of the ranks' speed while it runs."""
+        """Messages on the job, the cell's metrics and the ranks' speed while it runs."""
         remarks = self._guardian.remarks
         return remarks.of_job() + remarks.of_values(self.number) + remarks.of_speed(self.running_now)
 
     @property
     def progress(self) -> str:
-        """How far the loop has come that the ranks run, in words; empty where nobody knows."""
+        """A text on the progress of the loop that the ranks run; empty if unknown."""
         return self._guardian.remarks.of_progress(self.running_now, self.number)
 
     @property
     def coming_back(self) -> str:
-        """What is done for the session to come back, in words; empty if nothing is."""
+        """A text on the recovery that is in progress; empty if none is."""
         return self._guardian.doing
 
     def _settle(self) -> None:
-        """Wait until the session has come back from what this cell did to it; an interrupt ends the wait."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        """Wait until the session has recovered from what this cell did to it; an interrupt ends the wait."""
+        deadline = time.monotonic() + CELL_RUN_SETTLE_SECONDS
         while not self._guardian.wait_until_settled(SETTLE_LOOK_SECONDS) and time.monotonic() < deadline:
             if self._listener is not None:
                 self._listener.on_events((), self)
@@ -319,7 +333,7 @@ class CellRun:
             self.notes.append(self._guardian.waits_for)
 
     def _take_events(self) -> list[Event]:
-        """Return what has come; waits a moment for the first event."""
+        """Return the queued events; wait a moment for the first one."""
         events: list[Event] = []
         pause = 0.05 if self._listener is not None else 0.5
         if self._deadline is not None:
@@ -373,7 +387,8 @@ class CellRun:
         raise error
 
     def _end(self) -> None:
-        self.ended_s = time.time()
+        with self._ending:
+            self.ended_s = time.time()
         if self._listener is None:
             return
         self._listener.on_end(self)
@@ -394,7 +409,7 @@ class CellRun:
 
 
 def not_back(ranks: Collection[int], last_resort: str) -> str:
-    """Say of ranks that go on in spite of interrupts what can be done."""
+    """Return a message on ranks that still run after interrupts, and what the user can do."""
     has, it_is = ("has", "it is") if len(ranks) == 1 else ("have", "they are")
     return (
         f"{label_ranks(ranks)} {has} not come back yet: the code there has reacted neither to the interrupt nor to the "

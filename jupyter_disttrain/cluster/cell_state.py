@@ -1,7 +1,7 @@
-"""Who runs a cell, who ended it how.
+"""Track which ranks run a cell and how each of them ended it.
 
-Covers: the state machine of a cell, which rank only waited for another.
-Does not cover: waiting for it (``cell_run``), which failures are one (``merging``), releasing stuck ranks
+Covers: the state machine of a cell, ranks that failed only because they waited for another.
+Does not cover: waiting for the cell (``cell_run``), merging equal failures (``merging``), releasing stuck ranks
 (``recovery``).
 
 :class:`CellState` has no I/O: events in, state out.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CellState:
-    """Who runs, who ended how."""
+    """The ranks that run a cell, and the replies and failures of those that have ended it."""
 
     def __init__(self, ranks: Sequence[int], hosts: Mapping[int, str]) -> None:
         self.running = set(ranks)
@@ -33,11 +33,11 @@ class CellState:
 
     @property
     def done(self) -> bool:
-        """Whether every rank has ended the cell and all it said has arrived."""
+        """Whether every rank has ended the cell and all its output has arrived."""
         return not self.running
 
     def apply(self, event: Event) -> None:
-        """Take one event; those of ranks that have ended change nothing."""
+        """Apply one event; events of ranks that have ended the cell change nothing."""
         rank = event.rank
         if rank not in self.running:
             return
@@ -89,13 +89,16 @@ class CellState:
 
     @property
     def waited(self) -> dict[int, CellFailure]:
-        """The ranks whose process group ended under them because another rank had failed."""
+        """Failures of ranks whose process group was aborted because another rank had failed."""
         if all(failure.of_group for failure in self.failures.values()):
-            return {}  # nobody else failed, so it is the group itself that did
+            return {}  # no rank failed on its own, so the group itself is the cause
         return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
 
     def cut_imports(self, remedy: Callable[[Collection[int]], str]) -> list[str]:
-        """Name the modules that ranks can't import again, as far as is known, since their import was cut off."""
+        """Return messages on modules whose import was interrupted, so that ranks can't import them again.
+
+        Only modules for which this is known are listed.
+        """
         ranks_by_name: dict[str, list[int]] = {}
         for rank, reply in sorted(self.replies.items()):
             for name in reply.content.get("cut_imports", ()):
@@ -107,7 +110,7 @@ class CellState:
         return words
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
-        """Each distinct failure once with all its ranks, the earliest first; without those that only waited."""
+        """Return each distinct failure once with all its ranks, the earliest first; without those in :attr:`waited`."""
         waited = self.waited
         return merge_failures(failure for rank, failure in self.failures.items() if rank not in waited)
 

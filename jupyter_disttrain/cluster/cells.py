@@ -1,24 +1,25 @@
-"""The cells of a started cluster.
+"""Send cells to ranks, and route replies and output to the cells.
 
-Covers: sending a cell to its ranks, handing each cell what its ranks say, ranks that can't take one.
-Does not cover: the state of one cell (``cell_run``), bringing ranks back (``guardian``).
+Covers: sending a cell to its ranks, passing replies, output and deaths to the cells, refusing dead or busy ranks.
+Does not cover: the state of one cell (``cell_run``), recovery of ranks (``guardian``).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..messages import OPTIONS
+from ..protocol.states import RankState
+from ..protocol.time_limits import GIVE_UP_SECONDS, SPACE_SECONDS
 from ..ranks import label_ranks
 from . import memory, variables
-from .cell_run import GIVE_UP_SECONDS, SPACE_SECONDS, CellRun, Listener, not_back
+from .cell_run import CellRun, Listener, not_back
 from .events import Died, Replied, Silent
 from .interrupts import PATIENT_INTERRUPTS, held_interrupts
 from .journal import Origin, Ran
-from .loss import remedy, stuck_remedy
+from .loss import remedy
 from .rank_table import check_idle
 
 if TYPE_CHECKING:
@@ -31,30 +32,38 @@ if TYPE_CHECKING:
     from .registry import Ledger
     from .start import Launch
 
-LATE_CELLS = 100  # whose threads can still print into their output
-LATE_LIMIT = 1000  # events kept for the next cell, said by threads that earlier cells left behind
+LATE_CELLS = 100  # ended cells whose threads can still print into their output
+LATE_LIMIT = 1000  # events kept for the next cell, from threads that earlier cells left running
 
 
 class Cells:
-    """What runs on the ranks of one launch."""
+    """The cells that run on the ranks of one launch."""
 
     def __init__(self, launch: Launch, guardian: Guardian, ledger: Ledger, count: int) -> None:
         self._launch = launch
         self._guardian = guardian
         self.ledger = ledger
         self._lock = threading.RLock()
-        self._cells: dict[str, tuple[CellRun, int]] = {}  # by the id of the request, with its rank
+        self._cells: dict[str, tuple[CellRun, int]] = {}  # cell and rank by the message ID of the request
         self._current: CellRun | None = None
         self._late: list[Event] = []
-        self._ended: dict[str, Listener] = {}  # by the id of the request: of cells that ended, the latest last
-        self.count = count  # of the cells that were ever sent
+        self._ended: dict[str, Listener] = {}  # listeners of ended cells by message ID of the request, the latest last
+        self.count = count  # number of cells sent so far
 
     def check_free(self, ranks: Sequence[int]) -> None:
-        """Refuse to queue a cell behind one that may never end."""
+        """Refuse ranks that have died or still run a cell, which may never end.
+
+        Raises
+        ------
+        UsageError
+            If there are such ranks.
+        ClusterClosedError
+            If the cluster was shut down or can't be reached any more.
+        """
         with self._lock:
             self._launch.check_open()
             config = self._launch.config
-            dead = [rank for rank in ranks if self._launch.table[rank].state == "dead"]
+            dead = [rank for rank in ranks if self._launch.table[rank].state == RankState.DEAD]
             helps = self._launch.why_hosts_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
@@ -74,12 +83,12 @@ class Cells:
         return [runs[number] for number in sorted(runs)]
 
     def interrupt_and_wait(self, ranks: Collection[int], interrupt: Callable[[Collection[int]], None]) -> list[str]:
-        """Interrupt the cells of these ranks and wait until they end; returns what came of it, in words.
+        """Interrupt the cells of these ranks and wait until they end; return messages on the outcome.
 
-        An interrupt of the main thread meanwhile is one more for the ranks, as while a cell is waited for.
+        A SIGINT during the wait is one more interrupt for the ranks, as during the wait for a cell.
         """
         table = self._launch.table
-        cells = {rank: table[rank].cell or 0 for rank in ranks if table[rank].state == "running"}
+        cells = {rank: table[rank].cell or 0 for rank in ranks if table[rank].state == RankState.RUNNING}
         if not cells:
             return [f"{label_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell"]
         deadline = time.monotonic() + GIVE_UP_SECONDS
@@ -93,13 +102,13 @@ class Cells:
                     pressed += 1
                     interrupt(cells)
             held.obeyed = held.pressed
-        left = [rank for rank in cells if table[rank].state == "running"]
+        left = [rank for rank in cells if table[rank].state == RankState.RUNNING]
         lines = []
         for number in sorted(set(cells.values())):
             ended = [rank for rank in cells if cells[rank] == number and rank not in left]
             if ended:
                 lines.append(f"{label_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended cell {number}")
-        return [*lines, *([not_back(left, stuck_remedy(self._launch, left))] if left else [])]
+        return [*lines, *([not_back(left, self._launch.stuck_remedy(left))] if left else [])]
 
     def send(
         self,
@@ -125,7 +134,6 @@ class Cells:
                 "cell": self.count,
                 "value": values,
                 "execution_count": origin.execution_count or self.count,
-                "lines_before": origin.lines_before,
                 "is_cell": origin.is_cell,
             }
             content = {
@@ -156,7 +164,7 @@ class Cells:
         return run
 
     def _note_in_ledger(self, run: CellRun, execution_count: int, messages: Mapping[int, Message]) -> None:
-        """Note the cell before it is sent, so that it is known whatever happens next."""
+        """Add the cell to the ledger before it is sent, so that a later notebook finds it in any case."""
         requests = {rank: message["header"]["msg_id"] for rank, message in messages.items()}
         cell = {
             "number": run.number,
@@ -176,10 +184,10 @@ class Cells:
         self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
     ) -> CellRun:
         hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
-        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener, partial(stuck_remedy, self._launch))
+        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener, self._launch.stuck_remedy)
 
     def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
-        """Take up a cell that an earlier notebook sent, as its ledger tells of it."""
+        """Take over a cell that an earlier notebook sent, from that notebook's ledger."""
         requests = {int(rank): msg_id for rank, msg_id in cell["requests"].items()}
         with self._lock:
             run = self._open(cell["number"], tuple(sorted(requests)), interrupt, None)
@@ -188,7 +196,7 @@ class Cells:
             self._current = run
             for rank, msg_id in requests.items():
                 entry = self._launch.table[rank]
-                entry.state, entry.cell, entry.request = "running", cell["execution_count"], msg_id
+                entry.state, entry.cell, entry.request = RankState.RUNNING, cell["execution_count"], msg_id
                 self._cells[msg_id] = (run, rank)
                 self._launch.steps.sent([rank])
                 self._guardian.on_sent(rank, run.number)
@@ -197,13 +205,13 @@ class Cells:
 
     def _send_to_rank(self, run: CellRun, rank: int, message: Message, execution_count: int) -> None:
         entry = self._launch.table[rank]
-        entry.state, entry.cell, entry.request = "running", execution_count, message["header"]["msg_id"]
+        entry.state, entry.cell, entry.request = RankState.RUNNING, execution_count, message["header"]["msg_id"]
         self._cells[entry.request] = (run, rank)
         self._guardian.on_sent(rank, run.number)
         self._launch.open_link.post(entry.engine, message, on_reply=self._taker(run, entry))
 
     def _taker(self, run: CellRun, entry: RankEntry) -> Callable[[Message], None]:
-        """Return what takes a rank's reply."""
+        """Return the handler of a rank's reply."""
         rank = entry.info.rank
 
         def on_reply(message: Message) -> None:
@@ -216,9 +224,9 @@ class Cells:
             entry.group = told.get("group", entry.group)
             failed = content["status"] != "ok"
             entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
-            if entry.state == "running":
-                entry.state = "idle"
-            # A cell that fails between the end of one group and the making of the next leaves none.
+            if entry.state == RankState.RUNNING:
+                entry.state = RankState.IDLE
+            # A cell that fails between the end of one group and the creation of the next leaves none.
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory.is_shortage(content):
                 self._guardian.note(memory.held(self._launch.table))
@@ -231,63 +239,61 @@ class Cells:
             if content.get("mpi_revoked"):
                 self._launch.mpi_revoked = broken = True
             self._guardian.on_reply(rank, failed=failed, broken=broken)
-            self._put(run, event)  # now, because who waits for the cell asks then whether the session has settled
+            self._put(run, event)  # after the guardian: the wait for the cell then checks whether the session settled
 
         return on_reply
 
     def take(self, entry: RankEntry, message: Message, event: Event) -> None:
-        """Hand what a rank said to its cell; called on the link's thread."""
+        """Pass an event of a rank to its cell; called on the link's thread."""
         if isinstance(event, Died):
             self._on_death(entry, event)
             return
         run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, entry.info.rank))
         with self._lock:
-            if run is not None and (isinstance(event, Silent) or not run.ended_s):
-                self._put(run, event)
-            elif isinstance(event, Silent):
-                return  # of a cell that nobody asks for any more
-            else:
-                listener = self._ended.get(message["parent_header"].get("msg_id", "")) if run is None else run.listener
-                following = event if listener is None else listener.on_late(event)
-                if following is not None:
-                    self._keep_late(following)
+            if run is not None and self._put(run, event):
+                return
+            if isinstance(event, Silent):
+                return  # no thread waits for its cell any more
+            listener = self._ended.get(message["parent_header"].get("msg_id", "")) if run is None else run.listener
+            following = event if listener is None else listener.on_late(event)
+            if following is not None:
+                self._keep_late(following)
 
     def _keep_late(self, event: Event) -> None:
-        """Hand what was printed for a cell whose output is gone to the one that runs, or to the next."""
+        """Pass output of a cell whose output area is gone to the running cell, or keep it for the next."""
         with self._lock:
-            if self._current is not None and not self._current.ended_s:
-                self._current.put(event)
-            elif len(self._late) < LATE_LIMIT:
+            if (self._current is None or not self._current.put(event)) and len(self._late) < LATE_LIMIT:
                 self._late.append(event)
 
     def _on_death(self, entry: RankEntry, event: Died) -> None:
-        with self._lock:  # a cell that is being sent at this moment has to learn of it too
-            entry.state = "dead"
+        with self._lock:  # a cell that is being sent must get the event too
+            entry.state = RankState.DEAD
             self._launch.steps.died(entry.info.rank)
             if memory.may_be_shortage(event.record):
                 peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
                 self._guardian.note(memory.held(self._launch.table, peaks))
-            # Before the cells: who waits for one asks then whether the session has settled.
+            # Before the cells: the wait for a cell then checks whether the session has settled.
             self._guardian.on_death(entry.info.rank)
             runs = [run for run, rank in list(self._cells.values()) if rank == entry.info.rank]
             for run in runs:
                 self._put(run, event)
             if not runs and event.record.host_silent_s:
-                self._guardian.note(f"rank {entry.info.rank} was {event.record.cause}")  # what comes next shows it
+                self._guardian.note(f"rank {entry.info.rank} was {event.record.cause}")  # shown with the next cell
         entry.pid_gone.set()
 
-    def _put(self, run: CellRun, event: Event) -> None:
-        """Hand in an event; a cell whose end has arrived is none that a later notebook has to take up."""
-        run.put(event)
-        if run.done:
+    def _put(self, run: CellRun, event: Event) -> bool:
+        """Add an event to a cell; return False if it came too late. Remove a cell that has ended from the ledger."""
+        is_taken = run.put(event)
+        if is_taken and run.done:
             self._welcome(run)
             without_group = not any(entry.group for entry in self._launch.table)
             self._launch.journal.ended(run.number, run.errors, without_group=without_group)
             self._try_ledger(lambda: self.ledger.remove(run.number))
+        return is_taken
 
     def _welcome(self, run: CellRun) -> None:
-        """Say that ranks have come back for which nobody waits any more."""
-        back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != "dead")
+        """Add a note on ranks that ended the cell after the wait for them was given up."""
+        back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != RankState.DEAD)
         run.given_up = set()
         if back:
             has, their = ("has", "its") if len(back) == 1 else ("have", "their")
@@ -295,7 +301,7 @@ class Cells:
             self._guardian.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
 
     def abandon(self, reason: str) -> None:
-        """Tell every cell that nobody can be reached any more."""
+        """End the wait for every cell with a :class:`ClusterClosedError`: the ranks can't be reached any more."""
         with self._lock:
             for run, _ in list(self._cells.values()):
                 run.abandon(reason)

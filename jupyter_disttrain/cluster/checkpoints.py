@@ -1,7 +1,7 @@
-"""Checkpoints of what the ranks hold.
+"""Save and load checkpoints of the ranks' variables.
 
-Covers: what the ranks are told to save and to load.
-Does not cover: doing it (``engine.checkpoints``).
+Covers: the calls that the client runs on the ranks.
+Does not cover: their implementation (``engine.checkpoints``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RankFailure, UsageError
+from ..protocol.states import RankState
 from ..ranks import label_ranks
 from .journal import Origin
 from .part import Part
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class CheckpointKeeper(Part):
-    """The part of a cluster that saves and loads."""
+    """The part of a cluster that saves and loads checkpoints."""
 
-    _writes_beside = False  # a version may still be being written
+    _writes_beside = False  # whether a version may still be written in the background
 
     def save(
         self,
@@ -43,20 +44,20 @@ class CheckpointKeeper(Part):
         Parameters
         ----------
         path
-            The folder, which all hosts have to see.
+            The folder, which must be visible to all hosts.
         names
-            Models, optimizers, schedulers and other values; where random numbers stand is saved with them.
+            Models, optimizers, schedulers and other values; the state of random number generators is saved as well.
         beside
-            Write while the next cells run; what goes wrong then is said by the next save or load.
+            Write in the background while the next cells run. The next save or load reports errors of that.
         keep
-            How many versions stay; None: all.
+            Number of versions to keep; None keeps all.
         **options
             As of :meth:`Cluster.run`.
 
         Raises
         ------
         UsageError
-            If a name isn't one, or the ranks have no process group.
+            If a name is no valid variable name, or the ranks have no process group.
         RankFailure
             If a rank has no such variable, or can't write.
         """
@@ -71,7 +72,7 @@ class CheckpointKeeper(Part):
         return self._run_checkpoints(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
 
     def finish_saves(self, **options: Any) -> str:
-        """Wait until what is written beside the cells is on the disk, before ranks are ended.
+        """Wait until versions that are written in the background are on disk, before ranks are ended.
 
         Parameters
         ----------
@@ -81,19 +82,18 @@ class CheckpointKeeper(Part):
         Returns
         -------
         str
-            What a person should know: that a version may be cut off, as ranks still run a cell or are gone. Mostly
-            empty.
+            A warning that a version may be incomplete, because ranks still run a cell or have died. Mostly empty.
 
         Raises
         ------
         RankFailure
-            If it could not be written.
+            If a version could not be written.
         """
-        # What an earlier kernel has begun is not known here.
+        # This process does not know whether an earlier kernel has started a write.
         came_late = self._launch.journal.began_late and self._launch.config.backend != "none"
         if not (self._writes_beside or came_late) or self._launch.link is None:
             return ""
-        others = [entry.info.rank for entry in self._launch.table if entry.state != "idle"]
+        others = [entry.info.rank for entry in self._launch.table if entry.state != RankState.IDLE]
         if others:
             are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
             what = "a checkpoint that is" if self._writes_beside else "a checkpoint, if one is"
@@ -113,25 +113,26 @@ class CheckpointKeeper(Part):
     def load(
         self, path: str | os.PathLike[str], names: Sequence[str] = (), *, trust_owner: bool = False, **options: Any
     ) -> CellRun:
-        """Load variables on all ranks, from the latest version in a checkpoint folder or from one that is named.
+        """Load variables on all ranks, from the latest version in a checkpoint folder or from a given one.
 
         Parameters
         ----------
         path
             The folder, or a version in it.
         names
-            Which; none means all that were saved. Models and optimizers have to be there, and are filled.
+            The variables to load; by default all that were saved. Models and optimizers must exist; their state is
+            loaded.
         trust_owner
-            Load a checkpoint of another user, too: loading runs code that is in its files.
+            Also load a checkpoint of another user: loading runs code from its files.
         **options
             As of :meth:`Cluster.run`.
 
         Raises
         ------
         UsageError
-            If a name isn't one, or the ranks have no process group.
+            If a name is no valid variable name, or the ranks have no process group.
         RankFailure
-            If there is no such checkpoint, or it does not fit, or it belongs to another user.
+            If there is no such checkpoint, it does not fit, or it belongs to another user.
         """
         check_names(names)
         call = f"load({_absolute(path)!r}, {list(names)!r}, trust_owner={trust_owner})"

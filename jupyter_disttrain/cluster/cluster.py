@@ -1,6 +1,6 @@
-"""A cluster of ranks, as a person holds it in Python.
+"""Start and control a cluster of ranks from Python.
 
-Covers: starting, running cells, moving variables, status, ending.
+Covers: starting, running cells, moving variables, status, shutdown.
 Does not cover: processes (``start``), the state of a cell (``cell_run``), drawing (``notebook``).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 import threading
 import time
@@ -20,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
-from ..messages import NANNY_REQUEST
-from ..ranks import label_ranks, parse_ranks
+from ..protocol.requests import End, Interrupt, Signal
+from ..protocol.states import RankState
+from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS
+from ..rank_selection import parse_ranks
+from ..ranks import label_ranks
 from .cells import Cells
 from .checkpoints import CheckpointKeeper
 from .group import barrier_code, restore_group
@@ -50,12 +52,9 @@ if TYPE_CHECKING:
     from .link import Message
     from .rank_table import RankEntry
 
-NANNY_SECONDS = 2.0  # for nannies to say that they have passed an interrupt on
-SETTLE_SECONDS = 60.0  # for ranks to come back before a cell is sent; a new process imports torch meanwhile
-
 
 class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager, CodeSyncer):
-    """Ranks that are ready to train.
+    """A cluster of ranks that are ready to train.
 
     Parameters
     ----------
@@ -65,10 +64,10 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes. ``"slurm"``: a Slurm
         job, or the allocation around this process.
     tell
-        Called with a line on what is waited for before ranks can be started, each time it changes; by default it is
-        printed to stderr.
+        Called with a line on what the start waits for before it can start ranks, each time it changes. By default the
+        line is printed to stderr.
     on_start
-        Called with a line on how far the start has come, such as ``"starting: 3 of 4 ranks, importing torch"``, each
+        Called with a line on the progress of the start, such as ``"starting: 3 of 4 ranks, importing torch"``, each
         time it changes.
     **options
         The other fields of :class:`jupyter_disttrain.config.ClusterConfig`.
@@ -76,7 +75,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     Raises
     ------
     UsageError
-        If what is asked for can't be.
+        If the options are invalid, or this machine or these hosts can't satisfy them.
     LaunchError
         If the ranks can't be started; nothing is left running then.
 
@@ -106,12 +105,12 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._tell = tell or partial(print, file=sys.stderr, flush=True)
         self.telemetry = Telemetry(config.sample_s)
         self.missed: list[CellRun] = []
-        self.is_met = False  # it is a job whose ranks no notebook had joined before
-        self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # that nannies may not have passed on yet
+        self.is_met = False  # whether this is a job whose ranks no notebook had joined before
+        self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # those that nannies may not have passed on yet
         self._cells: Cells | None = None
         self._restarting = threading.RLock()
         self._closed = False
-        self.killed: list[str] = []  # ranks that took too long to end at the last shutdown or reset, in words
+        self.killed: list[str] = []  # messages on ranks killed at the last shutdown or reset: they took too long to end
         self._job_watch = None
         self._places = {}
         self._brought_code = {}
@@ -123,7 +122,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         return Launch(self.config, self._on_message, self._on_lost, progress=progress)
 
     def _start(self, launch: Launch) -> None:
-        """Start ranks where it is decided, or decide first."""
+        """Start the ranks; decide first where they run, unless that is done."""
         started = time.monotonic()
         self._launch = launch
         is_up = False
@@ -135,7 +134,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             with deferred_interrupts():
                 self._look_after()
                 is_up = True
-        except BaseException as error:  # an interrupt too, wherever it came between
+        except BaseException as error:  # also a KeyboardInterrupt, wherever it is raised
             if is_up:
                 self._stop_looking()
             launch.stop()
@@ -158,11 +157,11 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         self._guardian.close()
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the block shuts it down."""
+        """Return the cluster; the end of the block shuts it down."""
         return self
 
     def __exit__(self, kind: object, *_exc: object) -> None:
-        """Shut down; a checkpoint that is being written is waited for, unless an error ends the block."""
+        """Shut down; wait for a checkpoint that is being written, unless an error ends the block."""
         try:
             told = self.finish_saves() if kind is None else ""
         finally:
@@ -183,7 +182,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         listener: Listener | None = None,
         origin: Origin | None = None,
     ) -> CellRun:
-        """Run code on ranks, as IPython runs a cell.
+        """Run code on ranks as an IPython cell.
 
         Parameters
         ----------
@@ -194,25 +193,25 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         timeout_s
             Interrupt the ranks after this many seconds.
         values
-            Bring back the last expression's value, for :attr:`CellRun.results`.
+            Return the last expression's value from each rank, in :attr:`CellRun.results`.
         block
-            Wait until every rank has ended; otherwise call :meth:`CellRun.wait` later.
+            Wait until every rank has ended the cell; otherwise call :meth:`CellRun.wait` later.
         listener
-            Sees what happens while it happens.
+            Receives the cell's events while it runs.
         origin
-            Where the code stands in a notebook.
+            Where the code comes from in a notebook.
 
         Raises
         ------
         RankFailure
-            If it failed on a rank.
+            If the cell failed on a rank.
         UsageError
-            If the ranks are not there, or still run an earlier cell.
+            If a rank does not exist, has died, or still runs an earlier cell.
         """
         self._settle()
         chosen = parse_ranks(ranks, self.world_size)
-        # One that comes late would hit this cell.
-        wait([future for entry, future in self._interrupts if entry.state != "dead"], NANNY_SECONDS)
+        # An interrupt that a nanny delivers late would hit this cell.
+        wait([future for entry, future in self._interrupts if entry.state != RankState.DEAD], CLUSTER_NANNY_SECONDS)
         self._interrupts.clear()
         self._last_use = time.monotonic()
         with held_interrupts():
@@ -228,58 +227,62 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             return run.wait(timeout_s) if block else run
 
     def _settle(self) -> None:
-        """Wait until the session has come back from whatever befell it before."""
-        self._guardian.wait_until_settled(SETTLE_SECONDS)
-        with self._restarting:  # a death may have set off a reset, or the end
+        """Wait until the session has recovered from earlier failures and interrupts."""
+        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        with self._restarting:  # a rank's death may have started a reset or a shutdown
             self._launch.check_open()
-        self._guardian.wait_until_settled(SETTLE_SECONDS)
+        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
 
     @property
     def _open_cells(self) -> Cells:
-        assert self._cells is not None  # since the start
+        assert self._cells is not None  # set when the cluster was started
         return self._cells
 
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
-        """Interrupt ranks that run a cell, through their nannies; an interrupt is never too early.
+        """Interrupt ranks that run a cell, through their nannies.
 
-        Ranks that wait in a collective are released: its process group is aborted and formed again. The second
-        interrupt of a cell, or one that is ``forced``, aborts it without looking whether they wait.
+        A rank that has not begun its cell is interrupted when it begins. Ranks that wait in a collective are released:
+        their process group is aborted and formed again. The second interrupt of a cell, or one that is ``forced``,
+        aborts the group without a check whether they wait.
         """
         chosen = None if ranks is None else set(ranks)
         if not forced:
-            self._guardian.note_waits({entry.info.rank for entry in self.table if entry.state == "running"})
+            self._guardian.note_waits({entry.info.rank for entry in self.table if entry.state == RankState.RUNNING})
         self._guardian.on_interrupt(chosen, forced=forced)
         for entry in self.table:
-            if entry.state == "running" and (chosen is None or entry.info.rank in chosen):
-                request = {"do": "interrupt", "cell": entry.request}
-                self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)))
+            if entry.state == RankState.RUNNING and (chosen is None or entry.info.rank in chosen):
+                request = Interrupt(cell=entry.request)
+                self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, request)))
 
     def interrupt_and_wait(self, ranks: str | int | Iterable[int] = "all") -> list[str]:
         """Interrupt ranks that run a cell, as :meth:`interrupt`, and wait some seconds until they have ended it.
 
-        Returns what came of it, in words. Each call, and each KeyboardInterrupt meanwhile, is one more interrupt.
+        Returns messages on the outcome. Each call, and each KeyboardInterrupt during the wait, is one more interrupt.
         """
         words = self._open_cells.interrupt_and_wait(parse_ranks(ranks, self.world_size), self.interrupt)
-        self._guardian.wait_until_settled(SETTLE_SECONDS)
+        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         return [*words, *self._guardian.take_notes()]
 
     def take_notes(self) -> list[str]:
-        """Return what happened since the last cell that a user should know, e.g. ranks that came back; only once."""
+        """Return messages on what happened since the last cell, e.g. that ranks recovered; each message only once."""
         return self._guardian.take_notes()
 
     @property
     def running_cells(self) -> list[CellRun]:
-        """The cells that have not ended on all their ranks, whether they are waited for or not."""
+        """The cells that have not ended on all their ranks, whether a thread waits for them or not."""
         return self._open_cells.running
 
     def change(self, **rules: float | str) -> None:
-        """Change ``grace_s``, ``hang_after_s`` or ``on_rank_death``, which a running cluster can be told.
+        """Change ``grace_s``, ``hang_after_s`` or ``on_rank_death`` of a running cluster.
 
         Raises
         ------
         UsageError
-            If a value can't be used, or another field of the configuration is named.
+            If a value is invalid, or another field of the configuration is named.
+        ClusterClosedError
+            If the cluster has ended.
         """
+        self._launch.check_open()
         settled = rules.keys() - {"grace_s", "hang_after_s", "on_rank_death"}
         if settled:
             raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
@@ -289,16 +292,16 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""
-        nanny = self._launch.table[rank].nanny
-        return self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "signal", "signal": int(number)})
+        nanny = self._launch.table[parse_ranks(rank, self.world_size)[0]].nanny
+        return self._launch.open_link.request(nanny, Signal(number=int(number)))
 
     def sync(self, timeout_s: float | None = None) -> float:
-        """Wait at a barrier of all ranks; returns the seconds that it took.
+        """Wait at a barrier of all ranks; return the time that took, in seconds.
 
         Raises
         ------
         UsageError
-            If the ranks have nothing to meet in: no process group, and no MPI.
+            If the ranks have neither a process group nor MPI.
         """
         start = time.monotonic()
         self.run(barrier_code(self._launch), timeout_s=timeout_s, values=False, origin=Origin(is_cell=False))
@@ -312,15 +315,17 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         return self._launch, chosen
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
-        """Pass a front end's widget message on to a rank."""
+        """Forward a front end's widget message to a rank."""
         engine = self._launch.table[rank].engine
         link = self._launch.open_link
         link.post(engine, link.make("comm_msg", content), buffers=buffers)
 
     def replace(self, ranks: Iterable[int]) -> list[str]:
-        """End the processes of some ranks, even if they hang, and start new ones; returns what was done, in words.
+        """End the processes of some ranks and start new ones; return messages on what was done.
 
-        The other ranks keep their variables; all form a new process group.
+        The processes end as at a shutdown: ``atexit`` functions run, and files are closed. Those that hang are killed.
+
+        The other ranks keep their variables; all ranks form a new process group.
 
         Raises
         ------
@@ -328,25 +333,32 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             If a rank can't be replaced.
         """
         self._check_own()
-        chosen = sorted(set(ranks))
+        chosen = parse_ranks(ranks, self.world_size)
         self._launch.try_lost_hosts()
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
             self._guardian.on_asked(rank)
-            if self._launch.table[rank].state != "dead":
-                self.signal(rank, signal.SIGKILL)
+            if self._launch.table[rank].state != RankState.DEAD:
+                self._launch.open_link.request(self._launch.table[rank].nanny, End())
+        until = time.monotonic() + CLUSTER_END_SECONDS
         for each in gone:
-            each.wait(NANNY_SECONDS)
-        self._guardian.wait_until_settled(SETTLE_SECONDS)
+            each.wait(until - time.monotonic())
+        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        if left := [rank for rank, each in zip(chosen, gone, strict=True) if not each.is_set()]:
+            raise LaunchError(
+                f"{label_ranks(left)} did not end: the parent process of a rank, which ends it, does not respond, as "
+                "if it was stopped or its host out of reach; a new process follows when it does, and %dist_reset "
+                "starts all ranks anew"
+            )
         notes = self._guardian.take_notes()
-        if any(self._launch.table[rank].state == "dead" for rank in chosen):
+        if any(self._launch.table[rank].state == RankState.DEAD for rank in chosen):
             raise LaunchError("; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts anew")
         return notes
 
-    # The end
+    # Shutdown
 
     def reset(self, *, on_start: Callable[[str], None] | None = None) -> None:
-        """End all ranks and start as many new ones; variables are gone.
+        """End all ranks and start as many new ones; all variables are lost.
 
         Parameters
         ----------
@@ -356,8 +368,8 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         Raises
         ------
         LaunchError
-            If hosts can't be used any more, and all stays as it is; or if ranks can't be started again, and the cluster
-            is closed then.
+            If hosts can't be used any more; the cluster then stays as it is. Also if new ranks can't be started; the
+            cluster is then closed.
         """
         self._check_own()
         with self._restarting:
@@ -369,11 +381,11 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                 self._stop_looking()
                 try:
                     self._launch.stop()
-                finally:  # Slurm may refuse to end a job; who waits for a cell waits in vain all the same
+                finally:  # Slurm may refuse to end a job; threads that wait for a cell must be released even then
                     self.killed = self._launch.killed
                     self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
                 self._start(fresh)
-            except BaseException:  # an interrupt too: whatever stopped the start, the cluster is closed
+            except BaseException:  # also a KeyboardInterrupt: once the old ranks are gone, the cluster is closed
                 fresh.stop()
                 if is_gone:
                     self._closed = True
@@ -381,8 +393,8 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
                 raise
 
     def shutdown(self) -> None:
-        """End every process of this cluster; does nothing the second time."""
-        if self._closed or self._pid != os.getpid():  # a forked child has no right to its parent's ranks
+        """End every process of this cluster; a second call does nothing."""
+        if self._closed or self._pid != os.getpid():  # a forked child must not end its parent's ranks
             return
         self._closed = True
         open_clusters.discard(self)

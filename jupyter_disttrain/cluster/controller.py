@@ -1,15 +1,19 @@
-"""The cluster's controller: ipyparallel's, without what this package has no use for.
+"""Run the cluster's controller: ipyparallel's, without the parts that this package does not use.
+
+Covers: which schedulers run, encryption, connection files, when the controller ends.
+Does not cover: its arguments (``controller_arguments``), its process (``controller_launcher``).
 
 ``python -m jupyter_disttrain.cluster.controller`` takes ipcontroller's arguments, and ``--IPController.owner_pid=N``:
-the notebook's process. When that process ends, however it ends, the controller ends; the ranks' nannies notice and
-follow. With ``--DisttrainController.idle_timeout=S`` it ends as well once no rank has been used for so long. Task and
-broadcast schedulers are left out (nobody sends through them), and the hub no longer receives a copy of every message:
-cells, output and tensors pass through the controller without being looked at.
+the notebook's process. When that process ends for any reason, the controller ends; the ranks' nannies detect that and
+end too. With ``--DisttrainController.idle_timeout=S`` the controller also ends once no rank has been used for ``S``
+seconds. Task and broadcast schedulers are left out (no client sends through them), and the hub no longer receives a
+copy of every message: cells, output and tensors pass through the controller unread.
 
-Where ranks are on other hosts it listens for them on one address alone, and every socket speaks CurveZMQ; messages are
-signed as well. The keys are made here and lie in the connection files, which the user alone can read.
+If ranks are on other hosts, the controller listens for them on one address only, and every socket uses CurveZMQ;
+messages are signed as well. The keys are created here and stored in the connection files, which only the user can read.
 
-That of a job, whose ranks belong to no notebook, ends by ``--DisttrainController.follow_ranks=True`` once they left.
+The controller of a job, whose ranks belong to no notebook, ends with ``--DisttrainController.follow_ranks=True`` once
+all ranks have left.
 """
 
 from __future__ import annotations
@@ -34,15 +38,13 @@ from traitlets import Bool, Float, Integer, Unicode, observe
 
 from ..job_file import remove_own
 from ..messages import USED_TOPIC
+from ..protocol.time_limits import LOOK_MS, OWNER_SECONDS
 from .folders import remove_folder
 from .rank_watch import RankWatch, has_connection
 
-LOOK_MS = 200  # between two looks whether there are ranks
-OWNER_SECONDS = 0.2  # between two looks at the owner, where the system can't tell of its end
-
 
 class DisttrainController(IPController):
-    """An IPController with an owner."""
+    """An IPController that ends with its owner, after an idle timeout, or with its ranks."""
 
     idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
     owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
@@ -51,26 +53,26 @@ class DisttrainController(IPController):
     follow_ranks = Bool(False, config=True, help="End once all ranks that were there have left.")
 
     def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
-        """Leave them out."""
+        """Launch none: this package does not use them."""
 
     def init_schedulers(self) -> None:
-        """Let a client that joins take the place of one that has ended, however late that is noticed."""
+        """Let a client that joins take over the identity of one that has ended, even before that is detected."""
         super().init_schedulers()
         for child in self.children:
             if getattr(child, "name", "") in ("DirectScheduler", "ControlScheduler"):
                 child.setsockopt_in(zmq.ROUTER_HANDOVER, 1)
-                child.setsockopt_out(zmq.ROUTER_HANDOVER, 1)  # of a rank whose connection was cut
+                child.setsockopt_out(zmq.ROUTER_HANDOVER, 1)  # for a rank whose connection was cut
 
     @observe("enable_curve")
     def _enable_curve_changed(self, change: Any) -> None:
-        """Make keys; messages stay signed, so that who sees one channel's keys can't speak on another."""
+        """Create keys; messages stay signed, so that the keys of one channel don't allow sending on another."""
         if change["new"]:
             self._ensure_curve_keypair()
             public, secret = zmq.curve_keypair()
             self._shared_keys = {"curve_publickey": public.decode(), "curve_secretkey": secret.decode()}
 
     def save_connection_dict(self, fname: str, cdict: dict[str, Any]) -> None:
-        """Write a connection file, with the keys that all share who connect; whole, so that nobody reads half."""
+        """Write a connection file atomically, with the keys that all connecting processes share."""
         path = Path(self.profile_dir.security_dir) / fname
         fresh = path.with_suffix(".new")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -78,7 +80,7 @@ class DisttrainController(IPController):
         fresh.replace(path)
 
     def init_hub(self) -> None:
-        """Subscribe to the heartbeats alone; where it is reached by IPv6, all of its sockets speak that."""
+        """Subscribe to heartbeats only; use IPv6 on all sockets if the controller is reached by it."""
         if self.engine_ip.startswith("["):
             zmq.Context.instance().set(zmq.IPV6, 1)
             os.register_at_fork(after_in_child=_speak_ipv6)
@@ -88,7 +90,7 @@ class DisttrainController(IPController):
         monitor.setsockopt(zmq.SUBSCRIBE, b"heartmonitor")
 
     def start(self) -> None:
-        """Run until the owner ends."""
+        """Run until one of the reasons to end occurs, then remove the cluster's files."""
         if self.owner_pid:
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
         if self.follow_ranks:
@@ -108,7 +110,7 @@ class DisttrainController(IPController):
     def _follow_owner(self) -> None:
         _wait_for_end(self.owner_pid)
         self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
-        # On the loop, because it turns only once every child has been started.
+        # On the loop, because it runs only once every child has been started.
         self.loop.add_callback(self._end)
 
     def _look_for_ranks(self) -> None:
@@ -119,7 +121,7 @@ class DisttrainController(IPController):
             self._end()
 
     def _follow_use(self) -> None:
-        """End once the ranks have not told for long enough that they are used."""
+        """End once no rank has reported use for ``idle_timeout`` seconds."""
         words: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         self.connect(words, self.client_url("iopub"))
         words.subscribe(USED_TOPIC)
@@ -138,9 +140,9 @@ def _wait_for_end(pid: int) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # it ended before we came up
+        return  # the owner ended while this process started
     except (AttributeError, OSError):
-        # An old kernel, or a Python built for one, such as conda's.
+        # An old Linux kernel, or a Python built for one, such as conda's, has no pidfd_open.
         while psutil.pid_exists(pid):
             time.sleep(OWNER_SECONDS)
     else:
@@ -148,12 +150,12 @@ def _wait_for_end(pid: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end a forked child with the controller, however that ends."""
+    """Have the kernel kill a forked child when the controller ends, for whatever reason."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 class _IPv6Context(zmq.Context[zmq.Socket[bytes]]):
-    """A context whose sockets speak IPv6."""
+    """A context whose sockets use IPv6."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -161,18 +163,18 @@ class _IPv6Context(zmq.Context[zmq.Socket[bytes]]):
 
 
 def _speak_ipv6() -> None:
-    """Have a forked child speak it too: ipyparallel's heart monitor makes a context of its own."""
+    """Use IPv6 in a forked child too: ipyparallel's heart monitor creates its own context."""
     zmq.Context = _IPv6Context  # type: ignore[misc]
 
 
 def _allow_connections() -> None:
-    """Allow as many open files as the system does: 1024, as is usual, are those of fewer than 200 ranks."""
+    """Raise the limit of open files to the hard limit: the usual 1024 suffices for fewer than 200 ranks."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _end_with_thread(failed: threading.ExceptHookArgs) -> None:
-    """End once a thread that passes messages on has failed, say because its port is taken."""
+    """Exit once a thread that forwards messages has failed, e.g. because its port is taken."""
     threading.__excepthook__(failed)
     sys.stderr.flush()
     os._exit(os.EX_SOFTWARE)

@@ -1,4 +1,8 @@
-"""The controller as a process of this machine."""
+"""Start the controller as a process of this machine.
+
+Covers: its ports, arguments and environment, how it ended.
+Does not cover: the controller itself (``controller``).
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,19 @@ from ..controller_arguments import choose_ports, controller_arguments, is_free
 from ..errors import LaunchError
 from .launchers.local import WithAnyLog, is_alive
 
-# Of Python's own variables, those that say where modules are. Others change what code does: ipyparallel relies on
-# assertions, which PYTHONOPTIMIZE leaves out, and warnings may be errors.
+# Of Python's own variables, those that locate modules. Others change the behaviour of code: PYTHONOPTIMIZE removes
+# assertions, on which ipyparallel relies, and warnings may be errors.
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR")
 PYTHON_CACHE_VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 
 
 def free_ports(address: str, first: int, last: int) -> list[int]:
-    """Return those of the ports that nobody has here: another cluster may have taken the first of them.
+    """Return the free ports of a range; another cluster may use the first of them.
 
     Raises
     ------
     LaunchError
-        If they are too few for a controller.
+        If there are too few for a controller.
     """
     free = [port for port in range(first, last + 1) if is_free(address, port)]
     if len(free) < CONTROLLER_PORTS:
@@ -58,8 +62,8 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
     idle_timeout_s = Float(0.0)
     remove_dirs = List(Unicode())
     sockets = Unicode("")
-    ports = List(Int())  # that they connect to; empty: any that are free
-    listen = Unicode("")  # the address on which ranks of other hosts reach it; empty: there are none
+    ports = List(Int())  # ports for ranks of other hosts; empty: any that are free
+    listen = Unicode("")  # address on which ranks of other hosts reach the controller; empty: there are none
 
     def find_args(self) -> list[Any]:
         """Return the command."""
@@ -76,7 +80,7 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
         )
 
     def get_env(self) -> dict[str, str]:
-        """Return its variables: what lies in the notebook's folder is none of its modules."""
+        """Return the environment; modules in the notebook's folder can't be imported with it."""
         kept = PYTHON_VARIABLES + PYTHON_CACHE_VARIABLES
         left_out = [name for name in os.environ if name.startswith("PYTHON") and name not in kept]
         return {**super().get_env(), **dict.fromkeys(left_out, ""), "PYTHONSAFEPATH": "1"}  # "" counts as not set
@@ -87,7 +91,7 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
 
     @property
     def fate(self) -> str:
-        """How it ended, in words, and what it said last if it ended by itself; empty if that can't be told."""
+        """How the controller ended, and its last line of output if it exited by itself; empty if unknown."""
         last = [line.strip() for line in self.get_output().splitlines() if line.strip()][-1:]
         words = self.exit_words
         return f"{words} ({last[0]})" if last and words.startswith("exited") else words

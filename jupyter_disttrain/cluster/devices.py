@@ -1,8 +1,8 @@
-"""The GPUs of this machine and of hosts, seen without torch.
+"""Choose GPUs and the backend, without importing torch.
 
-Covers: counting, CUDA_VISIBLE_DEVICES, which GPU each local rank gets, whether there are enough, what torch sees of
-them on the ranks, the backend that follows.
-Does not cover: their figures (``engine.devices``).
+Covers: counting GPUs of this machine and of hosts, CUDA_VISIBLE_DEVICES, which GPU each local rank gets, whether there
+are enough, how many torch sees on the ranks, the backend that follows.
+Does not cover: GPU utilization and memory (``engine.devices``).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that are visible to CUDA, named as in CUDA_VISIBLE_DEVICES."""
     return shown_gpus(count_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def shown_gpus(count: int, chosen: str | None) -> list[str]:
-    """Return which of a machine's GPUs CUDA would show; ``chosen`` is CUDA_VISIBLE_DEVICES, None where it isn't set."""
+    """Return which of ``count`` GPUs are visible to CUDA; ``chosen`` is CUDA_VISIBLE_DEVICES, None if it isn't set."""
     if chosen is None:
         return [str(index) for index in range(count)]
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     usable: list[str] = []
     for name in names:
-        # CUDA stops at the first name that it does not know.
+        # CUDA ignores the names from the first unknown one on.
         if name == "-1" or (name.isdigit() and int(name) >= count) or not count:
             break
         usable.append(name)
@@ -44,8 +44,8 @@ def shown_gpus(count: int, chosen: str | None) -> list[str]:
 
 
 def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs in this machine; 0 where none can be asked."""
-    import pynvml  # noqa: PLC0415  (a machine without a driver pays only for the import)
+    """Return the number of NVIDIA GPUs in this machine; 0 without a driver."""
+    import pynvml  # noqa: PLC0415  (a machine without a driver only has the cost of the import)
 
     try:
         pynvml.nvmlInit()
@@ -58,12 +58,13 @@ def count_gpus() -> int:
 
 
 def choose_gpus(config: ClusterConfig) -> list[str]:
-    """Return the GPUs that the ranks of this machine share out; none means the CPU.
+    """Return the GPUs for the ranks of this machine; an empty list means that they use the CPU.
 
     Raises
     ------
     UsageError
-        If GPUs were asked for that are not there, or more ranks than GPUs without ``--share-gpus``, or with NCCL.
+        If the configuration names GPUs that don't exist, or has more ranks than GPUs without ``--share-gpus`` or with
+        NCCL.
     """
     if config.backend in ("gloo", "none"):
         return []
@@ -95,7 +96,7 @@ def check_shared_nccl(config: ClusterConfig) -> None:
     Raises
     ------
     UsageError
-        If that was asked for.
+        If the backend is NCCL, and NCCL_HOSTID is neither set here nor forwarded.
     """
     is_set = HOST_ID in os.environ or any(each.partition("=")[0] == HOST_ID for each in config.forward)
     if config.backend == "nccl" and not is_set:
@@ -106,19 +107,19 @@ def check_shared_nccl(config: ClusterConfig) -> None:
 
 
 def check_hosts(config: ClusterConfig, hosts: Sequence[HostSlots], gpus: Mapping[str, int]) -> None:
-    """Refuse hosts with fewer GPUs than ranks, as this machine would be refused.
+    """Refuse hosts with fewer GPUs than ranks, by the same rules as for this machine.
 
     Parameters
     ----------
     hosts
-        With the number of their ranks.
+        The hosts, with the number of their ranks.
     gpus
-        Those that CUDA shows, by host; empty: the ranks use none.
+        Number of GPUs that are visible to CUDA, by host; empty: the ranks use none.
 
     Raises
     ------
     UsageError
-        If there are such hosts, and several ranks are not to share a GPU, or there is none to share.
+        If there are such hosts, and ranks may not share a GPU, or a host has no GPU.
     """
     if config.backend != "nccl" and not any(gpus.get(host.name) for host in hosts):
         return  # all of them use the CPU
@@ -137,7 +138,7 @@ def check_hosts(config: ClusterConfig, hosts: Sequence[HostSlots], gpus: Mapping
 
 
 def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mapping[str, int]) -> dict[str, int]:
-    """Return how many GPUs of each host its ranks can use; 0 everywhere if they use the CPU.
+    """Return how many GPUs the ranks of each host can use, by host; 0 everywhere if they use the CPU.
 
     The driver counts all GPUs of a machine. torch sees none of them if it is a CPU build, and fewer where a container,
     a cgroup or MIG hides some.
@@ -145,9 +146,9 @@ def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mappi
     Parameters
     ----------
     hellos
-        One of each rank.
+        One hello per rank.
     shown
-        GPUs that the driver shows, by host.
+        Number of GPUs that the driver reports, by host.
 
     Raises
     ------
@@ -176,20 +177,34 @@ def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mappi
     return usable
 
 
-def check_nccl(backend: str, hellos: Sequence[RankHello], count: int) -> None:
-    """Refuse NCCL for the ranks of a job that see no GPU.
+def devices_of_job(config: ClusterConfig, hellos: Sequence[RankHello]) -> tuple[str, int, str]:
+    """Return the backend of a job's ranks, the number of GPUs that each rank can use, and a note for the user.
+
+    The job's launcher may assign one GPU to each process, which then sees only that one.
 
     Raises
     ------
     UsageError
-        If ``count``, of the GPUs that each rank sees, is 0 and the backend NCCL.
+        If the backend is NCCL, and a rank sees no GPU.
     """
+    count = min(each.cuda_devices for each in hellos)
+    ranks = max(Counter(map(node_of, hellos)).values())
+    is_pinned = 0 < count < ranks and len({(node_of(each), each.visible_gpus) for each in hellos}) == len(hellos)
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if is_pinned or count >= ranks else "gloo"
+    if backend == "gloo":
+        return backend, 0, note_of_devices(config, hellos, {})
     if backend == "nccl" and not count:
         blind = next(each for each in hellos if not each.cuda_devices)
         raise UsageError(
             f"the backend nccl needs a GPU for each rank, and torch {blind.torch} on {blind.host} sees none: "
             f"{_why_blind(blind)}; start the job with --backend gloo, or with GPUs"
         )
+    if is_pinned:
+        own = f"each rank of this job sees {counted(count, 'GPU')} of its own"
+        return backend, count, f"{own}, so torch.cuda.set_device(LOCAL_RANK) fails: use the variable device"
+    return backend, count, ""
 
 
 def _why_blind(hello: RankHello) -> str:
@@ -201,7 +216,7 @@ def _why_blind(hello: RankHello) -> str:
 
 
 def note_of_devices(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mapping[str, int]) -> str:
-    """Return why ranks use the CPU although there is an accelerator; empty if they don't, or if that was asked for."""
+    """Return a note on why ranks use the CPU despite an accelerator; empty if they don't, or if configured so."""
     if config.backend in ("gloo", "none"):
         return ""
     blind = next((each for each in hellos if shown.get(node_of(each), 0) and not each.cuda_devices), None)
@@ -222,7 +237,7 @@ def _is_cuda(hello: RankHello) -> bool:
 
 
 def choose_backend(config: ClusterConfig, hellos: Sequence[RankHello], gpus: Mapping[str, int]) -> str:
-    """Return the backend: NCCL where each rank has a GPU of its own, unless another was asked for."""
+    """Return the configured backend; for ``auto`` NCCL if each rank has a GPU of its own, else Gloo."""
     if config.backend != "auto":
         return config.backend
     ranks = Counter(map(node_of, hellos))

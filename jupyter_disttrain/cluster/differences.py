@@ -1,7 +1,7 @@
-"""Where ranks differ that should not.
+"""Compare a variable across ranks.
 
-Covers: comparing a variable over ranks by digests, and the first difference in numbers.
-Does not cover: taking digests (``engine.digests``).
+Covers: comparison by digests, the size of the first difference.
+Does not cover: computing digests (``engine.digests``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..ranks import label_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-LISTED = 8  # further parts that are named
+LISTED = 8  # number of further differing parts to list by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,31 +24,31 @@ class Difference:
     """A part of a variable that is not the same on all ranks."""
 
     path: str  # e.g. "layers.0.weight"; empty for the variable itself
-    groups: tuple[tuple[tuple[int, ...], str], ...]  # ranks that agree and what they have, most ranks first
+    groups: tuple[tuple[tuple[int, ...], str], ...]  # ranks that agree and the kind of their value, most ranks first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A variable over ranks."""
+    """The result of comparing a variable across ranks."""
 
     name: str
     ranks: tuple[int, ...]
-    compared: int  # parts
-    sharded: int  # parts that differ by design, and were left out
-    opaque: int  # parts that can't be compared, e.g. locks and open files
+    compared: int  # number of parts that were compared
+    sharded: int  # number of parts that differ by design, and were left out
+    opaque: int  # number of parts that can't be compared, e.g. locks and open files
     differences: tuple[Difference, ...]  # in the order of the parts
-    largest: tuple[str, ...] = ()  # by how much the first part differs, in words
+    largest: tuple[str, ...] = ()  # lines on how much the first differing part differs
 
     def __bool__(self) -> bool:
         """Whether ranks differ."""
         return bool(self.differences)
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Say it at a prompt, too."""
+        """Show the result in IPython."""
         printer.text(str(self))
 
     def __str__(self) -> str:
-        """Say it."""
+        """Return the result as text for the user."""
         who = label_ranks(self.ranks)
         left_out = f"; {self.sharded} are sharded over ranks and were left out" if self.sharded else ""
         left_out += f"; {self.opaque} can't be compared" if self.opaque else ""
@@ -72,16 +72,16 @@ def compare(
     told: Mapping[int, Sequence[dict[str, Any]]],
     numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]],
 ) -> Comparison:
-    """Compare what ranks told of a variable.
+    """Compare the digests of a variable across ranks.
 
     Parameters
     ----------
     name
-        The variable.
+        Name of the variable.
     told
-        By rank, what ``engine.digests.digests`` returned there.
+        Results of ``engine.digests.digests``, by rank.
     numbers_of
-        Brings one part of the variable from ranks.
+        Fetches one part of the variable from ranks, as arrays by rank; None for a part that is not numeric.
     """
     ranks = tuple(sorted(told))
     by_path: dict[str, dict[int, tuple[str, str | None]]] = {}
@@ -119,10 +119,10 @@ def _difference(path: str, by_rank: Mapping[int, tuple[str, str | None]], ranks:
 def _largest(
     first: Difference, numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]]
 ) -> tuple[str, ...]:
-    """Say by how much the first part differs from what most ranks have."""
+    """Return lines on how much the first differing part differs from its value on most ranks."""
     (members, kind), *others = first.groups
     if any(other != kind for _, other in others):
-        return ()  # e.g. other shapes: the kinds say it
+        return ()  # e.g. different shapes, which the kinds show
     representatives = [ranks[0] for ranks, _ in first.groups]
     arrays = numbers_of(first.path, representatives)
     reference = arrays[representatives[0]]
@@ -141,13 +141,13 @@ def _largest(
 
 
 def _is_nan(numbers: np.ndarray) -> np.ndarray:
-    return np.asarray(numbers != numbers)  # noqa: PLR0124  (numpy's own takes no arrays of Python's integers)
+    return np.asarray(numbers != numbers)  # noqa: PLR0124  (np.isnan does not accept arrays of Python integers)
 
 
 def _distance(array: np.ndarray, reference: np.ndarray) -> str:
-    """Say how far two arrays of numbers are apart; NaN at the same place is no difference, nor is one infinity."""
+    """Return a text on the difference of two arrays; NaN at the same place and equal infinities don't count."""
     same = (array == reference) | (_is_nan(array) & _is_nan(reference))
-    with np.errstate(invalid="ignore", over="ignore"):  # infinities
+    with np.errstate(invalid="ignore", over="ignore"):  # arrays may contain infinities
         apart = np.where(same, 0.0, abs(array - reference))
         known = apart[~_is_nan(apart)]
         said = [f"up to {known.max():.4g}, {known.mean():.4g} on average"] if known.any() else []

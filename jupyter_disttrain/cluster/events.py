@@ -1,6 +1,6 @@
-"""What happens to a cell, as its state machine and its listeners see it.
+"""Define the events of a cell, for its state machine and its listeners.
 
-Every event carries the rank and the time in seconds since the epoch at which it happened or arrived.
+Every event has the rank and the time, in seconds since the epoch, at which it happened or arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something one rank did."""
+    """An event of one rank."""
 
     rank: int
     time_s: float
@@ -40,14 +40,14 @@ class Displayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared(Event):
-    """``clear_output``."""
+    """A call of ``clear_output``."""
 
-    wait: bool  # only when the next output comes
+    wait: bool  # clear only when the next output comes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommSent(Event):
-    """A widget's message on its way to the front end."""
+    """A widget's message to the front end."""
 
     msg_type: str
     content: dict[str, Any]
@@ -57,7 +57,7 @@ class CommSent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elided(Event):
-    """More was said than is sent."""
+    """The rank printed more than is sent; the rest is in its log."""
 
     record: OutputElided
 
@@ -75,12 +75,12 @@ class Replied(Event):
 
     content: dict[str, Any]
     buffers: list[Any]
-    quiet: bool  # it said nothing, so no Silent follows
+    quiet: bool  # the rank published nothing in this cell, so no Silent follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent(Event):
-    """All that the rank said in this cell has arrived."""
+    """All output of the rank in this cell has arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""The folders of a cluster.
+"""Create and remove the folders of a cluster.
 
-Covers: the private folder that lives as long as the cluster, the folder of logs that is kept after it.
+Covers: the private folders that are removed with the cluster, the folder of logs that is kept, removing folders that
+killed clusters left behind.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
-from ..locks import check_locks, remove_unheld
 from ..private_files import make_private_below
+from ..protocol.file_lock import check_locks
+from ..protocol.time_limits import FOLDERS_STALE_SECONDS, REMOVAL_SECONDS
+from ..rank_sessions import end_abandoned, remove_unheld
 from ..shelf import NANNIES, NOTEBOOK, PREFIX, ROOT
 
 BROUGHT_METRICS = "metrics"
-KEPT_RUNS = 20  # folders of logs; the oldest go first
-LONGEST_TEMPORARY = 70  # characters: the path of a Unix socket may have 107
-REMOVAL_SECONDS = 5.0
-STALE_SECONDS = 600.0  # since a folder was last written to; a younger one may be of a cluster that is just starting
+KEPT_RUNS = 20  # number of log folders to keep; the oldest are removed first
+LONGEST_TEMPORARY = 70  # characters of the temporary folder's path: the path of a Unix socket may have 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where a cluster keeps what it needs."""
+    """The folders of a cluster."""
 
     profile: Path  # ipyparallel's profile: connection files, the launchers' logs; removed with the cluster
     run: Path  # one log per rank; kept
-    local: Path  # of this host alone: the sockets, and in shared memory the shelf for large values; removed
+    local: Path  # on this host only: the sockets and, in shared memory, large values; removed with the cluster
     cluster_id: str
 
     @classmethod
     def make(cls, name: str) -> Folders:
-        """Make both, readable by this user alone.
+        """Create all folders, readable by this user only.
 
         Raises
         ------
         LaunchError
-            If a folder can't be made; the message names it and the reason.
+            If a folder can't be created; the message names it and the reason.
         """
         cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
-        local = _make_local(cluster_id)  # first: by it the next start finds what a notebook that was killed here left
+        local = _make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it
         profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id
         runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
         run = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
@@ -61,7 +62,7 @@ class Folders:
             _probe(profile / "security" / "probe")
             check_locks(profile)
             _write(local / NOTEBOOK, os.urandom(16).hex().encode())
-        except BaseException as error:  # an interrupt too leaves nothing
+        except BaseException as error:  # also a KeyboardInterrupt must leave nothing behind
             for folder in (profile, run, local):
                 shutil.rmtree(folder, ignore_errors=True)
             if not isinstance(error, OSError):
@@ -86,75 +87,76 @@ class Folders:
 
     @property
     def ledger(self) -> Path:
-        """The file of the cells that have not ended."""
+        """The file that lists the cells that have not ended."""
         return self.local / "open_cells.json"
 
     @property
     def stop_mark(self) -> Path:
-        """The file that is there once another process than the notebook's ends the cluster."""
+        """The file that exists once another process than the notebook's ends the cluster."""
         return self.profile / "stopping"
 
     def rank_log(self, rank: int) -> Path:
-        """Return where a rank's log is, once the rank has said something."""
+        """Return the path of a rank's log, which exists once the rank has printed something."""
         return self.run / f"rank{rank}.log"
 
     @property
     def metrics(self) -> Path:
-        """Where what ranks have logged is read: beside the logs; through a tunnel, which brings it, in its folder."""
+        """The folder of the metrics files: that of the logs, or of the copies that a tunnel has brought."""
         brought = self.profile / BROUGHT_METRICS
         return brought if brought.is_dir() else self.run
 
     @property
     def shelf(self) -> Path | None:
-        """The folder for large values; None where there is no shared memory."""
+        """The folder for large values; None without shared memory."""
         return self.local if self.local.parent == ROOT else None
 
     @property
     def shelf_token(self) -> str:
-        """What is written in the host's own folder, and in no namesake of it on another host."""
+        """A random text in ``local``, which a folder of the same path on another host does not have."""
         return (self.local / NOTEBOOK).read_text()
 
     @property
     def environment_file(self) -> Path:
-        """The environment of ranks on other hosts; it may hold secrets of the user's own."""
+        """The file with the environment of ranks on other hosts; it may contain the user's secrets."""
         return self.profile / "security" / "environment.json"
 
     @property
     def shelf_name(self) -> str | None:
-        """The path of the shelf; None without one."""
+        """The path of :attr:`shelf`; None without shared memory."""
         return None if self.shelf is None else str(self.shelf)
 
     @property
     def sockets(self) -> str:
-        """What the names of the controller's sockets begin with."""
+        """The prefix of the paths of the controller's sockets."""
         return str(self.local / "s")
 
     @property
     def removable(self) -> list[Path]:
-        """What must not outlive the cluster."""
+        """The folders that must not outlive the cluster."""
         return [self.profile, self.local]
 
     def remove(self) -> None:
-        """Remove what must not outlive the cluster, and a folder of logs in which there is none."""
+        """Remove the folders that must not outlive the cluster, and the folder of logs if it is empty."""
         for folder in self.removable:
             remove_folder(folder)
         try:
             self.run.rmdir()
         except OSError:
-            return  # there are logs in it
+            return  # it has logs
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder; processes that are just ending, MPI's above all, may still put files into it meanwhile."""
+    """Remove a folder, to which ending processes, above all MPI's, may still write at the same time."""
+    end_abandoned(folder)
     deadline = time.monotonic() + REMOVAL_SECONDS
     shutil.rmtree(folder, ignore_errors=True)
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-        shutil.rmtree(folder, ignore_errors=True)  # what is left even so, the sweep of a later start takes
+        shutil.rmtree(folder, ignore_errors=True)  # `_sweep` at a later start removes what is still left
 
 
 def _probe(path: Path) -> None:
-    """Find out now whether the disk takes a connection file: the controller could not say."""
+    """Fail now if the disk has no room for a connection file: the controller could not report it."""
     _write(path, bytes(4096))
     path.unlink()
 
@@ -163,36 +165,40 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        error.filename = str(path.parent)  # a full disk is told without a name
+        error.filename = str(path.parent)  # the error of a full disk names no file
         raise
 
 
 def _make_local(cluster_id: str) -> Path:
-    """Make the host's own folder: home folders may be remote, where no socket can be."""
+    """Create the folder on this host: home folders may be on a remote file system, which can't hold sockets."""
     folder = ROOT / f"{PREFIX}{cluster_id}"
     try:
         folder.mkdir(mode=0o700)
     except OSError:
-        # No shared memory here, so large values travel as messages.
+        # No shared memory here, so large values are sent as messages.
         own = tempfile.gettempdir()
         return Path(tempfile.mkdtemp(prefix="disttrain-", dir=own if len(own) < LONGEST_TEMPORARY else "/tmp"))  # noqa: S108
     return folder
 
 
 def _prune(runs: Path, profiles: Path, keep: int) -> None:
-    """Remove old logs; those of a cluster that runs stay, however old it is."""
+    """Remove old logs, except those of running clusters.
+
+    A notebook with another JUPYTER_RUNTIME_DIR may share the folder of logs; its clusters are known by their process.
+    """
     running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
     folders = sorted((folder for folder in runs.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
     for folder in folders[:-keep]:
-        if folder.name.endswith(running):
+        if folder.name.endswith(running) or _owner_runs(folder.name):
             continue
         shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
 
 
 def _sweep(profiles: Path) -> None:
-    """Remove what clusters of this host left whose notebook and controller were killed at once.
+    """Remove folders that clusters of this host left behind when their notebook and controller were both killed.
 
-    The host's own folder decides: the profiles may be on a file system that hosts share, each with its own processes.
+    The folders on this host decide which clusters are checked: the profiles may be on a file system that several hosts
+    share, each with its own processes.
     """
     for local in ROOT.glob(f"{PREFIX}*"):
         cluster_id = local.name.removeprefix(PREFIX)
@@ -201,13 +207,14 @@ def _sweep(profiles: Path) -> None:
         except FileNotFoundError:
             continue  # its own cluster has just removed it
         if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-            continue  # another user's, of which not even the names of its files may be asked
+            continue  # another user's folder, which can't even be listed
         if (local / NANNIES).exists():
-            remove_unheld(local, NANNIES)  # of a cluster whose notebook and controller are on another host
+            remove_unheld(local, NANNIES)  # the notebook and controller of this cluster are on another host
             continue
-        is_young = time.time() - found.st_mtime < STALE_SECONDS
+        is_young = time.time() - found.st_mtime < FOLDERS_STALE_SECONDS
         if is_young or _owner_runs(cluster_id) or answers(local):
             continue
+        end_abandoned(local)
         for folder in (profiles / cluster_id, local):
             shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
 
@@ -218,10 +225,10 @@ def _owner_runs(cluster_id: str) -> bool:
 
 
 def answers(local: Path) -> bool:
-    """Whether a controller listens on any of its sockets; a kept cluster outlives its notebook."""
+    """Whether a controller listens on a socket in this folder; a kept cluster outlives its notebook."""
     for path in local.glob("s-*"):
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)  # a controller that was stopped takes no more connections, and is there
+            probe.setblocking(False)  # a stopped controller (SIGSTOP) accepts no connections but still exists
             if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
                 return True
     return False

@@ -1,7 +1,7 @@
-"""The session's process group, as the client looks after it between cells.
+"""Restore the session's process group between cells.
 
-Covers: a cell that ended the group on all ranks, or on some; where ranks meet.
-Does not cover: the group itself (``engine.process_group``), ranks that are stuck in it.
+Covers: a cell that ended the group on all ranks, or on some; the code of a barrier.
+Does not cover: the group itself (``engine.process_group``), ranks that are stuck in it (``guardian``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..protocol.states import RankState
 from ..ranks import format_ranks, label_ranks
+from .loss import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,34 +20,34 @@ if TYPE_CHECKING:
 
 
 def barrier_code(launch: Launch) -> str:
-    """Return code with which all ranks wait for each other.
+    """Return code of a barrier of all ranks.
 
     Raises
     ------
     UsageError
-        If the ranks have nothing to meet in: no process group, and no MPI.
+        If the ranks have neither a process group nor an MPI world.
     """
     if launch.config.backend != "none":
         return "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
     if not launch.config.has_mpi:
         raise UsageError("these ranks have no process group to meet in; start them without --backend none")
     if launch.mpi_lost:
-        raise UsageError(f"MPI has no world of all ranks: {launch.mpi_lost}; %dist_reset makes one")
+        raise UsageError(f"MPI has no world of all ranks: {launch.mpi_lost}; {remedy(launch.config)}")
     return "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
 
 
 def restore_group(launch: Launch, ranks: Sequence[int], form: Callable[[], None]) -> None:
-    """Have all ranks ``form`` a new group if all have ended it, before the next cell runs on ``ranks``.
+    """Call ``form`` if all ranks have ended the process group, before the next cell runs on ``ranks``.
 
     Raises
     ------
     UsageError
-        If some of ``ranks`` have ended the group and others not: what they do together would never end.
+        If some of ``ranks`` have ended the group and others not: a collective of theirs would never end.
     """
     without = {entry.info.rank for entry in launch.table if not entry.group}
     if not without:
         return
-    if len(without) == len(launch.table) and all(entry.state == "idle" for entry in launch.table):
+    if len(without) == len(launch.table) and all(entry.state == RankState.IDLE for entry in launch.table):
         form()
         return
     gone, kept = sorted(without & set(ranks)), sorted(set(ranks) - without)

@@ -1,10 +1,11 @@
-"""The thread that brings a session back.
+"""Run the actions that recover a session.
 
-Covers: doing what ``recovery`` decides: releasing ranks, replacing dead ones, forming the group.
-Does not cover: deciding (``recovery``), looking at ranks (``looking``), starting processes (``start``).
+Covers: the actions that ``recovery`` decides on: releasing ranks, replacing dead ones, forming the group.
+Does not cover: the decisions (``recovery``), requesting the state of ranks (``looking``), starting processes
+(``start``).
 
-One thread per cluster. What happens is told to it from any thread and it never waits for a rank itself: replies come
-back as events, and what takes long runs in a thread of its own.
+One thread per cluster. Events are passed to it from any thread, and it never waits for a rank itself: replies arrive
+as events, and long actions run in threads of their own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DisttrainError, HostLostError, IrreplaceableError, LaunchError
-from ..messages import NANNY_REQUEST, RANK_REQUEST
+from ..errors import ClusterClosedError, HostLostError, IrreplaceableError, LaunchError
+from ..protocol.requests import Release, Signal
+from ..protocol.states import RankState
+from ..protocol.time_limits import GUARDIAN_FORM_SECONDS, RECOVERY_LOOK_SECONDS, RELEASE_SECONDS
 from ..ranks import label_ranks
 from .hang import Look, waited_for, waits_in_mpi
 from .looking import Looking
-from .loss import remedy, stuck_remedy, words_of
+from .loss import remedy, words_of
 from .notes import Notes
-from .recovery import LOOK_SECONDS, Do, Phase, Recovery
+from .recovery import Do, Phase, Recovery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -37,14 +40,12 @@ if TYPE_CHECKING:
     from .remarks import Remarks
     from .start import Launch
 
-FORM_SECONDS = 120.0  # for the process group to be formed
-RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
 
 log = logging.getLogger(__name__)
 
 
 class Guardian(Looking):
-    """Look after one started cluster until it is closed."""
+    """The recovery thread of one started cluster; runs until it is closed."""
 
     def __init__(
         self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
@@ -58,40 +59,40 @@ class Guardian(Looking):
         self._state = Recovery(len(launch.table), rules)
         self._changed = threading.Condition()
         self._closed = False
-        self._sleeps_long = True  # until it is woken
+        self._sleeps_long = True  # whether the thread waits without a timeout
         self._notes = Notes()
         self._helpers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="disttrain guardian", daemon=True)
         self._thread.start()
 
-    # What happens
+    # Events
 
     def on_sent(self, rank: int, cell: int) -> None:
-        """Note that a cell is sent to a rank."""
+        """Record that a cell is sent to a rank."""
         with self._changed:
             self._state.on_sent(rank, time.monotonic(), cell)
             self._wake_if(self._sleeps_long)
 
     def on_reply(self, rank: int, *, failed: bool, broken: bool) -> None:
-        """Note that a rank has ended its cell."""
+        """Record that a rank has ended its cell."""
         with self._changed:
             self._state.on_reply(rank, time.monotonic(), failed=failed, broken=broken)
             self._wake_if(not self._state.is_calm)
 
     def on_death(self, rank: int) -> None:
-        """Note that a rank's process has ended."""
+        """Record that a rank's process has ended."""
         self._tell(lambda state, now: state.on_death(rank, now))
 
     def on_interrupt(self, ranks: Collection[int] | None, *, forced: bool) -> None:
-        """Note that the person has interrupted what ranks run; None: all."""
+        """Record that the user has interrupted the cells of ``ranks``; None means all ranks."""
         self._tell(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
 
     def on_asked(self, rank: int) -> None:
-        """Note that the person wants a new process for a rank."""
+        """Record that the user has requested a new process for a rank."""
         self._tell(lambda state, _now: state.on_asked(rank))
 
     def change(self, rules: Rules) -> None:
-        """Go by other rules from now on."""
+        """Apply other rules from now on."""
         self._rules = rules
         self._tell(lambda state, _now: state.change(rules))
 
@@ -101,15 +102,15 @@ class Guardian(Looking):
         Raises
         ------
         LaunchError
-            If they can't.
+            If the group can't be formed.
         """
         self._tell(lambda state, _now: state.on_group_ended())
-        self.wait_until_settled(FORM_SECONDS)
+        self.wait_until_settled(GUARDIAN_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
             raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed anew")
 
     def _wake_if(self, needed: bool) -> None:
-        """Wake the thread only if there is something for it: cells that end well should cost nothing."""
+        """Wake the thread only if it has something to do: cells that end without an error should cost nothing."""
         if needed:
             self._sleeps_long = False
             self._changed.notify_all()
@@ -119,21 +120,21 @@ class Guardian(Looking):
             event(self._state, time.monotonic())
             self._changed.notify_all()
 
-    # What people ask
+    # Queries
 
     def wait_until_settled(self, timeout_s: float) -> bool:
-        """Wait until nothing is left to be done that can be done now; returns whether that is so."""
+        """Wait until no recovery action is left that can be taken now; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or self._state.settled, timeout_s)
 
     def wait_until_idle(self, ranks: Collection[int], timeout_s: float) -> bool:
-        """Wait until none of these ranks runs a cell any more; returns whether that is so."""
+        """Wait until none of these ranks runs a cell any more; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or not self._state.running & set(ranks), timeout_s)
 
     @property
     def doing(self) -> str:
-        """What is being done for the session to come back, in words; empty if nothing is."""
+        """A text on the recovery that is in progress; empty if none is."""
         with self._changed:
             replacing = [rank for rank, member in enumerate(self._state.members) if member.replacing]
             if replacing:
@@ -142,7 +143,7 @@ class Guardian(Looking):
 
     @property
     def waits_for(self) -> str:
-        """What has to happen before the process group can be formed anew, in words; empty if nothing has to."""
+        """A text on what has to happen before the process group can be formed again; empty if nothing has to."""
         with self._changed:
             running = self._state.running
             if self._state.phase is not Phase.BROKEN or not running:
@@ -151,17 +152,17 @@ class Guardian(Looking):
             return f"the process group is formed anew once {label_ranks(running)} {verb}"
 
     def note(self, words: str) -> None:
-        """Keep something that a person should know."""
+        """Keep a message for the user."""
         with self._changed:
             self._notes.add(words)
 
     def take_notes(self) -> list[str]:
-        """Return what a person should know of what was done since the last call."""
+        """Return the messages for the user since the last call."""
         with self._changed:
             return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
 
     def out_of_step(self) -> list[str]:
-        """Return which ranks have called more collectives than others, unless that was said before."""
+        """Return messages on ranks that have called more collectives than others, except those returned before."""
         return self._launch.steps.notes()
 
     # The thread
@@ -181,9 +182,9 @@ class Guardian(Looking):
             for action in actions:
                 try:
                     self._do(action)
-                except DisttrainError:
+                except ClusterClosedError:
                     log.debug("the cluster was closed meanwhile", exc_info=True)
-                except Exception:  # without this thread nothing would bring the session back any more
+                except Exception:  # without this thread the session would never recover again
                     log.exception("%s could not be done", action.do.name)
 
     def _do(self, action: Action) -> None:
@@ -191,7 +192,7 @@ class Guardian(Looking):
             with self._changed:
                 ranks = self._state.running
                 if waited_for(self.looks[rank] for rank in ranks if rank in self.looks):
-                    ranks = set(range(len(self._launch.table))) - self._state.dead  # what did they call there?
+                    ranks = set(range(len(self._launch.table))) - self._state.dead  # which collectives did they call?
                 self._look_at(ranks)
         elif action.do is Do.RELEASE:
             self.release(forced=action.forced)
@@ -211,16 +212,17 @@ class Guardian(Looking):
             self._help(self._end, self._stop)
 
     def release(self, *, forced: bool = False) -> None:
-        """Have whoever waits in a collective, or for the group to be formed, get an error.
+        """Make ranks that wait in a collective, or for the group to be formed, fail with an error.
 
-        All are told whether one waits in MPI ("one", or "many" if for several requests at once), as all take part then.
+        The request states for all ranks whether one waits in MPI ("one", or "many" if for several requests at once),
+        because all take part in the release then.
         """
         with self._changed:
             mpi = waits_in_mpi(look.told for look in self._fresh_looks().values() if look.told is not None)
-        request = {"do": "release", "generation": self._launch.generation, "forced": forced, "mpi": mpi}
+        request = Release(generation=self._launch.generation, forced=forced, mpi=mpi)
         for entry in self._launch.table:
-            if entry.state != "dead":
-                future = self._launch.open_link.request(entry.engine, RANK_REQUEST, request, beside=True)
+            if entry.state != RankState.DEAD:
+                future = self._launch.open_link.request(entry.engine, request)
                 future.add_done_callback(functools.partial(self._on_released, entry.info))
 
     def _on_released(self, info: RankInfo, done: Future[Message]) -> None:
@@ -228,22 +230,22 @@ class Guardian(Looking):
         if content["status"] != "ok":
             why = f"{content['ename']}: {content['evalue']}"
             rank = info.rank
-            self.note(f"rank {rank} on {info.host} could not be released: {why}; {stuck_remedy(self._launch, [rank])}")
+            self.note(f"rank {rank} on {info.host} could not be released: {why}; {self._launch.stuck_remedy([rank])}")
 
     def _kill(self, rank: int) -> None:
-        """End the process of a rank that does not leave a call of MPI; what follows is as after any death."""
+        """Kill a rank that does not return from an MPI call; recovery continues as after any death."""
         entry, told = self._launch.table[rank], self.looks[rank].told or {}
         self.note(
             f"rank {rank} on {entry.info.host} was in {told.get('call', 'MPI')}, which does not end when its "
             "communicator is revoked: after three interrupts its process was ended"
         )
-        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, {"do": "signal", "signal": int(signal.SIGKILL)})
+        self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:
         helper = threading.Thread(target=work, args=args, name="disttrain recovery", daemon=True)
         try:
             helper.start()
-        except RuntimeError:  # no more threads are allowed: here it works as well, or fails in words
+        except RuntimeError:  # no more threads are allowed: run it in this thread, where a failure is reported too
             log.exception("what brings the session back runs in the guardian's own thread")
             work(*args)
             return
@@ -253,7 +255,7 @@ class Guardian(Looking):
         host = self._launch.table[rank].info.host
         try:
             self._launch.replace(rank)
-        except IrreplaceableError as error:  # it says itself what helps
+        except IrreplaceableError as error:  # its message includes the remedy
             with self._changed:
                 if isinstance(error, HostLostError):
                     self._notes.add_lost(rank)
@@ -261,20 +263,20 @@ class Guardian(Looking):
                     self._notes.add_not_replaced(rank, str(error))
             self._finish(lambda state, _now: state.on_replaced(rank, well=False, for_good=True))
             return
-        except Exception as error:  # noqa: BLE001  (whatever it was, who waits for the session has to hear of it)
+        except Exception as error:  # noqa: BLE001  (any failure must be reported to threads that wait for the session)
             with self._changed:
                 self._notes.add_not_replaced(rank, f"{words_of(error)}; {remedy(self._launch.config, [rank])}")
             self._finish(lambda state, _now: state.on_replaced(rank, well=False))
             return
         self._write_down()
         with self._changed:
-            self.looks[rank] = Look(asked_at=-1.0)  # nobody has asked the new process yet
+            self.looks[rank] = Look(asked_at=-1.0)  # no request was sent to the new process yet
         where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
         note = f"rank {rank} was replaced by a new process{where} with fresh variables"
         if (source := self._state.survivor) is not None:
             note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
         table = self._launch.table
-        self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != "dead"), note)
+        self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != RankState.DEAD), note)
 
     def _end(self, how: Callable[[], None]) -> None:
         try:
@@ -288,10 +290,10 @@ class Guardian(Looking):
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            words = f"the process group can't be formed anew: {words_of(error)}; %dist_reset starts the ranks anew"
+            words = f"the process group can't be formed anew: {words_of(error)}; {remedy(self._launch.config)}"
             try:
                 self._release_who_forms()
-            except DisttrainError:
+            except ClusterClosedError:
                 log.debug("the cluster was closed meanwhile", exc_info=True)
             self._finish(lambda state, _now: state.on_formed(well=False), "" if died else words)
             return
@@ -300,30 +302,34 @@ class Guardian(Looking):
         self._finish(lambda state, _now: state.on_formed(well=True), *notes)
 
     def _release_who_forms(self) -> None:
-        """Release those that wait for a rank which could not: again and again, as a release may fall between waits."""
+        """Release ranks that wait for one which failed to join; repeat it, as a release may fall between two waits."""
         deadline = time.monotonic() + RELEASE_SECONDS
         while not self._closed and time.monotonic() < deadline:
-            asked = [entry.forming for entry in self._launch.table if entry.state != "dead"]
+            asked = [entry.forming for entry in self._launch.table if entry.state != RankState.DEAD]
             pending = [future for future in asked if future is not None and not future.done()]
             if not pending:
                 return
             self.release()
-            wait(pending, LOOK_SECONDS)
+            wait(pending, RECOVERY_LOOK_SECONDS)
         for entry in self._launch.table:
-            if entry.state != "dead" and entry.forming is not None and not entry.forming.done() and not self._closed:
+            if (
+                entry.state != RankState.DEAD
+                and entry.forming is not None
+                and not entry.forming.done()
+                and not self._closed
+            ):
                 what = f"rank {entry.info.rank} on {entry.info.host} is stuck in forming the process group"
                 self.end_process(entry, f"{what}, and was not released within {RELEASE_SECONDS:g} s")
 
     def end_process(self, entry: RankEntry, why: str) -> None:
-        """End the process of a rank that is of no use any more, so that it is replaced as one that died."""
+        """Kill a rank that can't be used any more, so that it is replaced like one that died; a job's is only noted."""
         if self._launch.config.job:
             self.note(f"{why}; {remedy(self._launch.config)}")
             return
         self.note(f"{why}; its process is ended")
         rank = entry.info.rank
         self._tell(lambda state, _now: state.on_ending(rank))
-        kill = {"do": "signal", "signal": int(signal.SIGKILL)}
-        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, kill)
+        self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
 
     def _write_down(self) -> None:
         try:
@@ -337,7 +343,7 @@ class Guardian(Looking):
         self._tell(event)
 
     def close(self) -> None:
-        """End the thread; what was begun is not waited for."""
+        """End the thread; do not wait for actions that are in progress."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,7 +1,8 @@
-"""What ranks were seen doing, and what that means together.
+"""Explain hangs from the state that ranks report.
 
-Covers: one look at one rank; who waits in which collective, who is missing and where; collectives that don't match.
-Does not cover: asking the ranks (``guardian``), drawing (``notebook.screen``).
+Covers: the state of one rank; which ranks wait in which collective, which are missing and where they are; mismatched
+collectives.
+Does not cover: requesting the state (``looking``), drawing (``notebook.screen``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.states import RankActivity
+from ..protocol.time_limits import HANG_PATIENCE_SECONDS
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
@@ -20,56 +23,55 @@ if TYPE_CHECKING:
     from ..messages import RankVitals
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+) in (.*)')  # as faulthandler writes it
-_CELL = "ipykernel_"  # in the path of a cell's code
-PATIENCE_SECONDS = 1.0  # for a rank to answer; its control thread may wait for Python's lock
-DEFAULT_GROUP = "0"  # its name, as torch counts groups
+_CELL = "ipykernel_"  # part of the path of a cell's code
+DEFAULT_GROUP = "0"  # torch's name for the default group
 _WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
-# Collectives in which every rank gives tensors of one size; in others the root, or everybody, may differ.
+# Collectives that need tensors of one size on every rank; in others the root's, or all sizes, may differ.
 _ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One rank, as it was seen last; times are those of ``time.monotonic``."""
+    """The latest known state of one rank; times are those of ``time.monotonic``."""
 
     asked_at: float
     answered_at: float = -1.0
-    told: dict[str, Any] | None = None  # see ``engine.where``
-    outside: str = ""  # the stack that its nanny got out of it, the innermost call first
-    still_since: float = 0.0  # since when it was seen at the same place of the same call
+    told: dict[str, Any] | None = None  # the rank's reply: see ``engine.where``
+    outside: str = ""  # the rank's stack as obtained by its nanny, the innermost call first
+    still_since: float = 0.0  # time since which replies show the same place of the same call
 
     def asked_again(self, now: float) -> Look:
-        """Return the look with a question under way."""
+        """Return a copy with a new request pending."""
         return replace(self, asked_at=now)
 
     def answered(self, now: float, told: dict[str, Any] | None) -> Look:
-        """Return the look with an answer; None if the rank could not say."""
+        """Return a copy with the reply ``told``; None if the rank failed to report its state."""
         same = self.told is not None and told is not None and _place(self.told) == _place(told)
         return replace(self, answered_at=now, told=told, outside="", still_since=self.still_since if same else now)
 
     def seen_from_outside(self, stack: str) -> Look:
-        """Return the look with what the nanny found."""
+        """Return a copy with the stack that the nanny obtained."""
         return replace(self, outside=stack)
 
     @property
     def silent_s(self) -> float:
-        """How long a question is unanswered, in seconds."""
+        """Seconds since a request that the rank has not replied to; 0.0 if it has."""
         return 0.0 if self.answered_at >= self.asked_at else time.monotonic() - self.asked_at
 
     @property
     def collective(self) -> dict[str, Any] | None:
-        """The collective that the rank waits in, as the flight recorder tells it."""
+        """The collective in which the rank waits, from the flight recorder; None if it waits in none."""
         return None if self.told is None or self.told["cell"] is None else self.told["collective"]
 
     @property
     def called(self) -> list[dict[str, Any]]:
-        """The collective that the rank waits in, and those that it called where others wait."""
+        """The collective in which the rank waits, and those it has called at positions where other ranks wait."""
         told = [] if self.told is None else self.told["called"]
         return told if self.collective is None else [self.collective, *told]
 
     @property
     def waits_s(self) -> float | None:
-        """How long the rank has been waiting for others, None if it is not."""
+        """How long the rank has been waiting for others, in seconds; None if it is not waiting."""
         if self.told is None or self.told["cell"] is None:
             return None
         collective = self.told["collective"]
@@ -77,17 +79,17 @@ class Look:
             return float(collective["waits_s"])
         if self.told["call"] is None:
             return None
-        return self.answered_at - self.still_since  # e.g. in init_process_group, where nothing is recorded
+        return self.answered_at - self.still_since  # e.g. in init_process_group, which the recorder does not record
 
     @property
     def program(self) -> str:
-        """The program in a process of its own that the rank waits for, in words; empty if for none."""
+        """A description of the separate process that the rank waits for; empty if it waits for none."""
         return "" if self.told is None or self.told["cell"] is None else str(self.told.get("program", ""))
 
     def is_hang(self, after_s: float) -> bool:
-        """Whether the rank waits, or says nothing, for longer than that."""
+        """Whether the rank has waited, or has not replied, for at least this many seconds."""
         if self.waits_s is None:
-            return self.silent_s >= max(after_s, PATIENCE_SECONDS)
+            return self.silent_s >= max(after_s, HANG_PATIENCE_SECONDS)
         return self.waits_s >= after_s
 
 
@@ -97,16 +99,16 @@ def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Mapping[int, str] | None = None) -> list[str]:
-    """Say who waits where and who is missing, one line for ranks that do the same.
+    """Return lines on where ranks wait and which are missing; ranks in the same state share a line.
 
     Parameters
     ----------
     looks
-        Of the ranks that run the cell.
+        State of the ranks that run the cell.
     idle
         Ranks that run no cell.
     ended
-        Those of them that have ended the cell which the others run, with the error it ended with, if any.
+        Those of ``idle`` that have ended the cell which the others run, with its error; empty text for none.
     """
     groups: dict[str, list[int]] = {}
     for rank, look in sorted(looks.items()):
@@ -121,24 +123,24 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Mapping[int, 
 
 
 def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[str]:
-    """Say the same as far as figures tell it, for who looks on while the notebook that holds the cluster is not there.
+    """Return the same lines from the ranks' vitals alone, for observers of a cluster that no notebook holds.
 
     Parameters
     ----------
     figures
-        What each rank told of itself last.
+        The latest vitals of each rank.
     after_s
-        Nothing is said before a rank has waited this long, in seconds.
+        Return no lines until a rank has waited this long, in seconds.
     """
-    waits = [told.waits_s for told in figures.values() if told.state == "in collective"]
+    waits = [told.waits_s for told in figures.values() if told.state == RankActivity.IN_COLLECTIVE]
     if not waits or max(waits) < after_s:
         return []
     groups: dict[str, list[int]] = {}
     for rank, told in sorted(figures.items()):
         at = f" at line {told.line}" if told.line else ""
-        if told.state == "in collective":
+        if told.state == RankActivity.IN_COLLECTIVE:
             doing = f"waits in {told.call}{at}"
-        elif told.state in ("not responding", "stopped"):
+        elif told.state in (RankActivity.NOT_RESPONDING, RankActivity.STOPPED):
             doing = f"not responding for {told.silent_s:.0f} s{at}" if told.silent_s else told.state
         else:
             doing = "in no cell" if told.cell is None else f"in Python code{at}"
@@ -147,7 +149,7 @@ def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[s
 
 
 def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any, Any]]:
-    """Return the collectives that ranks wait in, by group, number and backend: each backend of a group counts alone."""
+    """Return group, number and backend of each collective that ranks wait in; each backend has its own numbers."""
     found = (look.collective for look in looks)
     return sorted({_key(each) for each in found if each is not None and not each["is_p2p"]})
 
@@ -158,7 +160,7 @@ def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 def _doing(look: Look) -> str:
     told = look.told
-    if look.silent_s > PATIENCE_SECONDS:
+    if look.silent_s > HANG_PATIENCE_SECONDS:
         return f"not responding for {look.silent_s:.0f} s{_from_outside(look)}"
     if told is None or told["cell"] is None:
         return "between cells"
@@ -177,7 +179,7 @@ def _done(rank: int, ended: Mapping[int, str]) -> str:
 
 
 def _from_outside(look: Look) -> str:
-    """Say where a rank is that does not answer: in C code that holds Python's lock, or nowhere if it is stopped."""
+    """Return where a rank is that does not reply: in C code that holds the GIL, or unknown if it is stopped."""
     frames = _FRAME.findall(look.outside)
     own = [(line, name) for path, line, name in frames if _CELL in path]
     if own:
@@ -191,7 +193,7 @@ def _at(told: Mapping[str, Any]) -> str:
     if not stack:
         return " outside the cell's own code"
     if not told["line"]:
-        return ""  # of what a magic has the ranks run
+        return ""  # code that a magic runs on the ranks
     filename, _line, _name, text = stack[0]
     own = [frame for frame in stack if frame[0] == filename]
     code = own[-1][3] or text
@@ -203,12 +205,12 @@ def _name(collective: Mapping[str, Any]) -> str:
     group = collective["group"]
     of_group = "" if group == DEFAULT_GROUP else f" of group {group}"
     if collective["number"] is None:
-        return f"{collective['name']}{_shape(collective)}"  # Horovod's, which have names instead
+        return f"{collective['name']}{_shape(collective)}"  # Horovod's collectives have names instead of numbers
     return f"{collective['name']} number {collective['number']}{of_group}{_shape(collective)}"
 
 
 def _kind(collective: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what has to be the same on all ranks; how many numbers, but not in which shape."""
+    """Return what must match on all ranks: the name, and for some collectives dtypes and element counts, not shapes."""
     if collective["name"] not in _ONE_SIZE:
         return (collective["name"],)
     return collective["name"], tuple(collective["dtypes"]), tuple(math.prod(size) for size in collective["sizes"])
@@ -221,9 +223,10 @@ def _shape(collective: Mapping[str, Any]) -> str:
 
 
 def mismatches(looks: Mapping[int, Look]) -> list[str]:
-    """Name collectives that can't go together: ranks wait in one of them, and others called another in its place.
+    """Return lines on mismatched collectives: ranks wait in one of them, and others called another in its place.
 
-    ``looks`` are those of all ranks, also of those that run nothing: Gloo lets some of them go on.
+    ``looks`` has the state of all ranks, also of those that run no cell: with Gloo some ranks return from a mismatched
+    collective.
     """
     found: dict[tuple[Any, Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
     found = {place: {} for place in waited_for(looks.values())}
@@ -241,6 +244,6 @@ def mismatches(looks: Mapping[int, Look]) -> list[str]:
 
 
 def waits_in_mpi(told: Iterable[Mapping[str, Any]]) -> str:
-    """Return what a release has to end in MPI, by what ranks do: "many" requests at once, "one" call, or nothing."""
+    """Return what a release has to end in MPI: "many" if a rank waits for several requests, "one" for a call, or ""."""
     seen = {each.get("mpi") for each in told}
     return next((each for each in ("many", "one") if each in seen), "")

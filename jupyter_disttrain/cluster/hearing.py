@@ -1,9 +1,10 @@
-"""What arrives at a cluster from its ranks and their nannies.
+"""Handle the messages that ranks and their nannies publish.
 
-Covers: handing output to cells, figures to telemetry, what others ask for to who does it; the controller's end.
+Covers: passing output to cells, vitals and metrics to telemetry; requests from the side panel, the loss of the
+controller, the end of a Slurm job.
 Does not cover: replies (``cells``), the sockets (``link``).
 
-All of it is called on the link's thread.
+Messages are handled on the link's thread; notices on a Slurm job arrive on the thread of ``job_watch``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from ..messages import NANNY_REQUEST, Asked, Heard, RankDeath, Used
+from ..messages import Asked, Heard, RankDeath, Used
+from ..protocol.requests import Publish
+from ..protocol.states import RankState
 from .inbox import event_from
 from .link import FIGURES
 from .overview import Overview
@@ -27,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Hearing(Overview):
-    """The part of a cluster that listens."""
+    """The part of a cluster that handles published messages."""
 
     _cells: Cells | None
-    _last_asked = ""  # the token of a wish
-    _places: dict[str, int]  # in the table, by engine
+    _last_asked = ""  # token of the last request from the side panel
+    _places: dict[str, int]  # index in the table, by engine
 
     @abstractmethod
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
@@ -39,7 +42,7 @@ class Hearing(Overview):
 
     @abstractmethod
     def reset(self) -> None:
-        """Start all ranks anew."""
+        """End all ranks and start as many new ones."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -47,7 +50,7 @@ class Hearing(Overview):
 
     @abstractmethod
     def _drop(self, because: str) -> None:
-        """Close the cluster and leave its ranks to themselves."""
+        """Close the cluster and leave its ranks running."""
 
     def _on_message(self, channel: str, message: Message) -> None:
         if channel not in ("iopub", FIGURES):
@@ -72,14 +75,14 @@ class Hearing(Overview):
         self._take(entry, message)
 
     def _on_rank_death(self, entry: RankEntry, message: Message) -> None:
-        """Pass it on, unless the rank's job has ended: that ends the cluster, and is all that there is to say."""
+        """Pass a death on, unless the rank's job has ended: that ends the cluster and explains the death."""
         entry.has_ended = True
 
         def pass_on() -> None:
-            # It is told at every look until it is taken, and by then a copy may find a new process in the rank's place.
-            if self._launch.table[entry.info.rank] is not entry or entry.state == "dead":
+            # A death is reported at every check until it is handled; a later copy may find the rank replaced.
+            if self._launch.table[entry.info.rank] is not entry or entry.state == RankState.DEAD:
                 return
-            self.telemetry.forget(entry.info.rank)
+            self.telemetry.end_rank(entry.info.rank, expected=bool(message["content"]["expected"]))
             self._take(entry, message)
 
         if self._job_watch is None:
@@ -93,22 +96,22 @@ class Hearing(Overview):
             self._cells.take(entry, message, event)
 
     def _entry_of(self, engine: str) -> RankEntry | None:
-        """Return the rank that an engine is; None for one that is no rank any more, or not yet."""
+        """Return the rank of an engine; None if it is not a rank any more, or not yet."""
         table = self._launch.table
         at = self._places.get(engine, -1)
         if at < 0 or at >= len(table) or table[at].engine != engine:
-            self._places = {entry.engine: at for at, entry in enumerate(table)}  # a rank was replaced
+            self._places = {entry.engine: at for at, entry in enumerate(table)}  # outdated if a rank was replaced
             at = self._places.get(engine, -1)
         return table[at] if at >= 0 else None
 
     def _on_asked(self, asked: Asked, entry: RankEntry) -> None:
-        """Do what somebody asks for in the side panel; the notebook may be busy or not."""
+        """Carry out a request from the side panel, whether the notebook is busy or not."""
         if time.monotonic() > asked.until_s or asked.token == self._last_asked:
-            return  # it was stopped meanwhile, and who asked was told so
+            return  # expired, e.g. while this process was stopped, and reported as failed; or a repetition
         self._last_asked = asked.token
         heard = Heard(token=asked.token)
-        request = {"do": "publish", "msg_type": heard.msg_type, "content": heard.to_content()}
-        self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)
+        request = Publish(record_type=heard.msg_type, content=heard.to_content())
+        self._launch.open_link.request(entry.nanny, request)
         if asked.what == "stop":
             self._end_because("was ended from the side panel")
         else:
@@ -116,31 +119,33 @@ class Hearing(Overview):
             threading.Thread(target=does, name=f"disttrain {asked.what}", daemon=True).start()
 
     def _on_job_notice(self, words: str) -> None:
-        """Tell what should be known of the job: in a cell that runs, in the status, and with the next cell."""
+        """Report a notice on the job: in the running cell, in the status, and with the next cell."""
         self.telemetry.remarks.job = words
         self._guardian.note(words)
 
     def _on_job_over(self, words: str) -> None:
-        """End with the job, unless that has ended for want of a controller.
+        """End the cluster with its job, unless the job ended because the controller was lost.
 
-        Where the ranks are only just being told who they are, that fails by itself.
+        If the job ends while the ranks are being identified, the start fails by itself.
         """
         if self._launch.lost_because:
             return
         self._end_because(f"has lost its nodes: {words}")
 
     def _on_lost(self) -> None:
-        """Take note that the controller is gone, and nobody can be reached any more."""
+        """Handle the loss of the controller: the ranks can't be reached any more."""
         if self._cells is None:
-            return  # it is just being joined, and that fails now
+            return  # the cluster is being joined, which fails now
         why = self._launch.lost_because
-        for entry in self.table:
-            entry.state = "dead"
-        self._guardian.close()
         limit = self.config.idle_timeout_s
-        if self._launch.is_being_stopped:
+        is_stopped, is_unused = self._launch.is_being_stopped, bool(limit) and self.idle_s >= limit
+        for entry in self.table:
+            self.telemetry.end_rank(entry.info.rank, expected=is_stopped or is_unused)
+            entry.state = RankState.DEAD
+        self._guardian.close()
+        if is_stopped:
             self._end_because("was ended by jupyter disttrain stop")
-        elif limit and self.idle_s >= limit:
+        elif is_unused:
             self._end_because(f"was ended, because nobody had used it for {limit:g} s")
         elif self.config.job:
             self._leave_because(why)
@@ -148,15 +153,15 @@ class Hearing(Overview):
             self._cells.abandon(why)
 
     def _leave_because(self, reason: str) -> None:
-        """Close the cluster here; what is left of it there is not ended."""
+        """Close the cluster in this process; do not end what is left of it elsewhere."""
         self._abandon(reason)
         because = f"is out of reach: {reason}"
-        threading.Thread(target=self._drop, args=(because,), name="disttrain leave").start()  # which joins this thread
+        threading.Thread(target=self._drop, args=(because,), name="disttrain leave").start()  # it joins this thread
 
     def _end_because(self, reason: str) -> None:
         self._launch.closed_because = reason
         self._abandon(f"the cluster {self.name!r} {reason}; start one with %dist_init")
-        threading.Thread(target=self.shutdown, name="disttrain end").start()  # which joins this thread
+        threading.Thread(target=self.shutdown, name="disttrain end").start()  # it joins this thread
 
     def _abandon(self, reason: str) -> None:
         if self._cells is not None:

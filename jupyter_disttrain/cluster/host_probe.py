@@ -1,10 +1,10 @@
-"""What a host says of itself; sent to its Python over ssh and run there.
+"""Report the state of a host; this source is sent to the host's Python over ssh and run there.
 
 Covers: versions, folders, clock, disks, GPUs, addresses, InfiniBand, whether other hosts can be reached.
-Does not cover: judging what was found (``preflight``), choosing the network (``network``).
+Does not cover: evaluating the report (``preflight``), choosing the network (``network``).
 
-It talks in lines: a request comes in as JSON, an answer goes out as JSON behind a mark, since login scripts print too.
-It needs the standard library only, and imports little of it: people wait for its answer.
+The protocol is one line per message: a request is JSON on stdin, a reply is JSON on stdout after a mark, because login
+scripts print too. The module needs only the standard library, and imports little of it, as users wait for the reply.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Any
 
 MARK = "disttrain-probe "
 PACKAGE = "jupyter_disttrain"
-COMMAND_SECONDS = 10.0  # for a command to tell its version
+COMMAND_SECONDS = 10.0  # for a command to end, e.g. mpiexec --version
 
-# Linux's numbers for "tell me all addresses" (rtnetlink(7)) and for an interface's flags (netdevice(7)).
+# Linux's constants for a request of all addresses (rtnetlink(7)) and for an interface's flags (netdevice(7)).
 _GET_ADDRESSES, _NEW_ADDRESS, _DONE, _REQUEST_DUMP = 22, 20, 3, 0x301
 _ADDRESS, _LOCAL = 1, 2
 _GET_FLAGS = 0x8913
@@ -39,7 +39,7 @@ _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40
 
 
 def main() -> None:
-    """Answer the client's requests until it leaves."""
+    """Reply to the client's requests until it closes the connection."""
     listener: socket.socket | None = None
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -55,12 +55,12 @@ def main() -> None:
         if kind == "reach":
             break
     if listener is not None:
-        sys.stdin.buffer.read(1)  # the others may still try; the client closes once all have told
+        sys.stdin.buffer.read(1)  # other hosts may still connect; the client closes stdin once all have replied
         listener.close()
 
 
 def report(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what this host has of what the client wants."""
+    """Return what the client requested to know about this host."""
     mpiexec = daemon_beside(request["mpiexec"]) if request["mpiexec"] else ""
     asked = ask_version(mpiexec) if mpiexec else None
     sys.path[:] = [*request["python_path"], *(entry for entry in sys.path if entry)]
@@ -85,7 +85,7 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def python_version() -> str:
-    """Return the version up to its second number, by which pickled code is bound."""
+    """Return the implementation and the minor version: pickled code needs the same one."""
     return f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -98,7 +98,7 @@ def version_of(name: str) -> str:
 
 
 def package() -> dict[str, str]:
-    """Return where this package lies, its version and a digest that tells one state of its files from another."""
+    """Return this package's folder, version, and a digest of the names and sizes of its files."""
     found = util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         return {"package_folder": "", "package_version": "", "package_digest": ""}
@@ -124,7 +124,7 @@ def shared(folder: str, nonce: str) -> str:
 def unwritable(folder: str) -> str:
     """Return an empty string if a file can be written there, else why not."""
     if not Path(folder).is_dir():
-        return ""  # told by `shared`
+        return ""  # reported by `shared`
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * 4096)
@@ -134,8 +134,8 @@ def unwritable(folder: str) -> str:
 
 
 def temporary_folder(wanted: str) -> str:
-    """Return the client's folder for temporary files, or this host's where it has none of that name."""
-    return wanted if Path(wanted).is_dir() else os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (only looked at)
+    """Return the client's temporary folder, or this host's if that does not exist here."""
+    return wanted if Path(wanted).is_dir() else os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (only checked)
 
 
 def working(folder: str) -> str:
@@ -146,7 +146,7 @@ def working(folder: str) -> str:
 
 
 def free_bytes(folder: str) -> int:
-    """Return what an ordinary user may still write there, -1 where there is no such folder."""
+    """Return the bytes that an unprivileged user may still write there, -1 if the folder does not exist."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -154,7 +154,7 @@ def free_bytes(folder: str) -> int:
 
 
 def gpus() -> int:
-    """Return the number of NVIDIA GPUs, without waking them where the driver lists them as files."""
+    """Return the number of NVIDIA GPUs, without initializing them if the driver lists them as files."""
     listed = Path("/proc/driver/nvidia/gpus")
     if listed.is_dir():
         return len(list(listed.iterdir()))
@@ -164,12 +164,12 @@ def gpus() -> int:
     try:
         said = subprocess.run([command, "-L"], capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
-        return 0  # a driver that doesn't answer has no GPU that could be used
+        return 0  # with a driver that doesn't respond no GPU can be used
     return sum(line.startswith("GPU ") for line in said.stdout.splitlines())
 
 
 def addresses() -> list[dict[str, Any]]:
-    """Return the addresses of all interfaces that carry data, each with its interface and the length of its prefix."""
+    """Return the addresses of all interfaces that are up and running, each with its interface and prefix length."""
     found: list[dict[str, Any]] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:  # `ip` may be missing, and takes longer
         link.sendto(struct.pack("=IHHIIBxxx", 20, _GET_ADDRESSES, _REQUEST_DUMP, 1, 0, socket.AF_UNSPEC), (0, 0))
@@ -187,12 +187,12 @@ def addresses() -> list[dict[str, Any]]:
 
 
 def _address(message: bytes) -> dict[str, Any] | None:
-    """Read one answer of the kernel: an ifaddrmsg and its attributes."""
+    """Parse one reply of the kernel: an ifaddrmsg and its attributes."""
     family, prefix, _, scope, index = struct.unpack_from("=BBBBI", message)
     try:
         name = socket.if_indextoname(index)
     except OSError:
-        return None  # the interface was just taken away
+        return None  # the interface was just removed
     flags = _flags(name)
     values: dict[int, bytes] = {}
     position = 8
@@ -200,7 +200,7 @@ def _address(message: bytes) -> dict[str, Any] | None:
         length, kind = struct.unpack_from("=HH", message, position)
         values[kind] = message[position + 4 : position + length]
         position += max(4, (length + 3) & ~3)
-    raw = values.get(_LOCAL, values.get(_ADDRESS))  # of a point-to-point link the other is the peer's
+    raw = values.get(_LOCAL, values.get(_ADDRESS))  # on a point-to-point link _ADDRESS is the peer's
     is_link_local = family == socket.AF_INET6 and scope == 253  # noqa: PLR2004  (RT_SCOPE_LINK)
     if raw is None or is_link_local or not flags & _UP or not flags & _RUNNING:
         return None
@@ -213,13 +213,13 @@ def _flags(interface: str) -> int:
         try:
             answer = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sH22x", interface.encode(), 0))
         except OSError:
-            return 0  # it went away just now
+            return 0  # the interface was just removed
     flags: int = struct.unpack_from("=16xH", answer)[0]
     return flags
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
-    """Return every port of every RDMA device, as the kernel tells of it."""
+    """Return every port of every RDMA device, as the kernel describes it."""
     if not Path(root).is_dir():
         return []
     return [_port(port) for device in sorted(Path(root).iterdir()) for port in sorted((device / "ports").glob("*"))]
@@ -253,14 +253,14 @@ def daemon_beside(mpiexec: str) -> str:
 
 
 def ask_version(mpiexec: str) -> subprocess.Popen[str]:
-    """Have mpiexec tell its version; whoever asks may look at other things meanwhile."""
+    """Start ``mpiexec --version``; the caller can do other work until it reads the output with :func:`hear`."""
     return subprocess.Popen(  # noqa: S603
         [mpiexec, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
 def hear(process: subprocess.Popen[str]) -> str:
-    """Return what it told, nothing if it does not end."""
+    """Return the output of a process; empty if it does not end in time."""
     with process:
         try:
             said, _ = process.communicate(timeout=COMMAND_SECONDS)
@@ -277,12 +277,12 @@ def open_mpi_version(said: str) -> str:
 
 
 def listen(address: str) -> tuple[socket.socket | None, dict[str, Any]]:
-    """Open a port on one address, for the others to try; nothing is read from it."""
+    """Open a port on one address, so that other hosts can try to connect; nothing is read from it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
-        listener.listen(1024)  # the kernel accepts by itself as long as there is room
+        listener.listen(1024)  # the kernel completes connections as long as the backlog has room
     except OSError as error:
         listener.close()
         return None, {"port": 0, "why": error.strerror or str(error)}
@@ -290,7 +290,7 @@ def listen(address: str) -> tuple[socket.socket | None, dict[str, Any]]:
 
 
 def reach(targets: list[list[Any]], limit_s: float) -> list[str]:
-    """Connect to every address and port at once; return an empty string for each that answered, else why not."""
+    """Connect to all addresses and ports concurrently; return an empty string for each success, else the error."""
     outcomes = ["no answer"] * len(targets)
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:

@@ -1,7 +1,7 @@
-"""What is known of a host before anything starts there, and what is wanted of it.
+"""Define the report of a host before ranks start there, and the requirements on it.
 
-Covers: the records, and what this machine itself has.
-Does not cover: asking the hosts (``survey``), judging their answers (``preflight``), the network (``network``).
+Covers: the records, the requirements that follow from this machine.
+Does not cover: probing the hosts (``survey``), evaluating the reports (``preflight``), the network (``network``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-SILENT = "no answer"  # the failure of a host of which not even ssh says anything
+SILENT = "no answer"  # the failure of a host from which neither a reply nor an error came
 LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
 
 
@@ -29,7 +29,7 @@ class Address:
 
     interface: str  # "eth0"
     address: str
-    prefix: int  # length of the network's part, in bits
+    prefix: int  # length of the network prefix, in bits
     loopback: bool = False
 
 
@@ -41,24 +41,24 @@ class Port:
     port: int
     active: bool
     link_layer: str  # "InfiniBand", or "Ethernet" for RoCE
-    rate: str = ""  # in the kernel's words: "100 Gb/sec (4X EDR)"
-    interfaces: tuple[str, ...] = ()  # for IP over it, e.g. "ib0"
+    rate: str = ""  # as the kernel reports it: "100 Gb/sec (4X EDR)"
+    interfaces: tuple[str, ...] = ()  # for IP over this port, e.g. "ib0"
 
     @property
     def name(self) -> str:
-        """The port as NCCL and UCX name it."""
+        """The port's name in NCCL and UCX."""
         return f"{self.device}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """What a host said of itself, or why it said nothing."""
+    """A host's report, or the reason why there is none."""
 
-    name: str  # as the person wrote it
-    failure: str = ""  # ssh's or Python's own words where there was no answer; all below is unknown then
-    exit_code: int | None = None  # of ssh, where there was no answer; None: it had to be ended
+    name: str  # as the user wrote it
+    failure: str = ""  # error output of ssh or Python if there was no reply; all fields below are unknown then
+    exit_code: int | None = None  # of ssh, if there was no reply; None: ssh had to be killed
     hostname: str = ""
-    ssh_address: str = ""  # at which ssh, or Slurm, reached it; empty where it does not tell
+    ssh_address: str = ""  # at which ssh or Slurm reached the host; empty if unknown
     addresses: tuple[Address, ...] = ()
     infiniband: tuple[Port, ...] = ()
     python: str = ""  # "CPython 3.11"
@@ -66,71 +66,71 @@ class HostReport:
     package_folder: str = ""  # empty: not installed
     package_version: str = ""
     package_digest: str = ""
-    shared: str = ""  # what keeps it from seeing the client's file; empty: it sees it, or was not asked
-    unwritable: Mapping[str, str] = field(default_factory=dict)  # folders where no file can be written, and why
-    working: str = ""  # what is wrong with the working directory
+    shared: str = ""  # why it does not see the client's file; empty: it sees it, or that was not checked
+    unwritable: Mapping[str, str] = field(default_factory=dict)  # folders where no file can be written: the reason
+    working: str = ""  # what is wrong with the working directory; empty: nothing
     free_bytes: Mapping[str, int] = field(default_factory=dict)  # by folder
     gpus: int = 0
     daemon: str = ""  # version of the Open MPI whose daemon mpiexec would start there; empty: none
-    clock_ahead_s: float = 0.0  # of this machine's
+    clock_ahead_s: float = 0.0  # seconds by which its clock is ahead of this machine's
     unreached: Mapping[str, str] = field(
         default_factory=dict
-    )  # other hosts, by name; "" is the client: the system's words
-    client_address: str = ""  # this machine's, that it tried
-    address: str = ""  # that the others tried
-    port: int = 0  # that the others tried; 0: none could be opened
+    )  # hosts that it could not reach: the system's error, by name; "" is the client
+    client_address: str = ""  # address of this machine to which it tried to connect
+    address: str = ""  # its address to which the other hosts tried to connect
+    port: int = 0  # its port to which the other hosts tried to connect; 0: none could be opened
     unopened: str = ""  # why no port could be opened
 
     @property
     def answered(self) -> bool:
-        """Whether the host could be asked."""
+        """Whether the host has replied."""
         return not self.failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What every host must have."""
+    """Requirements on every host."""
 
     python: str = sys.executable
     python_version: str = field(default_factory=host_probe.python_version)
-    python_path: tuple[str, ...] = ()  # what PYTHONPATH adds
+    python_path: tuple[str, ...] = ()  # entries of PYTHONPATH
     library_path: str = ""  # LD_LIBRARY_PATH, which Python itself may need to be loaded
     package_folder: str
     package_version: str
     package_digest: str
-    torch: str | None  # None: the ranks do without
-    mpiexec: str | None = None  # Open MPI's; None: the ranks do without
+    torch: str | None  # version; None: the ranks don't use torch
+    mpiexec: str | None = None  # path of Open MPI's mpiexec; None: the ranks don't use it
     mpi_version: str = ""
-    shared_folder: Path | None = None  # that all must see; None: none is needed
+    shared_folder: Path | None = None  # folder that all hosts must see; None: none is needed
     temporary_folder: str = field(default_factory=tempfile.gettempdir)
     working_folder: str = field(default_factory=os.getcwd)
-    interface: str | None = None  # its name, or the network in CIDR form; None: chosen
+    interface: str | None = None  # name of the interface, or the network in CIDR form; None: chosen automatically
     least_free_bytes: int = LEAST_FREE_BYTES
-    limit_s: float = 20.0  # for a host to answer
-    reach_s: float = 3.0  # for one host to reach another
-    by: str = "ssh"  # what leads to the hosts; "srun": they are nodes of a Slurm job
+    limit_s: float = 20.0  # for a host to reply
+    reach_s: float = 3.0  # for one host to connect to another
+    by: str = "ssh"  # command that starts processes on the hosts; "srun": they are nodes of a Slurm job
 
     @classmethod
     def here(
         cls, *, torch: bool = True, mpiexec: str | None = None, forward: Sequence[str] = (), **others: Any
     ) -> Wanted:
-        """Want on every host what this machine has.
+        """Return the requirements that follow from what this machine has.
 
         Parameters
         ----------
         torch
-            Whether the ranks use it.
+            Whether the ranks use torch.
         mpiexec
-            Open MPI's, if the ranks are started by it.
+            Path of Open MPI's mpiexec, if it starts the ranks.
         forward
-            Variables that the ranks are given there, as in ``ClusterConfig.forward``.
+            Environment variables to set for the ranks, as in ``ClusterConfig.forward``.
         others
-            Fields of this class.
+            Further fields of this class.
 
         Raises
         ------
         UsageError
-            If a variable is to be forwarded that is not set.
+            If a variable to forward is not set.
         """
         environment = forwarded(os.environ, forward)
         said = host_probe.hear(host_probe.ask_version(mpiexec)) if mpiexec else ""
@@ -139,7 +139,7 @@ class Wanted:
             torch=host_probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
             mpi_version=host_probe.open_mpi_version(said),
-            python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (links stay)
+            python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (keep symbolic links)
             library_path=environment.get("LD_LIBRARY_PATH", ""),
             **{**host_probe.package(), **others},
         )
@@ -151,7 +151,7 @@ def own_addresses() -> tuple[Address, ...]:
 
 
 def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostReport:
-    """Read what ``host_probe.report`` said; ``now_s`` is when it arrived."""
+    """Parse the reply of ``host_probe.report``, which arrived at ``now_s``, in seconds since the epoch."""
     known = dict(answer)
     ssh = known.pop("ssh")
     known["addresses"] = tuple(Address(**each) for each in known["addresses"])
@@ -163,5 +163,5 @@ def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostRepor
 
 
 def _server(ssh_connection: list[str]) -> str:
-    """Return the server's address in SSH_CONNECTION: client, its port, server, its port."""
+    """Return the server's address from SSH_CONNECTION, which has the client, its port, the server and its port."""
     return ssh_connection[2].partition("%")[0] if len(ssh_connection) == 4 else ""  # noqa: PLR2004

@@ -1,14 +1,14 @@
-"""Whether other hosts can be reached.
+"""Detect hosts that stopped responding.
 
-Covers: asking a nanny of each host for a sign of life, a host that does not answer, one that answers again, nannies
-that were killed there.
-Does not cover: what follows from a rank's death (``recovery``), the rank's own view (``engine.cluster_watch``).
+Covers: heartbeat requests to a nanny of each host, the decision that a host is lost, a host that replies again.
+Does not cover: sending the requests (``reach``), what follows from a rank's death (``recovery``), the rank's own view
+(``engine.cluster_watch``).
 
-:class:`HostWatch` is a state machine without I/O. It counts turns and not only seconds: a notebook that was stopped for
-a while must not take its own absence for that of all hosts.
+:class:`HostWatch` is a state machine without I/O. It counts turns as well as seconds: a notebook that was stopped for
+a while must not mistake its own pause for silence of all hosts.
 
-A TCP connection survives a network that is cut for some seconds: what was sent then comes later. So a host counts as
-lost only after ``LOST_SECONDS``, and what ranks said until then is not lost with a shorter cut.
+A TCP connection survives a network that is cut for some seconds: messages sent during the cut arrive later. So a host
+counts as lost only after ``LOST_SECONDS``, and a shorter cut loses no output of its ranks.
 """
 
 from __future__ import annotations
@@ -16,36 +16,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..protocol.time_limits import ASK_SECONDS, HOST_WATCH_LATE_SECONDS, HOST_WATCH_SILENT_SECONDS, LOST_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-LOST_SECONDS = 5.6  # without an answer
-LATE_SECONDS = 2.0  # by which hosts that fall silent together may differ
-LOST_TURNS = 10  # and so many turns without one
-ASK_SECONDS = 0.5  # between two questions to a host that answers; one that is silent is asked at every turn
-SILENT_SECONDS = 2.0  # without an answer, before it is told that it came back
+LOST_TURNS = 10  # turns without a reply before a host counts as lost, in addition to LOST_SECONDS
 
 
 @dataclass(slots=True)
 class Host:
-    """One host and the probes of its nannies."""
+    """One host and the probes (ping sockets) of its nannies."""
 
     probes: set[str]
-    next_at: float = 0.0  # when it is asked again
-    asked_at: float | None = None  # the first question since the last answer
-    turns: int = 0  # since then
+    next_at: float = 0.0  # time of the next request
+    asked_at: float | None = None  # time of the first request since the last reply
+    turns: int = 0  # turns since ``asked_at``
     lost: bool = False
-    returned_after_s: float = 0.0  # that it did not answer; 0: nothing to tell
+    returned_after_s: float = 0.0  # seconds without a reply before it replied again; 0: nothing to report
 
 
 @dataclass(slots=True)
 class HostWatch:
-    """Which hosts answer."""
+    """The hosts of a cluster, and which of them respond."""
 
     hosts: dict[str, Host] = field(default_factory=dict)
 
     def know(self, probes: Mapping[str, Collection[str]]) -> None:
-        """Take the probes of the ranks that live, by host; a lost host is known until it has been told to end them."""
+        """Set the probes of living ranks, by host; keep a lost host until :meth:`forget`."""
         for name, of_host in probes.items():
             host = self.hosts.setdefault(name, Host(probes=set(of_host)))
             if not host.lost:
@@ -54,7 +52,7 @@ class HostWatch:
             del self.hosts[name]
 
     def questions(self, now: float) -> list[str]:
-        """Return the probes to ask now: one of each host, all of one that is silent."""
+        """Return the probes to send a request to now: one of each host, but all of a host that owes a reply."""
         asked: list[str] = []
         for host in self.hosts.values():
             is_silent = host.asked_at is not None
@@ -68,7 +66,7 @@ class HostWatch:
         return asked
 
     def on_answer(self, probe: str, now: float) -> str:
-        """Note an answer; returns the name of a host that was lost and is there again, else an empty string."""
+        """Record a reply; return the host's name if it was lost and responds again, else an empty string."""
         for name, host in self.hosts.items():
             if probe not in host.probes:
                 continue
@@ -76,12 +74,12 @@ class HostWatch:
             host.asked_at, host.turns = None, 0
             if host.lost:
                 return name
-            if silent_s >= SILENT_SECONDS:
+            if silent_s >= HOST_WATCH_SILENT_SECONDS:
                 host.returned_after_s = silent_s
         return ""
 
     def take_lost(self, now: float) -> dict[str, float]:
-        """Return the hosts that count as lost since the last call, with the seconds since the first lost question."""
+        """Return the hosts newly counted as lost, with the seconds since the first request without a reply."""
         found = {}
         for name, host in self.hosts.items():
             if host.lost or host.asked_at is None or host.turns < LOST_TURNS or now - host.asked_at < LOST_SECONDS:
@@ -91,12 +89,12 @@ class HostWatch:
         return found
 
     def all_silent(self, now: float) -> bool:
-        """Whether no host has answered for about as long as one that counts as lost."""
+        """Whether no host has replied for about as long as it takes to count as lost."""
         asked = [host.asked_at for host in self.hosts.values()]
-        return all(at is not None and now - at >= LOST_SECONDS - LATE_SECONDS for at in asked)
+        return all(at is not None and now - at >= LOST_SECONDS - HOST_WATCH_LATE_SECONDS for at in asked)
 
     def take_returned(self) -> dict[str, float]:
-        """Return the hosts that answer again, with the seconds that they did not."""
+        """Return the hosts that respond again, with the seconds for which they did not."""
         found = {name: host.returned_after_s for name, host in self.hosts.items() if host.returned_after_s}
         for name in found:
             self.hosts[name].returned_after_s = 0.0

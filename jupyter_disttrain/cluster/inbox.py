@@ -1,6 +1,7 @@
-"""Read what ranks publish.
+"""Convert the messages that ranks publish on iopub to events.
 
-Covers: a message of iopub to an event.
+Covers: output, displays, comms, idle messages, deaths, errors of logs.
+Does not cover: replies to cells (``cells``), vitals and metrics (``telemetry``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _COMMS = ("comm_open", "comm_msg", "comm_close")
 
 
 def event_from(rank: int, message: dict[str, Any]) -> Event | None:
-    """Return the event that a message tells of, None for those that nobody needs."""
+    """Return the event for a message; None for messages that no cell needs."""
     msg_type: str = message["header"]["msg_type"]
     content = message["content"]
     now = time.time()

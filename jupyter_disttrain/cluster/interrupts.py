@@ -1,9 +1,9 @@
-"""Interrupts that wait for their turn.
+"""Defer interrupts of the main thread.
 
-Covers: SIGINT of the main thread while processes are started, while a cell is sent, and while it is waited for.
-Does not cover: what an interrupt does to the ranks (``cell_run``).
+Covers: SIGINT while processes are started, while a cell is sent, and during the wait for it.
+Does not cover: the effect of an interrupt on the ranks (``cell_run``).
 
-Raised in the midst of sending, KeyboardInterrupt would leave a cell that runs on some ranks and that nobody waits for.
+A KeyboardInterrupt raised while a cell is sent would leave it running on some ranks without a thread that waits for it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StartInterruptedError
+from ..protocol.time_limits import DEAF_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENT_INTERRUPTS = 3  # that wait for their turn
-DEAF_SECONDS = 1.0  # without a look at them, and the next one is raised
+PATIENT_INTERRUPTS = 3  # maximum number of pending interrupts
 
-_current: Held | None = None  # of the main thread
+_current: Held | None = None  # the deferred interrupts of the main thread
 
 
 class Held:
-    """Interrupts, as they come and as they are obeyed."""
+    """Counts of interrupts that were received and that were handled."""
 
     def __init__(self) -> None:
         self.pressed = 0
         self.obeyed = 0
         self._heard_at = time.monotonic()
-        self.wake: Callable[[], None] = lambda: None  # tells whoever waits that one has come
+        self.wake: Callable[[], None] = lambda: None  # wakes the thread that waits for a cell
 
     @property
     def waiting(self) -> bool:
-        """Whether there is one that was not obeyed yet."""
+        """Whether there is an interrupt that was not handled yet."""
         return self.pressed > self.obeyed
 
     def on_sigint(self, _number: int, _frame: Any) -> None:
-        """Take note; a person who presses again and again while nobody looks at it gets KeyboardInterrupt at once."""
+        """Count the interrupt; a further one raises KeyboardInterrupt at once if the pending ones are not checked.
+
+        That is so once ``PATIENT_INTERRUPTS`` are pending, and :meth:`heard` was not called for ``DEAF_SECONDS``.
+        """
         if self.pressed - self.obeyed < PATIENT_INTERRUPTS:
             self.pressed += 1
         elif time.monotonic() - self._heard_at > DEAF_SECONDS:
@@ -48,18 +51,18 @@ class Held:
         self.wake()
 
     def heard(self) -> None:
-        """Say that somebody looks at what was pressed."""
+        """Record that the pending interrupts are being checked."""
         self._heard_at = time.monotonic()
 
 
 @contextmanager
 def held_interrupts() -> Iterator[Held]:
-    """Hold interrupts back, where this thread is the one they would hit; within another such block, that one's.
+    """Defer interrupts within the block, if this is the main thread; a nested block shares those of the outer one.
 
     Raises
     ------
     KeyboardInterrupt
-        At the end of the block, if one came that was not obeyed within.
+        At the end of the outermost block, if an interrupt came that was not handled within.
     """
     global _current  # noqa: PLW0603  (a process has one handler of SIGINT)
     if threading.current_thread() is not threading.main_thread():
@@ -69,7 +72,7 @@ def held_interrupts() -> Iterator[Held]:
         yield _current
         return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield Held()  # the program has a handler of its own
+        yield Held()  # the program has its own handler
         return
     held = _current = Held()
     signal.signal(signal.SIGINT, held.on_sigint)
@@ -84,7 +87,7 @@ def held_interrupts() -> Iterator[Held]:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Raise an interrupt that comes meanwhile only at the end."""
+    """Defer interrupts to the end of the block, and raise KeyboardInterrupt there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -99,6 +102,6 @@ def deferred_interrupts() -> Iterator[None]:
 
 
 def raise_interrupted(error: BaseException) -> None:
-    """Raise what a person reads whose interrupt has ended a start; nothing of it is left by then."""
+    """Raise a StartInterruptedError in place of a KeyboardInterrupt; call it once nothing of the start is left."""
     if isinstance(error, KeyboardInterrupt) and not isinstance(error, StartInterruptedError):
         raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None

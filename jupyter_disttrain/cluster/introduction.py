@@ -1,7 +1,7 @@
-"""Tell ranks who they are, and have them form a process group.
+"""Identify ranks and form their process group.
 
-Covers: what each rank is told of itself, the store, the group, waiting for what ranks reply.
-Does not cover: starting their processes (``start``), when a group is formed anew (``recovery``).
+Covers: the identity and settings that each rank receives, the store, the group, waiting for the ranks' replies.
+Does not cover: starting their processes (``start``), when a group is formed again (``recovery``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
-from ..messages import RANK_REQUEST
+from ..protocol.requests import Form, Identify, OpenStore
+from ..protocol.states import RankState
 from .arrivals import Arrivals, check_reply, too_late
 from .rank_environment import library_defaults, session_environment
 from .rank_table import RankEntry
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class Introduction:
-    """The part of a launch that makes ranks of processes."""
+    """The part of a launch that turns processes into ranks."""
 
     config: ClusterConfig
     folders: Folders
     placement: Placement
     table: list[RankEntry]
     address: str  # MASTER_ADDR
-    generation: int  # of the process group: how often it was formed
-    mpi_lost: str  # why MPI has no world of all ranks
-    mpi_revoked: bool  # and is to be made anew with the group
+    generation: int  # number of times the process group was formed
+    mpi_lost: str  # why MPI has no world of all ranks; empty if it has
+    mpi_revoked: bool  # whether MPI's world was revoked and must be created again with the group
     steps: Steps
     _arrivals: Arrivals
     _started: bool
@@ -51,7 +52,7 @@ class Introduction:
         raise NotImplementedError
 
     def _introduce(self, entries: list[tuple[RankInfo, RankHello, NannyHello]]) -> None:
-        """Tell each rank who it is, and have all form the process group."""
+        """Send each rank its identity, and have all ranks form the process group."""
         self.table = [
             RankEntry(
                 info=info,
@@ -69,19 +70,18 @@ class Introduction:
         self.form()
 
     def _identify(self, entry: RankEntry) -> Future[Message]:
-        request = {
-            "do": "identify",
-            "info": entry.info.as_dict(),
-            "environment": session_environment(entry.info, self.folders.cluster_id),
-            "defaults": library_defaults(entry.info),
-            "log_path": str(self.folders.rank_log(entry.info.rank)),
-            "address": self.address,
-            "timeout_s": self.config.timeout_s,
-            "shelf": self.folders.shelf_name,
-            "shelf_token": self.folders.shelf_token,
-            "uses_tensorflow": bool(self.config.tf_roles),
-        }
-        return self.open_link.request(entry.engine, RANK_REQUEST, request)
+        request = Identify(
+            info=entry.info.as_dict(),
+            environment=session_environment(entry.info, self.folders.cluster_id),
+            defaults=library_defaults(entry.info),
+            log_path=str(self.folders.rank_log(entry.info.rank)),
+            address=self.address,
+            timeout_s=self.config.timeout_s,
+            shelf=self.folders.shelf_name,
+            shelf_token=self.folders.shelf_token,
+            uses_tensorflow=bool(self.config.tf_roles),
+        )
+        return self.open_link.request(entry.engine, request)
 
     def form(self) -> dict[str, list[int]]:
         """Have all ranks form a process group, over a store that rank 0 opens on a new port.
@@ -89,7 +89,8 @@ class Introduction:
         Returns
         -------
         dict of str to list of int
-            What of earlier groups could not be made anew: the lines that made it, and the ranks where it is gone.
+            What could not be created again of earlier groups: a line of text for each part, with the ranks that lost
+            it.
 
         Raises
         ------
@@ -97,15 +98,21 @@ class Introduction:
             If a rank does not join.
         """
         self.generation += 1
-        if not self.config.address and self.placement.hosts:  # rank 0 may have come to another host
+        if not self.config.address and self.placement.hosts:  # rank 0 may have moved to another host
             self.address = self.placement.addresses[self.table[0].launch_host]
-        place = {"address": self.address, "port": self.config.port if self.generation == 1 else 0}
-        place["generation"] = self.generation
-        opened = self.open_link.request(self.table[0].engine, RANK_REQUEST, {"do": "open_store", **place})
-        place["port"] = self._wait([(self.table[0], opened)], "open the store")[0]["port"]
-        request = {"do": "form", **place, "mpi_lost": self.mpi_lost, "mpi_revoked": self.mpi_revoked}
-        request |= {"places": [entry.place for entry in self.table], "tf_roles": self.config.tf_roles}
-        asked = [(entry, self.open_link.request(entry.engine, RANK_REQUEST, request)) for entry in self.table]
+        wanted_port = self.config.port if self.generation == 1 else 0
+        store = OpenStore(address=self.address, port=wanted_port, generation=self.generation)
+        opened = self.open_link.request(self.table[0].engine, store)
+        request = Form(
+            address=self.address,
+            port=self._wait([(self.table[0], opened)], "open the store")[0]["port"],
+            generation=self.generation,
+            mpi_lost=self.mpi_lost,
+            mpi_revoked=self.mpi_revoked,
+            places=[entry.place for entry in self.table],
+            tf_roles=self.config.tf_roles,
+        )
+        asked = [(entry, self.open_link.request(entry.engine, request)) for entry in self.table]
         for entry, future in asked:
             entry.forming = future
         lost: dict[str, list[int]] = {}
@@ -119,12 +126,18 @@ class Introduction:
             reports[entry.info.rank] = content
         self.mpi_revoked = False
         self.steps.formed(reports, group)
-        return self.form() if self.mpi_lost != request["mpi_lost"] else lost  # once more, so that all know of it
+        return self.form() if self.mpi_lost != request.mpi_lost else lost  # again, so that all ranks get `mpi_lost`
 
     def _wait(
         self, asked: Sequence[tuple[RankEntry, Future[Message]]], what: str, *, is_new: bool = False
     ) -> list[dict[str, Any]]:
-        """Wait for the replies of ranks, and return what they say; the first that fails is the one that is told of."""
+        """Wait for the ranks' replies and return their contents.
+
+        Raises
+        ------
+        LaunchError
+            If a rank replies with an error, dies, or does not reply in time; the first failure is reported.
+        """
         deadline = time.monotonic() + self.config.start_timeout_s if self._started else self._deadline
         pause = 0.01 if self._started else 0.002
         pending = list(asked)
@@ -136,8 +149,8 @@ class Introduction:
             if not self._started or is_new:
                 self._arrivals.heed_deaths([entry for entry, _ in pending], others=not self._started)
             for entry, _ in pending:
-                if entry.state == "dead":
-                    raise LaunchError(f"rank {entry.info.rank} died; %dist_reset starts the ranks anew")
+                if entry.state == RankState.DEAD:
+                    raise LaunchError(f"rank {entry.info.rank} died")
             if pending and time.monotonic() > deadline:
                 entry = pending[0][0]
                 raise too_late(entry, what, self.config.start_timeout_s, self.folders.rank_log(entry.info.rank))

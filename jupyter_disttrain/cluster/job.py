@@ -1,7 +1,7 @@
-"""Join the ranks of a job that somebody else has started, by the file that it wrote.
+"""Join the ranks of a job that another launcher has started, by the file that the job wrote.
 
-Covers: reading the file, telling the ranks who they are when the first notebook comes, what can't be done to a job.
-Does not cover: the job's side (``engine.join``), joining for the second time (``attach``), tunnels (``tunnel``).
+Covers: reading the file, whether the job can be reached, identifying the ranks when the first notebook joins.
+Does not cover: the job's side (``engine.join``), attaching again later (``attach``), tunnels (``tunnel``).
 """
 
 from __future__ import annotations
@@ -12,51 +12,46 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots, split_command
-from ..job_file import JobFile, can_end_calls, check_beside
+from ..job_file import JobFile, can_end_calls, check_beside, parse_job_file
 from ..private_files import read_own
+from ..protocol.time_limits import JOB_MEET_SECONDS
 from ..ranks import counted
 from ..shelf import NOTEBOOK
-from .devices import check_nccl, note_of_devices
+from .devices import devices_of_job
 from .folders import Folders
 from .placement import Placement
-from .processes import POLL_SECONDS
 from .rank_table import decide, tell_apart
-from .registry import VERSION, ClusterFile, Hold
+from .registry import ClusterFile, Hold
 from .start import Launch
 from .tunnel import Tunnel, split, tunnel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import psutil
+    from collections.abc import Callable
 
     from ..messages import NannyHello, RankHello
     from ..ranks import RankInfo
     from .link import Message
-    from .processes import Births
-
-MEET_SECONDS = 60.0  # for all ranks to come
 
 
 def is_file(which: str) -> bool:
-    """Whether this means a job's file, here or as ``HOST:FILE``, and no cluster's name or id."""
+    """Whether this is a job's file, on this host or as ``HOST:FILE``, and not a cluster's name or id."""
     return split(which) is not None or "/" in which or Path(which).is_file()
 
 
 def find(which: str, ssh: str) -> JobFile | ClusterFile:
-    """Return the cluster whose ranks a job's file names: as a notebook has left it, or as the job has started it.
+    """Return the cluster of a job's file: as an earlier notebook left it, or as the job started it.
 
-    Through a tunnel, which is open then and which :func:`let_go` closes again, if the file is on another host.
+    If the file is on another host, this opens a tunnel, which :func:`let_go` closes again.
 
     Raises
     ------
     UsageError
-        If it can't be joined; the message says why and what to do.
+        If the cluster can't be joined; the message states why and what to do.
     LaunchError
         If ssh fails.
     """
@@ -79,15 +74,15 @@ def find(which: str, ssh: str) -> JobFile | ClusterFile:
 
 
 def read(path: Path) -> JobFile:
-    """Read the file.
+    """Read a job's file.
 
     Raises
     ------
     UsageError
-        If that can't be; the message says what to do.
+        If it can't be read; the message states what to do.
     """
     try:
-        told = parse(read_own(path), str(path))
+        told = parse_job_file(read_own(path), str(path))
     except FileNotFoundError:
         raise UsageError(
             f"there is no {path}: the job has not begun, has ended, or wrote its file elsewhere; it is what rank 0 "
@@ -95,37 +90,17 @@ def read(path: Path) -> JobFile:
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; only the user whose job it is may join it") from error
-    # The same folder, wherever its file system is mounted here.
+    # The same folder, wherever its file system is mounted on this host.
     return replace(told, profile=str(path.with_name(Path(told.profile).name)))
 
 
-def parse(text: str, path: str) -> JobFile:
-    """Return what is in a job's file.
-
-    Raises
-    ------
-    UsageError
-        If it is something else, or of another version.
-    """
-    try:
-        return JobFile.parse(text)
-    except ValueError as error:
-        version = str(error) if type(error) is ValueError else ""
-        if version:
-            raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and here is {VERSION}; install "
-                "the same one here and there"
-            ) from error
-        raise UsageError(f"{path} is no file of a job that was started with --join") from error
-
-
 def full_path(which: str) -> str:
-    """Return a job's file as messages name it."""
+    """Return the path of a job's file as shown in messages."""
     return which if split(which) else str(Path(which).expanduser().absolute())
 
 
 def let_go(there: JobFile | ClusterFile) -> None:
-    """Close the tunnel to a cluster that is not joined after all."""
+    """Close the tunnel, if any, to a cluster that could not be joined."""
     tunnel = tunnel_of(Path(there.profile))
     if tunnel is not None:
         tunnel.close()
@@ -161,7 +136,7 @@ def _check_reached(told: JobFile, path: str) -> None:
 
 
 def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:
-    """Return what an earlier notebook wrote of the cluster, with the paths of here; None if there was none."""
+    """Return the cluster file of an earlier notebook, with paths valid on this host; None if there was none."""
     profile = Path(told.profile)
     try:
         there = ClusterFile.read(profile)
@@ -172,71 +147,26 @@ def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:
 
 
 def _own_part(profile: Path) -> Path:
-    """Return the folder of what is a client's own: no host's, because the next notebook may be on another."""
+    """Return the client's own folder; it is in the job's folder, because the next notebook may be on another host."""
     return profile if tunnel_of(profile) else profile / "client"
 
 
 def config_of(told: JobFile, path: str) -> ClusterConfig:
-    """Return the configuration of a cluster that a job is."""
+    """Return the configuration of a job's cluster."""
     return ClusterConfig(
         n=told.world_size,
         launcher="mpi" if told.has_mpi else "local",
         backend=told.backend,
         name=told.name,
         keep=True,
-        start_timeout_s=MEET_SECONDS,
+        start_timeout_s=JOB_MEET_SECONDS,
         job=told.launcher,
         job_file=path,
     )
 
 
-class JobProcesses:
-    """What stands in the place of ``Processes``: those of a job are its own."""
-
-    mpi_heals = False
-    lost_job = output = controller_fate = ""
-    births: Births = {}  # noqa: RUF012  (never any)
-    command: tuple[str, ...] = ()
-
-    def __init__(self, config: ClusterConfig, profile: Path) -> None:
-        self._tunnel = tunnel_of(profile)
-        # Of a tunnel that another process has, its folder here is what goes with the job.
-        self._there = profile if split(config.job_file) else Path(config.job_file)
-        self._config = config
-        self.launcher = config.job
-
-    def start(self) -> None:
-        """Do nothing: they run."""
-
-    def rank_processes(self) -> list[psutil.Process]:
-        """Return none: they are the job's."""
-        return []
-
-    def check(self) -> None:
-        """Do nothing: a job's processes are its launcher's business."""
-
-    def start_one(self, _name: str, _host: str = "") -> NoReturn:
-        """Refuse.
-
-        Raises
-        ------
-        LaunchError
-            In any case.
-        """
-        raise LaunchError(f"nothing can be started within a job of {self._config.job} from outside")
-
-    def end(self, patience_s: float) -> None:
-        """Wait until the job's controller has gone with the last rank, and with it the file."""
-        if self._tunnel is not None:
-            self._tunnel.wait_for_end(patience_s)
-            return
-        deadline = time.monotonic() + patience_s
-        while self._there.exists() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-
-
 class JobLaunch(Launch):
-    """The ranks of a job that nobody has told yet who they are."""
+    """The launch of a job's cluster whose ranks have not been identified yet."""
 
     def __init__(
         self,
@@ -251,14 +181,14 @@ class JobLaunch(Launch):
     def _make_folders(self) -> Folders:
         told = self._told
         profile = Path(told.profile)
-        # Not in shared memory, so that large values travel as messages.
+        # Not in shared memory, so large values are sent as messages.
         local = _own_part(profile)
         local.mkdir(mode=0o700, exist_ok=True)
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
         return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
 
     def decide(self) -> None:
-        """Take what the job's file says."""
+        """Set folders, addresses and world size from the job's file."""
         self.folders = self._make_folders()
         self._taken.callback(self.folders.remove)
         self.started_s = self._told.started_s
@@ -268,14 +198,14 @@ class JobLaunch(Launch):
         self.is_decided = True
 
     def start(self) -> None:
-        """Tell all ranks who they are; when it returns, they have joined their process group.
+        """Identify all ranks; when it returns, they have joined their process group.
 
         Raises
         ------
         LaunchError
-            If not all of them come, or one can't join; the job goes on.
+            If not all ranks connect, or one can't join the group; the job goes on.
         UsageError
-            If another notebook was faster.
+            If another notebook has just joined the job.
         """
         self._processes = self._make_processes()
         try:
@@ -285,8 +215,8 @@ class JobLaunch(Launch):
         try:
             self._connect(self._wait_for_connection(), self.folders.cluster_id)
             self._introduce(self._hear_from_ranks())
-        except BaseException:  # an interrupt too: the job is there for the next who asks
-            if self.table:  # the ranks know who they are, and say hello no more
+        except BaseException:  # also a KeyboardInterrupt: the job must be left so that others can join it
+            if self.table:  # the ranks may be identified already, and then send no more hellos
                 for entry in self.table:
                     entry.group = "broken"
                 self.write()
@@ -308,22 +238,10 @@ class JobLaunch(Launch):
             words=f"network {self._told.network}",
         )
         self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
-        backend = self._backend(hellos)
-        count = min(hello.cuda_devices for hello in hellos) if backend != "gloo" else 0
-        check_nccl(backend, hellos, count)
-        self.note_of_devices = note_of_devices(self.config, hellos, {})
+        backend, count, self.note_of_devices = devices_of_job(self.config, hellos)
         self.gpus = [str(gpu) for gpu in range(count)]
         decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
-
-    def _backend(self, hellos: Sequence[RankHello]) -> str:
-        if self.config.backend != "auto":
-            return self.config.backend
-        count = min(hello.cuda_devices for hello in hellos)
-        # A launcher may give each process a GPU of its own, of which it then has one.
-        seen = {(hello.launch_host, hello.visible_gpus) for hello in hellos}
-        has_own = count and (count >= (self.placement.most or 1) or len(seen) == len(hellos))
-        return "nccl" if has_own else "gloo"
 
     def _check_time(self, heard: int = 0) -> None:
         if time.monotonic() > self._deadline:

@@ -1,8 +1,8 @@
-"""Where the ranks of a Slurm job go, and the network between them.
+"""Obtain and check the nodes of a Slurm job.
 
-Covers: taking the nodes, asking each before ranks start there, the network between them, ending the job if one can't be
+Covers: getting the nodes, probing each before ranks start there, the network between them, the error if one can't be
 used.
-Does not cover: hosts that are reached by ssh (``placement``), the job (``slurm``).
+Does not cover: hosts that are reached by ssh (``host_placement``), the job (``slurm``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
 from ..hosts import HostSlots
+from ..protocol.time_limits import JOB_PLACEMENT_ANSWER_SECONDS
 from .host_report import Wanted
 from .launchers.mpi import mpiexec_over_hosts
-from .placement import over
-from .preflight import WITHOUT_MPI
+from .preflight import WITHOUT_MPI, over
 from .slurm.commands import find
 from .slurm.grant import obtain, step_command
 from .slurm.state import UNKNOWN
@@ -32,34 +32,32 @@ if TYPE_CHECKING:
     from .slurm.grant import Grant
     from .slurm.state import JobState
 
-ANSWER_SECONDS = 60.0  # for a node to answer: a step may wait for the site's prolog
-
 
 def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
-    """Take the nodes of an allocation, or submit a job and wait for its nodes; ask each what it has.
+    """Use the nodes of an allocation, or submit a job and wait for its nodes; probe each node.
 
     Parameters
     ----------
     tell
         Called with a line on the queue, each time it changes.
     taken
-        Is told how the job is ended.
+        Receives a callback that ends the job.
 
     Raises
     ------
     UsageError
-        If the request can't be met as it is.
+        If the request can't be satisfied as it is.
     LaunchError
         If Slurm does not grant it, or a node can't be used; the message names each such node and what to do.
     """
     find("srun")
-    wanted = Wanted.here(  # before a job waits in the queue: this machine may lack something itself
+    wanted = Wanted.here(  # before a job waits in the queue: this fails if this machine lacks something
         torch=config.backend != "none",
         mpiexec=mpiexec_over_hosts(WITHOUT_MPI["srun"]) if config.sbatch.start == "mpirun" else None,
         forward=config.forward,
         shared_folder=folders.profile,
         interface=config.interface,
-        limit_s=ANSWER_SECONDS,
+        limit_s=JOB_PLACEMENT_ANSWER_SECONDS,
         by="srun",
     )
     grant = obtain(config.sbatch, config.count, folders, tell, taken)
@@ -84,7 +82,7 @@ def _between_nodes(grant: Grant, wanted: Wanted) -> Placement:
 
 
 def _why(grant: Grant, state: JobState, error: LaunchError) -> LaunchError:
-    """Return what is told: that the job has ended meanwhile, if it has, else what is wrong with which node."""
+    """Return the error to raise: that the job has ended in the meantime, if it has, else ``error`` with the remedy."""
     if state.state not in ("RUNNING", UNKNOWN):
         return LaunchError(over_text(grant.job.state() if grant.is_own else state, state))
     other = "the job was ended; --exclude=HOST" if grant.is_own else "--new-job --exclude=HOST"

@@ -1,7 +1,7 @@
-"""A Slurm job beside the cluster whose ranks run in it.
+"""Watch the Slurm job in which a cluster's ranks run.
 
-Covers: a thread that asks Slurm now and then and tells what it says; whether a rank died of the end of its job.
-Does not cover: what is said and when (``slurm.watch``), what follows from the end of the job (``hearing``).
+Covers: a thread that polls Slurm and reports notices; whether a rank died because its job ended.
+Does not cover: the notices and their times (``slurm.watch``), what follows from the end of the job (``hearing``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from .slurm.watch import HURRIED_POLL_SECONDS, Poller
+from ..protocol.time_limits import ENDING_SECONDS, HURRIED_POLL_SECONDS, JOB_WATCH_LATE_SECONDS, JOB_WATCH_TURN_SECONDS
+from .slurm.watch import Poller
 from .slurm.words import running_text
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
     from .slurm.job import SlurmJob
 
-TURN_SECONDS = 1.0  # between two looks whether it is time to ask Slurm
-LATE_SECONDS = 0.3  # by which Slurm may hear of the end of a job later than we of that of its ranks
-ENDING_SECONDS = 60.0  # for a job to be over that is ending
 
 log = logging.getLogger(__name__)
 _Said = TypeVar("_Said")
@@ -34,33 +32,33 @@ class JobWatch:
     Parameters
     ----------
     job
-        In which the ranks run.
+        The job in which the ranks run.
     on_notice
-        Called on the watch's thread with what a person should know.
+        Called on the watch's thread with a message for the user.
     on_over
-        Called on it once, with why the job is over.
+        Called on the watch's thread once, with the reason why the job is over.
     """
 
     def __init__(self, job: SlurmJob, on_notice: Callable[[str], None], on_over: Callable[[str], None]) -> None:
         self._poller = Poller(job)
         self._on_notice, self._on_over = on_notice, on_over
-        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the end
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None ends the thread
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disttrain job", daemon=True)
         self._thread.start()
 
     @property
     def text(self) -> str:
-        """Where the job runs and until when, as Slurm has said last."""
+        """Where the job runs and until when, from Slurm's latest reply."""
         state = self._poller.state or self._poller.job.state()
         return running_text(state) if state.runs else self._poller.over or f"job {state.job_id}: {state.state.lower()}"
 
     def if_it_runs(self, then: Callable[[], None]) -> None:
-        """Call ``then``, on the watch's thread, unless the job is ending: that explains what has just been seen."""
+        """Call ``then`` on the watch's thread, unless the job is ending, which explains the event that it handles."""
         self._asked.put(then)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching and end the thread."""
         self._is_closed.set()
         self._asked.put(None)
         if threading.current_thread() is not self._thread:
@@ -69,12 +67,12 @@ class JobWatch:
     def _run(self) -> None:
         while not self._is_closed.is_set():
             try:
-                asked = [self._asked.get(timeout=TURN_SECONDS)]
+                asked = [self._asked.get(timeout=JOB_WATCH_TURN_SECONDS)]
             except queue.Empty:
                 self._guard(lambda: self._ask(now=False))
                 continue
             is_ending = self._guard(self._is_ending)
-            while not self._asked.empty():  # the answer holds for these too, and Slurm may be slow to give one
+            while not self._asked.empty():  # the reply holds for these too, and Slurm may take long for another one
                 asked.append(self._asked.get())
             for then in asked:
                 if then is not None and not is_ending:
@@ -82,7 +80,7 @@ class JobWatch:
 
     @staticmethod
     def _guard(call: Callable[[], _Said]) -> _Said | None:
-        """Call, and return None if that failed: without this thread nobody would hear of a death any more."""
+        """Call a function; return None if it fails: without this thread no death would be reported any more."""
         try:
             return call()
         except Exception:
@@ -106,7 +104,7 @@ class JobWatch:
                 return True
             waited_s = time.monotonic() - started
             ends = self._poller.state is not None and self._poller.state.state == "COMPLETING"
-            if waited_s > (ENDING_SECONDS if ends else LATE_SECONDS):
+            if waited_s > (ENDING_SECONDS if ends else JOB_WATCH_LATE_SECONDS):
                 return ends
             self._is_closed.wait(HURRIED_POLL_SECONDS)
         return True

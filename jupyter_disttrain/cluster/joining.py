@@ -1,7 +1,7 @@
-"""Join a cluster that runs already, and leave it to itself.
+"""Attach to a running cluster and detach from it.
 
-Covers: one that outlived its notebook, a job's ranks, by their file and through ssh.
-Does not cover: how that is done (``attach``, ``job``).
+Covers: clusters that outlived their notebook, and ranks of a job, by its file or through ssh.
+Does not cover: the steps of attaching (``attach``, ``job``).
 """
 
 from __future__ import annotations
@@ -30,57 +30,59 @@ if TYPE_CHECKING:
     from .cell_run import CellRun
     from .cells import Cells
 
-open_clusters: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
+open_clusters: weakref.WeakSet[Any] = weakref.WeakSet()  # open clusters of this process
 
 
 class Joining(Hearing):
-    """The part of a cluster that joins and leaves."""
+    """The part of a cluster that attaches and detaches."""
 
     missed: list[CellRun]
-    is_met: bool  # it is a job whose ranks no notebook had joined before
+    is_met: bool  # whether this is a job whose ranks no notebook had joined before
     start_seconds: float
 
     @abstractmethod
     def _prepare(self, config: ClusterConfig) -> None:
-        """Be ready for ranks."""
+        """Initialize the attributes that need no ranks."""
 
     @abstractmethod
     def _stop_looking(self) -> None:
-        """Look after ranks no longer."""
+        """Stop watching the ranks."""
 
     @abstractmethod
     def _look_after(self) -> None:
-        """Begin to look after ranks that are there."""
+        """Start watching the ranks of the launch."""
 
     @property
     @abstractmethod
     def _open_cells(self) -> Cells:
-        """The cells."""
+        """The cells of the started cluster."""
 
     @classmethod
     def attach(
         cls, which: str | None = None, *, ssh: str = "ssh", unless: Callable[[str], None] = lambda _name: None
     ) -> Self:
-        """Join a cluster that outlived the notebook which held it.
+        """Attach to a cluster that outlived its notebook.
 
         Parameters
         ----------
         which
-            Its name or id; or a job's ``FILE``, or ``HOST:FILE`` to go through ssh; None where there is only one.
+            Name or ID of the cluster; or a job's ``FILE``, or ``HOST:FILE`` to connect through ssh; None if there is
+            only one cluster.
         ssh
-            The command, with its options.
+            The ssh command, with its options.
         unless
-            Called with its name before it is joined; raises an error if that must not be.
+            Called with the cluster's name before attaching; raises an error to prevent it.
 
         Returns
         -------
         Cluster
-            With its variables; in :attr:`missed` the cells whose end nobody saw, which may still run.
+            The cluster, whose ranks have kept their variables. Its :attr:`missed` lists the cells that had not ended
+            when the earlier notebook left; they may still run.
 
         Raises
         ------
         UsageError
-            If there is none, or a process that runs holds it.
+            If there is no such cluster, or another running process holds it.
         """
         is_job = which is not None and job.is_file(which)
         there = job.find(str(which), ssh) if is_job else find(which, free=True)
@@ -93,7 +95,7 @@ class Joining(Hearing):
             else:
                 self._prepare(job.config_of(there, job.full_path(str(which))))
                 self._meet(there)
-        except BaseException:  # an interrupt too leaves no tunnel
+        except BaseException:  # also a KeyboardInterrupt must leave no tunnel open
             job.let_go(there)
             raise
         open_clusters.add(self)
@@ -119,12 +121,12 @@ class Joining(Hearing):
 
     @contextmanager
     def _looked_after(self) -> Iterator[None]:
-        """Look after the ranks from now on, unless what is done meanwhile fails."""
+        """Start watching the ranks; if the block fails, stop that and leave the cluster."""
         try:
             with deferred_interrupts():
                 self._look_after()
             yield
-        except BaseException:  # an interrupt too: the cluster must be there for the next who asks
+        except BaseException:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
             self._stop_looking()
             self._launch.leave()
             raise
@@ -141,12 +143,12 @@ class Joining(Hearing):
             self.metrics.read(folders.metrics)
 
     def detach(self) -> None:
-        """Leave the ranks to themselves, with all that runs on them, until somebody attaches to them.
+        """Close the cluster here and leave its ranks and their cells running, to be attached to later.
 
         Raises
         ------
         UsageError
-            If the cluster was not started to be kept: it would end with this process.
+            If the cluster was not started with ``keep``: it would end with this process.
         """
         if not self.config.keep:
             raise UsageError(f"the cluster {self.name!r} ends with its notebook; start it with %dist_init --keep")
@@ -155,19 +157,19 @@ class Joining(Hearing):
             self._closed = True
             self._stop_looking()
             attach.let_begin(self._launch)
-        finally:  # an interrupt too: half left, nobody could take it up, and not even end it
+        finally:  # also after a KeyboardInterrupt: a half detached cluster could be neither attached to nor ended
             self._drop("was left to itself")
             self._open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 
     def _drop(self, because: str) -> None:
-        """Close the cluster and leave its ranks to themselves."""
+        """Close the cluster and leave its ranks running."""
         self._closed = True
         open_clusters.discard(self)
         self._stop_looking()
         self._launch.leave(because)
 
     def _check_own(self) -> None:
-        """Refuse to start ranks anew that were started by somebody else: they would only end."""
+        """Refuse to restart ranks that a job's launcher has started: they would only end."""
         if self.config.job:
             raise UsageError(
                 f"the ranks of {self.config.job_file} are a job's own; %dist_shutdown ends it, and only where it was "

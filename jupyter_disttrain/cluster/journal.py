@@ -1,9 +1,9 @@
-"""What was done to the ranks' variables, in order.
+"""Record what changed the ranks' variables, in order.
 
-Covers: cells that ran, variables that were pushed and copied, as an exported script repeats them.
+Covers: cells that ran, variables that were pushed and copied, for an exported script to repeat.
 Does not cover: the script (``export``).
 
-Kept in the notebook's process: the text of cells, and small pushed values as they were sent.
+The record is kept in the notebook's process: the text of cells, and small pushed values as they were sent.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST_BYTES = 16 << 20  # of one push that are kept
-MOST_BYTES_EVER = 256 << 20
+MOST_BYTES = 16 << 20  # of one push; larger ones are recorded without values
+MOST_BYTES_EVER = 256 << 20  # of all pushes together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where code stands in a notebook."""
+    """Where code comes from in a notebook."""
 
     execution_count: int | None = None  # the prompt number
-    lines_before: int = 0  # of the notebook's cell before the code, for tracebacks
-    cell_id: str = ""  # of the notebook's cell; empty where the front end does not tell
-    is_cell: bool = True  # a person has written it
-    magic: str = ""  # what they have written in place of a cell
+    cell_id: str = ""  # of the notebook's cell; empty if the front end does not provide it
+    is_cell: bool = True  # whether the user wrote the code
+    magic: str = ""  # the magic that the user wrote, if not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """A cell that was sent."""
 
-    number: int  # counted in the cluster
+    number: int  # the cluster's number of the cell
     execution_count: int  # its prompt number
-    cell_id: str  # of the notebook's cell; empty where the front end does not tell
+    cell_id: str  # of the notebook's cell; empty if the front end does not provide it
     code: str
     ranks: tuple[int, ...]
 
@@ -47,14 +46,14 @@ class Pushed:
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]
-    pickled: bytes | None  # None: too large to be kept
+    pickled: bytes | None  # None: too large to keep
     buffers: tuple[bytes, ...]
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """Variables of one rank that others were given."""
+    """Variables that were copied from one rank to others."""
 
     names: tuple[str, ...]
     source: int
@@ -63,7 +62,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Did:
-    """What a magic had the ranks do to their variables, and no script can repeat."""
+    """A change of the ranks' variables by a magic, which no script can repeat."""
 
     magic: str
 
@@ -72,37 +71,47 @@ Entry = Ran | Pushed | Copied | Did
 
 
 class Journal:
-    """What was done since the ranks were started."""
+    """The entries since the ranks were started, or since this process attached to them."""
 
     def __init__(self, *, began_late: bool) -> None:
-        self.began_late = began_late  # the ranks had run cells of an earlier kernel
-        self._lock = threading.Lock()  # of the notebook's thread and the link's
+        self.began_late = began_late  # whether this process attached to the ranks, which ran earlier cells
+        self._lock = threading.Lock()  # for the notebook's thread and the link's
         self._entries: list[Entry] = []
-        self._endings: dict[int, str] = {}  # of cells by number: the name of the error
-        self._without_group: set[int] = set()  # cells that left the ranks none
+        self._endings: dict[int, str] = {}  # names of a cell's errors, by its number
+        self._without_group: set[int] = set()  # numbers of cells that left the ranks no process group
         self._kept_bytes = 0
 
     def ran(self, entry: Ran) -> None:
-        """Note a cell."""
+        """Record a cell."""
         with self._lock:
             self._entries.append(entry)
 
     def did(self, magic: str) -> None:
-        """Note what a magic had the ranks do."""
+        """Record a magic that changed the ranks' variables."""
         with self._lock:
             self._entries.append(Did(magic=magic))
 
     def ended(self, number: int, errors: Iterable[str], *, without_group: bool = False) -> None:
-        """Note how a cell ended: with errors of these names, or none; ``without_group``: it left the ranks no group."""
+        """Record the end of a cell.
+
+        Parameters
+        ----------
+        number
+            The cluster's number of the cell.
+        errors
+            Names of its errors; none if it succeeded.
+        without_group
+            Whether it left the ranks no process group.
+        """
         names = set(errors)
         with self._lock:
             if without_group:
                 self._without_group.add(number)
-            # An interrupted cell is one that the script runs to its end; an error beside it is why it was interrupted.
+            # The script runs an interrupted cell to its end. Another error in it is why the user interrupted it.
             self._endings[number] = "KeyboardInterrupt" if names == {"KeyboardInterrupt"} else ", ".join(sorted(names))
 
     def pushed(self, names: Iterable[str], ranks: Sequence[int], pickled: bytes, buffers: Sequence[Any]) -> None:
-        """Note variables, with their values as they were sent if these are small."""
+        """Record pushed variables, with their values as they were sent if these are small."""
         size = len(pickled) + sum(memoryview(buffer).nbytes for buffer in buffers)
         with self._lock:
             keeps = size <= MOST_BYTES and self._kept_bytes + size <= MOST_BYTES_EVER
@@ -118,24 +127,24 @@ class Journal:
             )
 
     def copied(self, names: Iterable[str], source: int, ranks: Sequence[int]) -> None:
-        """Note variables that went from rank to rank."""
+        """Record variables that were copied from one rank to others."""
         with self._lock:
             self._entries.append(Copied(names=tuple(names), source=source, ranks=tuple(ranks)))
 
     def entries(self) -> tuple[list[Entry], dict[int, str]]:
-        """Return what was done, in order, and how cells ended, by number; empty text for well."""
+        """Return the entries, in order, and the error names of ended cells by number; empty text for no error."""
         with self._lock:
             return list(self._entries), dict(self._endings)
 
     @property
     def without_group(self) -> frozenset[int]:
-        """The cells, by number, that left the ranks no process group."""
+        """Numbers of the cells that left the ranks no process group."""
         with self._lock:
             return frozenset(self._without_group)
 
 
 def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
-    """Leave of a notebook's cell only the last run, in the place of the first: what uses it may stand between."""
+    """Keep only the last run of each notebook cell, at the place of its first run: entries between may use it."""
     found = list(entries)
     last = {entry.cell_id: entry for entry in found if isinstance(entry, Ran)}
     kept: list[Entry] = []
@@ -151,5 +160,5 @@ def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def is_whole(entry: Ran, endings: dict[int, str]) -> bool:
-    """Whether a script can repeat a cell: it ended well, or the person ended it."""
+    """Whether a script can repeat a cell: it ended without an error, or the user interrupted it."""
     return endings.get(entry.number, "it still runs") in ("", "KeyboardInterrupt")

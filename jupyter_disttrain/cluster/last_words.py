@@ -1,6 +1,6 @@
-"""What a dead rank said at the end.
+"""Extract the cause of a rank's death from its last output.
 
-Covers: the last lines of its stderr, Python's own report of a crash in C code, the cell's or the script's line in it.
+Covers: the last lines of its stderr, faulthandler's report of a crash in C code, the cell's or the script's line in it.
 Does not cover: how the process ended (``messages.RankDeath``).
 """
 
@@ -9,23 +9,23 @@ from __future__ import annotations
 import re
 
 LINES = 12
-_NO_NEWS = "Extension modules:"  # the names of all that are loaded
+_NO_NEWS = "Extension modules:"  # start of a line that lists all loaded extension modules
 _GLOO_MISMATCH = "Received data size doesn't match expected size"
-_RUNS_SCRIPT = "/jupyter_disttrain/engine/script.py"  # the frame that a script's own are called from
+_RUNS_SCRIPT = "/jupyter_disttrain/engine/script.py"  # file of the frame that calls a script
 _WATCHDOG = re.compile(r"[Ww]atchdog (caught|thread terminated)|can't be released")
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
 
 
 def root_line(stderr_tail: str) -> str:
-    """Return the line of stderr that says why CUDA or NCCL ended the process; empty without one."""
+    """Return the line of stderr on why CUDA or NCCL ended the process; empty if there is none."""
     lines = [line.strip() for line in stderr_tail.splitlines()]
     found = next((line for line in lines if "CUDA error:" in line), "")
     return found or next((line for line in lines if _WATCHDOG.search(line)), "")
 
 
 def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
-    """Return the lines to show; and the script's file, empty for a cell, and its line, if a crash's report tells it."""
+    """Return the lines to show, and from the crash report the script's file (empty for a cell) and its line."""
     said = stderr_tail.strip().splitlines()[-LINES:]
     reported, file, line = _up_to_own(crash)
     shown = (["Its last lines on stderr:", *said] if said else []) + reported
@@ -36,7 +36,10 @@ def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int 
 
 
 def _up_to_own(crash: str) -> tuple[list[str], str, int | None]:
-    """Return the report's frames from the innermost on; those that called the cell, or the script, are left out."""
+    """Return the report's lines up to the frame of the cell or script, with the file and line of that frame.
+
+    Frames are listed from the innermost on; those that called the cell or the script are left out.
+    """
     lines = [line for line in crash.splitlines() if line and not line.startswith(_NO_NEWS)]
     for index, line in enumerate(lines):
         match = _CELL.search(line)

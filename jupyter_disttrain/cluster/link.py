@@ -1,10 +1,10 @@
-"""The client's sockets to one cluster.
+"""Send and receive messages over the client's sockets to one cluster.
 
-Covers: sending requests to ranks and nannies, matching replies, handing on what is published.
+Covers: sending requests to ranks and nannies, matching replies, passing on what is published.
 Does not cover: what the messages mean (``cell_run``, ``cluster``).
 
-One thread owns the sockets. Requests are handed to it and replies come back as futures or, for cells, as events in the
-order of their arrival.
+One thread owns the sockets. Requests are queued for it. Replies are returned as futures or, for cells, passed to a
+callback in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from ipyparallel.util import _disable_session_extract_dates
 from jupyter_client.session import Session
 
 from ..errors import ClusterClosedError
-from ..messages import FIGURES_TOPIC, NANNY_REQUEST, channel_url, prepare
+from ..messages import FIGURES_TOPIC, channel_url, prepare
+from ..protocol.time_limits import LINK_TURN_SECONDS, TICK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TICK_SECONDS = 0.25
-TURN_SECONDS = 0.05  # for one socket, before the others have their turn
+    from ..protocol.requests import Request
+
 
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
-FIGURES = "figures"  # the channel of what many ranks tell often, whose content is bytes
+FIGURES = "figures"  # channel of frequent messages from many ranks; their content is bytes
 
 
 def _figures(topic: bytes, engine: bytes, data: bytes) -> Message:
-    """Return what a nanny tells past the session as if it were a message."""
+    """Return frames that a nanny sent without the session's format as a message."""
     msg_type = topic[len(FIGURES_TOPIC) :].decode()
     return {"header": {"msg_type": msg_type}, "metadata": {"engine": engine.decode()}, "content": data}
 
@@ -48,13 +49,13 @@ class Link:
     Parameters
     ----------
     info
-        What ipyparallel's client connection file says.
+        The content of ipyparallel's client connection file.
     identity
-        The name by which ranks reach this client.
+        The ZeroMQ identity by which ranks reach this client.
     on_message
         Called on the link's thread with every message that no request waits for.
     on_lost
-        Called on the link's thread when the controller is gone.
+        Called on the link's thread when the connection to the controller is lost.
     on_tick
         Called on the link's thread every ``TICK_SECONDS``.
     """
@@ -101,9 +102,9 @@ class Link:
     # Requests
 
     def make(self, msg_type: str, content: Message | bytes, metadata: Message | None = None) -> Message:
-        """Make a message; the session counts them without a lock, and two of one number would share a reply.
+        """Create a message, under a lock: the session numbers messages without one, and equal IDs would share a reply.
 
-        Content that goes to many is packed once, by the session.
+        Pass content for many ranks as bytes, packed once by the session.
         """
         with self._numbering:
             message: Message = self.session.msg(msg_type, metadata=metadata)
@@ -123,24 +124,18 @@ class Link:
         self._send(self._shell, target, message, buffers)
 
     def expect(self, msg_id: str, on_reply: Callable[[Message], None]) -> None:
-        """Have the reply to a request that an earlier client sent handled here."""
+        """Call ``on_reply`` with the reply to a request that an earlier client sent."""
         self._pending[msg_id] = on_reply
 
-    def request(
-        self, target: str, msg_type: str, content: Message, *, buffers: Sequence[Any] = (), beside: bool = False
-    ) -> Future[Message]:
-        """Send a request to an engine, or to a nanny, and return its reply's future.
-
-        ``beside`` the cell that runs, an engine's control thread serves it.
-        """
+    def request(self, target: str, request: Request, *, buffers: Sequence[Any] = ()) -> Future[Message]:
+        """Send a request to an engine or a nanny and return a future of the reply."""
         future: Future[Message] = Future()
-        message = self.make(msg_type, content)
+        message = self.make(request.msg_type, request.to_content())
         msg_id = message["header"]["msg_id"]
         self._waiting[msg_id] = future
         self._pending[msg_id] = future.set_result
         future.add_done_callback(lambda _: self._forget(msg_id))
-        is_control = beside or msg_type == NANNY_REQUEST
-        self._send(self._control if is_control else self._shell, target, message, buffers)
+        self._send(self._control if request.control else self._shell, target, message, buffers)
         return future
 
     def _forget(self, msg_id: str) -> None:
@@ -155,14 +150,14 @@ class Link:
         self._wake()
 
     def _wake(self) -> None:
-        """Have the thread turn, unless it will anyway: the system takes as long for that as for the message."""
+        """Wake the thread, unless that is pending: the system call takes as long as sending the message."""
         if self._is_woken:
             return
         self._is_woken = True
         try:
             self._wake_write.send(b"\0")
         except BlockingIOError:
-            return  # it is awake already
+            return  # the thread is awake already
 
     # The thread
 
@@ -176,7 +171,7 @@ class Link:
             events = dict(poller.poll(max(0, round((next_tick - time.monotonic()) * 1000))))
             if self._wake_read.fileno() in events:
                 self._wake_read.recv(4096)
-                self._is_woken = False  # before the look: what is put there after it wakes again
+                self._is_woken = False  # before the outbox is emptied: later messages wake the thread again
             self._empty_outbox()
             for sock, channel in channels.items():
                 if sock in events:
@@ -187,7 +182,7 @@ class Link:
             if time.monotonic() >= next_tick:
                 self._tell(self._on_tick)
                 next_tick = time.monotonic() + TICK_SECONDS
-        self._empty_outbox()  # what was sent just before the end
+        self._empty_outbox()  # messages posted just before the end
         self._shell.disable_monitor()
         for sock in (*channels, self._monitor):
             sock.close()
@@ -196,7 +191,7 @@ class Link:
     def _empty_outbox(self) -> None:
         while self._outbox:
             sock, frames = self._outbox.popleft()
-            for frame in frames[:-1]:  # send_multipart takes three times as long, and checks what was made here
+            for frame in frames[:-1]:  # send_multipart takes three times as long: it checks the frames first
                 sock.send(frame, zmq.SNDMORE, copy=False)
             sock.send(frames[-1], copy=False)
 
@@ -204,12 +199,12 @@ class Link:
         try:
             what()
         except Exception:
-            # What is called belongs to others and may raise anything; the thread serves all the other messages too.
+            # The callback may raise anything; this thread must go on to serve all other messages.
             log.exception("what the link told could not be handled")
 
     def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:
-        """Take the messages that are there, but not so many that what has to be sent would wait for them."""
-        until = time.monotonic() + TURN_SECONDS
+        """Receive pending messages for at most ``LINK_TURN_SECONDS``, so that messages to send don't wait longer."""
+        until = time.monotonic() + LINK_TURN_SECONDS
         while time.monotonic() < until:
             try:
                 frames = sock.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -231,7 +226,7 @@ class Link:
             self._on_message(channel, message)
 
     def take_reply(self, message: Message) -> bool:
-        """Hand a reply to whoever waits for it, once; returns whether somebody did."""
+        """Pass a reply to its handler, once; return whether there was one."""
         handler = self._pending.pop(message["parent_header"].get("msg_id", ""), None)
         if handler is None:
             return False
@@ -239,13 +234,13 @@ class Link:
         return True
 
     def fail_requests(self, reason: str) -> None:
-        """Give who waits for a reply a :class:`ClusterClosedError`."""
+        """Set a :class:`ClusterClosedError` on all futures without a reply."""
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(ClusterClosedError(reason))
 
     def close(self) -> None:
-        """End the thread; who still waits gets a :class:`ClusterClosedError`."""
+        """End the thread; futures without a reply get a :class:`ClusterClosedError`."""
         if self._closed:
             return
         self._closed = True

@@ -1,6 +1,7 @@
-"""A table of a user's clusters, for a shell.
+"""Print a table of the user's clusters for ``jupyter disttrain list``.
 
-Covers: ``jupyter disttrain list``.
+Covers: the table, the same as JSON.
+Does not cover: finding clusters (``registry``), what their ranks do (``visitor``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NONE = "no cluster of yours runs on this machine; %dist_init in a notebook start
 
 
 def write(out: TextIO, *, as_json: bool = False) -> None:
-    """Write the clusters that run."""
+    """Write the running clusters, as a table or as JSON."""
     rows = [_row(cluster) for cluster in registry.running()]
     if as_json:
         json.dump(rows, out, indent=1)

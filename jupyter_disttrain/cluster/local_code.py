@@ -1,6 +1,6 @@
-"""Edited modules: bringing them to the ranks and having them reloaded.
+"""Copy edited modules to the ranks and reload them there.
 
-Covers: which files of the notebook's folder the nodes lack, sending them, what was reloaded where.
+Covers: which files of the notebook's folder the nodes lack, sending them, the report of what was reloaded.
 Does not cover: reloading (``engine.local_modules``), data sets (``staging``).
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CodeError, UsageError
+from ..protocol.requests import CompareFiles, ListModules, RemoveFiles, WriteFiles
 from ..ranks import label_ranks
 from .journal import Origin
 from .part import Part
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """What was brought to the ranks and reloaded there."""
+    """What was copied to the ranks and reloaded there."""
 
-    reloaded: Mapping[str, tuple[int, ...]]  # modules, with their ranks
-    brought: Mapping[str, tuple[str, ...]]  # files from the notebook's folder, with the hosts that lacked them
-    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes whose old code is kept, with ranks
-    removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files that are no more, with the hosts
+    reloaded: Mapping[str, tuple[int, ...]]  # ranks by module
+    brought: Mapping[str, tuple[str, ...]]  # hosts to which a file was copied, by file in the notebook's folder
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks with objects of a class's old code
+    removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hosts from which a file was removed
 
     def __str__(self) -> str:
-        """Say it in a line or two."""
+        """Return a short text for the user."""
         lines = []
         if self.brought:
             hosts = ", ".join(dict.fromkeys(host for some in self.brought.values() for host in some))
@@ -54,9 +55,9 @@ class Synced:
 
 
 class CodeSyncer(Part):
-    """The part of a cluster that brings edited modules to its ranks."""
+    """The part of a cluster that copies edited modules to its ranks."""
 
-    _brought_code: dict[tuple[str, str], dict[str, str]]  # by host and the notebook's folder: files and their hashes
+    _brought_code: dict[tuple[str, str], dict[str, str]]  # hashes by file, by host and notebook's folder
 
     def sync_code(
         self,
@@ -66,16 +67,16 @@ class CodeSyncer(Part):
     ) -> Synced:
         """Reload on each rank the modules that were edited since it imported them.
 
-        Nodes that do not see the notebook's folder are sent what they lack: the modules below that folder that ranks
-        have imported, those that these import, and what is named. What this session brought there and is no more in
-        the notebook's folder is removed from them, unless it was changed there; what is imported stays.
+        Nodes that do not see the notebook's folder receive the files that they lack: modules below that folder that
+        ranks have imported, the modules that these import, and ``paths``. Files that this session copied there and that
+        no longer exist in the notebook's folder are removed, unless they were changed there; imported modules stay.
 
         Parameters
         ----------
         paths
-            Files, folders and modules below the notebook's folder to bring even if no rank has imported them.
+            Files, folders and modules below the notebook's folder to copy even if no rank has imported them.
         ranks
-            Those that are looked at; others keep what they have imported.
+            The ranks to check; others keep what they have imported.
         **options
             As of :meth:`Cluster.run`, for the cell that reloads.
 
@@ -87,14 +88,14 @@ class CodeSyncer(Part):
         Raises
         ------
         UsageError
-            If a path is not below the notebook's folder, or is not there.
+            If a path is not below the notebook's folder, or does not exist.
         CodeError
-            If a module can't be reloaded: it stays as it was; the others are reloaded.
+            If a module can't be reloaded. It stays as it was; the others are reloaded.
         """
         folder = Path.cwd()
         named = [file for path in paths for file in _named(folder, path)]
         launch, everybody = self._ready(ranks)
-        told = {rank: reply["content"] for rank, reply in ask(launch, everybody, {"do": "list_code"}).items()}
+        told = {rank: reply["content"] for rank, reply in ask(launch, everybody, ListModules()).items()}
         files = _with_imports(folder, [*named, *_imported(folder, told.values())])
         removed = self._remove_code(launch, everybody, folder)
         brought = self._bring_code(launch, everybody, folder, files)
@@ -109,16 +110,16 @@ class CodeSyncer(Part):
     def _bring_code(
         self, launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
     ) -> dict[str, tuple[str, ...]]:
-        """Send to one rank of each node what is other there; returns the files with the hosts."""
+        """Send the files that differ on a node to one of its ranks; return the hosts by file."""
         if not files:
             return {}
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        compare = {"do": "compare_code", "folder": str(folder), "hashes": hashes}
+        compare = CompareFiles(folder=str(folder), hashes=hashes)
         brought: dict[str, list[str]] = {}
         for rank, reply in ask(launch, _one_of_each_node(launch, ranks), compare).items():
             names, host = reply["content"]["names"], launch.table[rank].info.host
             if names:
-                request = {"do": "write_code", "folder": str(folder), "names": names}
+                request = WriteFiles(folder=str(folder), names=names)
                 ask(launch, [rank], request, [files[name] for name in names])
             for name in names:
                 self._brought_code.setdefault((host, str(folder)), {})[name] = hashes[name]
@@ -126,14 +127,14 @@ class CodeSyncer(Part):
         return {name: tuple(hosts) for name, hosts in brought.items()}
 
     def _remove_code(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
-        """Remove from nodes what was brought there and is no more here; returns the files with the hosts."""
+        """Remove copied files from nodes that no longer exist here; return the hosts by file."""
         removed: dict[str, list[str]] = {}
         for rank in _one_of_each_node(launch, ranks):
             host = launch.table[rank].info.host
             there = self._brought_code.get((host, str(folder)), {})
             gone = {name: hashed for name, hashed in sorted(there.items()) if not (folder / name).exists()}
             if gone:
-                request = {"do": "remove_code", "folder": str(folder), "hashes": gone}
+                request = RemoveFiles(folder=str(folder), hashes=gone)
                 for name in ask(launch, [rank], request)[rank]["content"]["names"]:
                     removed.setdefault(name, []).append(host)
             for name in gone:
@@ -149,7 +150,13 @@ def _one_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
 
 
 def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
-    """Return the files that a path or a module's name stands for, from the notebook's folder."""
+    """Return the files of a path or a module's name, relative to the notebook's folder.
+
+    Raises
+    ------
+    UsageError
+        If there is no such file or module, or it is not below the notebook's folder.
+    """
     given = Path(path).expanduser()
     chosen = next((each for each in (given, *_of_module(str(path))) if (folder / each).exists()), None)
     if chosen is None:
@@ -168,10 +175,10 @@ def _of_module(name: str) -> list[Path]:
 
 
 def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return which files of the notebook's folder ranks have imported, there or where they began."""
+    """Return the files of the notebook's folder that ranks have imported, from there or from their start folder."""
     found = []
     for each in told:
-        for file in (Path(os.path.normpath(name)) for name in each["files"].values()):  # of sys.path: "..", say
+        for file in (Path(os.path.normpath(name)) for name in each["files"].values()):  # sys.path may contain ".."
             base = next((base for base in (folder, Path(each["folder"])) if file.is_relative_to(base)), None)
             if base is not None and (folder / file.relative_to(base)).is_file():
                 found.append(file.relative_to(base).as_posix())
@@ -179,7 +186,7 @@ def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _with_imports(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return files with their contents, and the files of the folder that these import."""
+    """Return the contents of files, and of the folder's files that these import, by name."""
     contents: dict[str, bytes] = {}
     left = list(names)
     while left:
@@ -195,7 +202,7 @@ def _imports(folder: Path, name: str, content: bytes) -> list[str]:
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
-        return []  # the rank that imports it says so
+        return []  # the rank that imports it reports the error
     found: set[Path] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,7 +1,7 @@
 """Read the end of ranks' logs.
 
-Covers: which of it was stderr, one rank or all.
-Does not cover: writing them (``engine.rank_log``), who asks (``server``, ``notebook.widget``).
+Covers: the logs of one or all ranks, which parts are stderr.
+Does not cover: writing logs (``engine.rank_log``), displaying them (``server``, ``notebook.widget``).
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-END_BYTES = 64_000  # of one log
-ALL_BYTES, LEAST_BYTES = 256_000, 2_000  # of the logs of all ranks together, and of each of them at least
-CHANGES_BYTES = 256_000
+END_BYTES = 64_000  # read from a single log
+ALL_BYTES, LEAST_BYTES = 256_000, 2_000  # read from the logs of several ranks together, and at least from each
+CHANGES_BYTES = 256_000  # read from the file of changes between the streams
 STREAMS = ("stdout", "stderr")
 
 
 def log_ends(path_of: Callable[[int], Path], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the end of each log as JSON; one that is not there is empty.
+    """Return the end of each log as JSON; empty for a log that does not exist.
 
     Parameters
     ----------
     path_of
-        Where a rank's log is.
+        Returns the path of a rank's log.
     ranks
-        Whose logs; of many, less each.
+        The ranks whose logs to read; the more ranks, the less of each log.
     """
     size = END_BYTES if len(ranks) == 1 else max(LEAST_BYTES, ALL_BYTES // max(1, len(ranks)))
     return [{"rank": rank, **_end(path_of(rank), size)} for rank in ranks]
 
 
 def require_here(path: Path, rank: int, job_file: str) -> Path:
-    """Return the path of a log.
+    """Return the path of a log, if it is on this machine.
 
     Raises
     ------
     UsageError
-        If it is on another machine, that of a job which was reached through ssh.
+        If it is on another machine, because the job was reached through ssh.
     """
     if split(job_file):
         host = job_file.partition(":")[0]
@@ -69,7 +69,7 @@ def _end(path: Path, size_bytes: int) -> dict[str, Any]:
 
 
 def _changes(path: Path, start: int, end: int) -> tuple[str, list[tuple[int, str]]]:
-    """Return the stream at a place of the log, and where another begins after it; there are two, which alternate."""
+    """Return the stream at position ``start`` of the log, and the changes between the two streams up to ``end``."""
     try:
         with path.open("rb") as file:
             cut = max(0, file.seek(0, 2) - CHANGES_BYTES)

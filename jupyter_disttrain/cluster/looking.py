@@ -1,7 +1,7 @@
-"""Look at ranks: what each of them does, and who waits for whom.
+"""Request the state of ranks and report which ranks wait for which.
 
-Covers: asking ranks, and the nannies of those that don't answer; saying what is seen.
-Does not cover: what is done about it (``guardian``), what answers mean together (``hang``).
+Covers: requests to ranks, and to the nannies of those that don't reply; the lines for the user.
+Does not cover: acting on the state (``guardian``), explaining it (``hang``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..messages import NANNY_REQUEST, RANK_REQUEST
-from .hang import PATIENCE_SECONDS, Look, explain, mismatches, waited_for
+from ..protocol.requests import Stack, Where
+from ..protocol.time_limits import GLANCE_SECONDS, HANG_PATIENCE_SECONDS, LONG_SECONDS, OUTSIDE_SECONDS
+from .hang import Look, explain, mismatches, waited_for
 from .rank_table import ended
 
 if TYPE_CHECKING:
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
     from .recovery import Recovery, Rules
     from .start import Launch
 
-GLANCE_SECONDS = 0.15  # for ranks to say what they do before an interrupt ends it
-LONG_SECONDS = 1.0  # in one collective, before it is told of with an interrupt
-OUTSIDE_SECONDS = 0.3  # for nannies to say where a rank is that does not answer
 
 log = logging.getLogger(__name__)
 
 
 class Looking:
-    """The part of a guardian that looks."""
+    """The part of a guardian that requests the state of ranks."""
 
     _launch: Launch
     _rules: Rules
@@ -41,20 +39,23 @@ class Looking:
     _notes: Notes
 
     def __init__(self) -> None:
-        self.looks: dict[int, Look] = {}  # by rank, what was seen last
+        self.looks: dict[int, Look] = {}  # latest known state, by rank
 
     def hang(self) -> list[str]:
-        """Say who waits for whom, once ranks have waited in one collective for longer than a person should wonder."""
+        """Return lines on which ranks wait for which, once one has waited ``hang_after_s``; a mismatch at once."""
         with self._changed:
             fresh, running = self._fresh_looks(), self._state.running
             looks = {rank: look for rank, look in fresh.items() if rank in running}
-            certain = mismatches(fresh)  # can't end well, however long one waits
+            certain = mismatches(fresh)  # these can't succeed, however long they wait
             if not certain and not any(look.is_hang(self._rules.hang_after_s) for look in looks.values()):
                 return []
             return [*certain, *self._explain(looks)]
 
     def _fresh_looks(self) -> dict[int, Look]:
-        """Return what was seen of all ranks while the cells ran that run now; of a rank that runs one, in that cell."""
+        """Return the ranks' states that were reported since the running cells began; without dead ranks.
+
+        For a rank that runs a cell, that is since its own cell began. Ranks that owe a reply get a state without one.
+        """
         dead = self._state.dead
         found = {rank: look for rank, look in self.looks.items() if rank not in dead}
         return {rank: look for rank, look in found.items() if look.answered_at >= self._state.since(rank)} | {
@@ -64,13 +65,13 @@ class Looking:
         }
 
     def _explain(self, looks: Mapping[int, Look]) -> list[str]:
-        """Say what those ranks do that run a cell, and those that run none."""
+        """Return lines on the state of ranks that run a cell, and of those that run none."""
         running = self._state.running
         idle = set(range(len(self._launch.table))) - running - self._state.dead
         return explain(looks, sorted(idle), ended(self._launch.table, running))
 
     def where(self, timeout_s: float) -> list[str]:
-        """Say what each rank is doing at this moment, one line for ranks that do the same."""
+        """Return lines on what each rank is doing now; ranks in the same state share a line."""
         looks = self.look_now(self._state.running, timeout_s)
         with self._changed:
             if waited_for(looks.values()):
@@ -78,7 +79,7 @@ class Looking:
             return [*mismatches(self._fresh_looks()), *self._explain(looks)]
 
     def look_now(self, ranks: set[int], timeout_s: float) -> dict[int, Look]:
-        """Look at ranks and wait for what they say; one that does not answer in time is in it all the same."""
+        """Request the state of ranks and wait for the replies; ranks that don't reply in time are included."""
         with self._changed:
             began = time.monotonic()
             self._ask(ranks, timeout_s)
@@ -95,7 +96,7 @@ class Looking:
         self._changed.wait_for(lambda: not self._silent(ranks, began), timeout_s)
 
     def note_waits(self, ranks: set[int]) -> None:
-        """Keep who has long waited for whom, when the person interrupts it: afterwards nobody could say."""
+        """Add a note on which ranks have waited long, when the user interrupts them: afterwards it would be unknown."""
         with self._changed:
             self._ask(ranks, GLANCE_SECONDS)
             fresh = self._fresh_looks()
@@ -108,34 +109,34 @@ class Looking:
     def _silent(self, ranks: set[int], began: float) -> list[int]:
         return [rank for rank in ranks if self.looks[rank].answered_at < began]
 
-    # Asking
+    # Requests
 
     def _look_at(self, ranks: Collection[int]) -> None:
-        """Ask ranks what they are doing, and whether they have called what others wait in."""
+        """Ask ranks what they are doing, and whether they have called the collectives that others wait in."""
         running = self._state.running
         about = waited_for(look for rank, look in self.looks.items() if rank in running)
         for rank in ranks:
             self._look(rank, about)
 
     def _look(self, rank: int, about: list[tuple[Any, Any, Any]]) -> None:
-        """Ask a rank, unless it still owes an answer."""
+        """Send a request to a rank, unless it still owes a reply; then ask its nanny after a while."""
         look = self.looks.get(rank)
         if look is not None and look.asked_at > look.answered_at:
-            # By a signal, at which C code returns early that does not go on after one: not before somebody has to know.
+            # The nanny sends a signal, which makes C code return early that does not resume: only if it is needed.
             patience_s = self._rules.hang_after_s if self._state.is_calm else 0.0
-            if look.silent_s > max(patience_s, PATIENCE_SECONDS):
+            if look.silent_s > max(patience_s, HANG_PATIENCE_SECONDS):
                 self._look_from_outside(rank)
             return
         asked_at = time.monotonic()
         self.looks[rank] = Look(asked_at=asked_at) if look is None else look.asked_again(asked_at)
         engine = self._launch.table[rank].engine
-        future = self._launch.open_link.request(engine, RANK_REQUEST, {"do": "where", "about": about}, beside=True)
+        future = self._launch.open_link.request(engine, Where(about=about))
         future.add_done_callback(lambda done: self._on_look(rank, done))
 
     def _look_from_outside(self, rank: int) -> None:
-        """Ask the nanny where a rank is that does not answer."""
+        """Ask the nanny for the stack of a rank that does not reply."""
         nanny = self._launch.table[rank].nanny
-        future = self._launch.open_link.request(nanny, NANNY_REQUEST, {"do": "stack"})
+        future = self._launch.open_link.request(nanny, Stack())
 
         def on_stack(done: Future[Message]) -> None:
             if done.exception() is None:

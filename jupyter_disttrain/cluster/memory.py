@@ -1,7 +1,7 @@
-"""What ranks hold in memory, told when one ran out of it.
+"""Report the memory use of ranks after a shortage.
 
 Covers: ranks of this host; the GPUs of all ranks.
-Does not cover: reading the figures of GPUs (``engine.devices``).
+Does not cover: measuring GPUs (``engine.devices``).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _SHORTAGE_OF_GPU = re.compile(r"(CUDA|HIP).*out of memory|NVML_SUCCESS == r INTE
 
 
 def is_shortage(content: Mapping[str, Any]) -> bool:
-    """Whether a failed cell's reply tells of too little memory of a host."""
+    """Whether a failed cell's reply shows a shortage of host memory."""
     if is_shortage_of_gpu(content):
         return False
     return content.get("ename") == "MemoryError" or bool(_SHORTAGE.search(content.get("evalue", "")))
 
 
 def is_shortage_of_gpu(content: Mapping[str, Any]) -> bool:
-    """Whether a failed cell's reply tells of too little memory of a GPU."""
+    """Whether a failed cell's reply shows a shortage of GPU memory."""
     return content.get("ename") == "OutOfMemoryError" or bool(_SHORTAGE_OF_GPU.search(content.get("evalue", "")))
 
 
 def held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
-    """Say how much of its GPU's memory is in use for each rank."""
+    """Return a text with the GPU memory in use for each rank."""
     parts = []
     for rank, told in vitals.items():
         gpu = told.gpu or {}
@@ -53,17 +53,17 @@ def held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
 
 
 def may_be_shortage(death: RankDeath) -> bool:
-    """Whether a process most likely was ended by the kernel for want of memory."""
+    """Whether the kernel's out-of-memory killer most likely ended a process."""
     return death.signal_number == signal.SIGKILL and death.out_of_memory_kills > 0 and not death.expected
 
 
 def held(table: Sequence[RankEntry], peaks: Mapping[int, int] | None = None) -> str:
-    """Say what each rank of this host holds, with its children, and what is left.
+    """Return a text with the memory of each rank of this host, children included, and the free memory.
 
     Parameters
     ----------
     peaks
-        The most that ranks held that have died, in bytes.
+        Peak memory of ranks that have died, in bytes.
     """
     host = socket.gethostname()
     parts = []
@@ -84,7 +84,7 @@ def _resident(pid: int) -> int:
         for each in (process, *process.children(recursive=True)):
             total += each.memory_info().rss
     except psutil.Error:
-        return total  # it has just ended, or belongs to somebody else
+        return total  # it has just ended, or belongs to another user
     return total
 
 

@@ -1,10 +1,10 @@
 """Merge the failures of several ranks.
 
-Covers: which failures are one, what each rank's differs in.
-Does not cover: which ranks only waited for another (``cell_state``), showing it (``errors``).
+Covers: which failures are the same, how each rank's failure differs.
+Does not cover: ranks that only waited for another (``cell_state``), display (``errors``).
 
-Errors of one type at one line of the cell are one failure: one traceback stands for all, and of every other rank there
-is what differs. Failures without a line are one if all but numbers and addresses is the same.
+Errors of one type at one line of the cell are one failure: it has one traceback, and for every other rank only the
+difference is kept. Failures without a line are the same if they differ only in numbers and addresses.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ..messages import CellFailure
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What differs between two ranks that fail alike: addresses, and the file name that IPython gives the cell.
+# Incidental differences between ranks: addresses, repetition counts, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(
     r"0x[0-9a-fA-F]+|\(\d+ times\)|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]"
 )
-PROGRAM_EXIT = "ProgramExit"  # of a program in a process of its own: engine.programs
+PROGRAM_EXIT = "ProgramExit"  # raised for a program in a child process: see engine.programs
 RANK_DIED = "RankDied"
-_WITH_OWN_TRACEBACK = {PROGRAM_EXIT, RANK_DIED}  # whose last lines are all that is known of them
+_WITH_OWN_TRACEBACK = {PROGRAM_EXIT, RANK_DIED}  # their last lines are all that is known of them
 _NUMBER = re.compile(r"\d+")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
-SHORT_TEXT = 200  # characters: what is not longer is shown whole
-AROUND = 40  # characters of what is the same, shown around what differs
-COMPARED_WORDS = 500  # of what lies between the first and the last difference; more is not taken apart
+SHORT_TEXT = 200  # characters; shorter texts are shown whole
+AROUND = 40  # characters of context around a difference
+COMPARED_WORDS = 500  # longest middle part to compare in detail, in words
 
 
 def merge_failures(failures: Iterable[CellFailure]) -> tuple[CellFailure, ...]:
-    """Return each distinct failure once with all its ranks, in the order in which they happened."""
+    """Return each distinct failure once with all its ranks, in order of time."""
     groups: dict[tuple[object, ...], list[CellFailure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.time_s):
         groups.setdefault(_likeness(failure), []).append(failure)
@@ -43,11 +43,11 @@ def merge_failures(failures: Iterable[CellFailure]) -> tuple[CellFailure, ...]:
 
 
 def _likeness(failure: CellFailure) -> tuple[object, ...]:
-    """Return what failures that are one have in common."""
+    """Return the key under which failures count as the same."""
     if failure.line and failure.ename not in _WITH_OWN_TRACEBACK:
         return failure.ename, failure.file, failure.line
     message = _NUMBER.sub("#", _INCIDENTAL.sub("", failure.evalue))
-    lines = [_COLOUR.sub("", line) for line in failure.traceback]  # which mark the part of a line that failed
+    lines = [_COLOUR.sub("", line) for line in failure.traceback]  # colours mark the failed part of a line
     lines = [line for line in lines if not line.startswith(f"{failure.ename}: ")]
     return (failure.ename, message, *(_INCIDENTAL.sub("", line) for line in lines))
 
@@ -58,7 +58,7 @@ def _merge(group: list[CellFailure]) -> CellFailure:
     others = sorted((failure for failure in group if failure is not first), key=lambda failure: failure.ranks)
     variants = ((other.ranks[0], _difference(other, first)) for other in others)
     evalue = first.evalue
-    if is_program and len(group) > 1:  # the others' may have ended because of it
+    if is_program and len(group) > 1:  # the others may have ended because of it
         evalue += f"; rank {group[0].ranks[0]}'s was the first"
     return CellFailure(
         ranks=tuple(sorted(failure.ranks[0] for failure in group)),
@@ -76,7 +76,7 @@ def _merge(group: list[CellFailure]) -> CellFailure:
 
 
 def _difference(failure: CellFailure, first: CellFailure) -> str:
-    """Return what one rank's failure has that the first one's has not; empty if nothing that matters."""
+    """Return how a rank's failure differs from the first one's; empty if in nothing that matters."""
     if failure.ename == "KeyboardInterrupt":
         return ""
     parts = []
@@ -96,7 +96,7 @@ def _same(text: str) -> str:
 
 
 def differing_part(text: str, other: str) -> str:
-    """Return a text on one line; of a long one only what differs from ``other``, with some words around it."""
+    """Return a text on one line; if it is long, only its differences from ``other`` with some context."""
     if len(text) <= SHORT_TEXT:
         return text if "\n" not in text else " ".join(text.split())
     words, others = _WORD.findall(text), _WORD.findall(other)
@@ -112,18 +112,18 @@ def differing_part(text: str, other: str) -> str:
 
 
 def _beginning(words: list[str]) -> list[str]:
-    """Return the first few words."""
+    """Return the first few words, up to ``AROUND`` characters."""
     lengths = accumulate(map(len, words))
     return [word for word, length in takewhile(lambda pair: pair[1] <= AROUND, zip(words, lengths, strict=True))]
 
 
 def shorten(text: str, limit: int) -> str:
-    """Leave out the middle of a text."""
+    """Leave out the middle of a text longer than ``limit`` characters."""
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-(limit // 2) :]}"
 
 
 def _differing_places(words: list[str], others: list[str]) -> list[tuple[int, int]]:
-    """Return the first and the last word of each place at which a text differs from another."""
+    """Return the ranges of words at which a text differs from another."""
     start = _common(words, others)
     end = _common(words[start:][::-1], others[start:][::-1])
     middle, other_middle = words[start : len(words) - end], others[start : len(others) - end]
@@ -141,5 +141,5 @@ def _differing_places(words: list[str], others: list[str]) -> list[tuple[int, in
 
 
 def _common(words: list[str], others: list[str]) -> int:
-    """Return with how many words both begin."""
+    """Return the number of words that both begin with."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))))

@@ -1,4 +1,4 @@
-"""Metrics on disk.
+"""Read and write metrics on disk.
 
 Covers: reading what the ranks' nannies wrote beside the logs; CSV; TensorBoard's event files.
 Does not cover: writing beside the logs (``engine.metrics_file``).
@@ -10,21 +10,33 @@ import csv
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .metrics_table import Metric, Sample
-
 _FILE = re.compile(r"rank(\d+)\.metrics\.jsonl")
-MOST_BYTES = 16 << 20  # of one file: some 150,000 values
+MOST_BYTES = 16 << 20  # read per file: some 150,000 values
+Sample = tuple[float, "int | None", "int | None", "dict[str, Any]"]  # time, cell, step, values by name
 COLUMNS = ("time_s", "cell", "step", "rank", "name", "value")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One value that one rank logged."""
+
+    rank: int
+    time_s: float  # seconds since the epoch, on the rank
+    cell: int | None  # the number of the cell that logged it
+    step: int | None
+    name: str
+    value: float
+
+
 def read_run(run: Path) -> Iterator[tuple[int, list[Sample]]]:
-    """Yield what each rank of a run has logged, with the rank."""
+    """Yield each rank of a run with the samples it has logged."""
     for path in sorted(run.glob("rank*.metrics.jsonl")):
         match = _FILE.fullmatch(path.name)
         if match:
@@ -32,17 +44,17 @@ def read_run(run: Path) -> Iterator[tuple[int, list[Sample]]]:
 
 
 def _samples(path: Path) -> Iterator[Sample]:
-    """Yield the last samples of a file, which may be growing meanwhile."""
+    """Yield the last samples of a file, which may be growing."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:
             file.seek(size - MOST_BYTES)
-            file.readline()  # the rest of a line
+            file.readline()  # the rest of a partial line
         for line in file.read(size - file.tell()).splitlines():
             try:
                 told = json.loads(line)
             except ValueError:
-                continue  # a line that is still being written, or was cut off; or an empty one behind that
+                continue  # a partial line, which is being written or was cut off, or the empty line after one
             yield told["time_s"], told["cell"], told["step"], told["values"]
 
 
@@ -55,7 +67,7 @@ def write_csv(path: str | Path, rows: Iterable[Metric]) -> None:
 
 
 def write_tensorboard(folder: str | Path, rows: Iterable[Metric]) -> None:
-    """Write values as TensorBoard's event files, one folder per rank; those without a step are counted.
+    """Write values as TensorBoard's event files, one folder per rank; values without a step are numbered.
 
     Raises
     ------

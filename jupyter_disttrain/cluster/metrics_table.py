@@ -1,18 +1,20 @@
-"""The values of ``log_metrics``, gathered over ranks.
+"""Keep the values of ``log_metrics``, and aggregate them over ranks.
 
 Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks.
-Does not cover: what ranks tell of themselves without being asked (``telemetry``), files (``metrics_files``).
+Does not cover: figures that ranks report by themselves (``telemetry``), files (``metrics_files``).
 
-Columns are numpy arrays: a million values take 37 MB, and a reader takes only what is new to it.
+Columns are numpy arrays: a million values take 37 MB, and a reader copies only new rows.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from .metrics_files import Metric, read_run, write_csv, write_tensorboard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,65 +23,51 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..samples import Samples
+    from .metrics_files import Sample
 
-MOST_SETS = 1000  # of names that come together, whose numbers are kept at hand
-ROWS = 1_000_000  # kept; the oldest go first, or a session of days would fill the notebook's memory
+MOST_SETS = 1000  # sets of names logged together whose numbers are cached
+ROWS = 1_000_000  # kept; older rows are dropped, or a session of days would fill the notebook's memory
 NO_STEP = np.iinfo(np.int64).min
 NO_CELL = -1
 _COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
 
 
-Sample = tuple[float, "int | None", "int | None", "dict[str, Any]"]  # time, cell, step, values by name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One value that one rank logged."""
-
-    rank: int
-    time_s: float  # seconds since the epoch, on the rank
-    cell: int | None  # the number of the cell that logged it
-    step: int | None
-    name: str
-    value: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """One metric of one cell over its ranks, by step."""
+    """One metric of one cell, by step and rank."""
 
     name: str
     steps: np.ndarray  # (steps,) int64, ascending; without steps, how often the rank had logged it before
     ranks: tuple[int, ...]
     values: np.ndarray  # (steps, ranks) float64; NaN where a rank did not log that step
-    is_missing: np.ndarray  # (steps, ranks) bool: what was logged may be NaN itself
+    is_missing: np.ndarray  # (steps, ranks) bool: distinguishes a step that was not logged from a logged NaN
 
     @property
     def mean(self) -> np.ndarray:
         """The mean over the ranks that logged a step, (steps,)."""
         with _quiet():
-            parts = self.values / (~self.is_missing).sum(axis=1, keepdims=True)  # their sum may be too great a number
+            parts = self.values / (~self.is_missing).sum(axis=1, keepdims=True)  # divide first: the sum may overflow
             return np.asarray(np.where(self.is_missing, 0.0, parts).sum(axis=1))
 
     @property
     def minimum(self) -> np.ndarray:
-        """The least over the ranks, (steps,); NaN if a rank logged NaN."""
+        """The minimum over the ranks, (steps,); NaN if a rank logged NaN."""
         return np.asarray(np.where(self.is_missing, np.inf, self.values).min(axis=1))
 
     @property
     def maximum(self) -> np.ndarray:
-        """The greatest over the ranks, (steps,); NaN if a rank logged NaN."""
+        """The maximum over the ranks, (steps,); NaN if a rank logged NaN."""
         return np.asarray(np.where(self.is_missing, -np.inf, self.values).max(axis=1))
 
     @property
     def spread(self) -> np.ndarray:
-        """Maximum less minimum, (steps,); NaN where both are the same infinity."""
+        """Maximum minus minimum, (steps,); NaN where both are the same infinity."""
         with _quiet():
             return np.asarray(self.maximum - self.minimum)
 
 
 def _quiet() -> np.errstate:
-    """Compute with infinities without a warning: it is the metric that runs off, and its values say so."""
+    """Silence numpy's warnings about infinities: a diverging metric already shows them in its values."""
     return np.errstate(invalid="ignore", over="ignore")
 
 
@@ -89,29 +77,29 @@ class MetricsTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows = np.empty(1024, _COLUMNS)
-        self._count = 0  # of the rows that are filled
-        self._gone = 0  # of those that were let go
+        self._count = 0  # rows in use
+        self._gone = 0  # rows dropped so far
         self._names: dict[str, int] = {}
-        self._numbers_of: dict[tuple[str, ...], np.ndarray] = {}  # the same for names that come together
-        self._read_until: dict[int, float] = {}  # what a rank logged by then was read from its file
-        self.dropped = 0  # samples that came faster than a rank could send them
+        self._numbers_of: dict[tuple[str, ...], np.ndarray] = {}  # cache: the numbers of names logged together
+        self._read_until: dict[int, float] = {}  # by rank, the time up to which its file was read
+        self.dropped = 0  # samples that a rank could not send fast enough
 
     def __len__(self) -> int:
-        """Return how many values are kept."""
+        """Return the number of values kept."""
         return self._count
 
     def __repr__(self) -> str:
-        """Say what is there."""
+        """Return the number of values and the names of the metrics."""
         return f"<{self._count:,} values of {', '.join(self.names) or 'no metric yet'}>"
 
     @property
     def arrived(self) -> int:
-        """How many values have come, those included that were let go."""
+        """Number of values that have arrived, including dropped ones."""
         with self._lock:
             return self._gone + self._count
 
     def add(self, rank: int, samples: Samples) -> None:
-        """Take a rank's message."""
+        """Add a rank's message."""
         with self._lock:
             until = self._read_until.get(rank)
             for block in samples.blocks:
@@ -122,11 +110,11 @@ class MetricsTable:
             self.dropped += samples.dropped
 
     def _add_matrix(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
-        """Take samples with the same names, (samples, 2 + names): see ``samples.Block``."""
+        """Add samples with the same names, (samples, 2 + names): see ``samples.Block``."""
         numbers = self._numbers_of.get(names)
         if numbers is None:
             if len(self._numbers_of) >= MOST_SETS:
-                self._numbers_of.clear()  # each step has names of its own: there is nothing to be saved
+                self._numbers_of.clear()  # each step has names of its own, so caching is useless
             numbers = np.array([self._names.setdefault(name, len(self._names)) for name in names], "i4")
             self._numbers_of[names] = numbers
         values = matrix[:, 2:]
@@ -143,18 +131,16 @@ class MetricsTable:
         self._count += values.size
 
     def read(self, run: Path) -> None:
-        """Fill a new table with what the ranks of a run have logged before anybody listened here."""
-        from .metrics_files import read_run  # noqa: PLC0415
-
+        """Fill a new table with what the ranks of a run have logged before this process subscribed."""
         for rank, samples in read_run(run):
             self.extend(rank, samples)
             if samples:
                 self._read_until[rank] = samples[-1][0]
 
     def extend(self, rank: int, samples: Iterable[Sample]) -> None:
-        """Take samples of a rank that were read from its file."""
+        """Add samples of a rank that were read from its file."""
         with self._lock:
-            # JSON has no NaN and no infinity, so they are there as text.
+            # JSON has no NaN or infinity, so the file has them as text.
             new = [
                 (
                     time_s,
@@ -166,9 +152,9 @@ class MetricsTable:
                 )
                 for time_s, cell, step, values in samples
                 for name, value in values.items()
-            ]
+            ][-ROWS:]
             self._make_room(len(new))
-            self._rows[self._count : self._count + len(new)] = new[-ROWS:]
+            self._rows[self._count : self._count + len(new)] = new
             self._count += len(new)
 
     def _make_room(self, count: int) -> None:
@@ -214,7 +200,7 @@ class MetricsTable:
         ]
 
     def gather(self, name: str, cell: int | None = None) -> Gathered:
-        """Return a metric over ranks, by step.
+        """Return a metric by step and rank.
 
         Parameters
         ----------
@@ -226,7 +212,7 @@ class MetricsTable:
         Raises
         ------
         KeyError
-            If no rank has logged such a metric; the message names those that were logged.
+            If no rank has logged such a metric; the message lists the metrics that exist.
         """
         _, rows = self.since(0)
         rows = rows[rows["name"] == self._names.get(name, -1)]
@@ -236,7 +222,7 @@ class MetricsTable:
         return gather(name, rows)
 
     def gather_last(self, count: int) -> list[Gathered]:
-        """Return metrics over ranks, those that were logged last, each of the cell that logged it last."""
+        """Return the ``count`` metrics that were logged last, each from the cell that logged it last."""
         _, rows = self.since(0)
         numbers, last = np.unique(rows["name"][::-1], return_index=True)
         names, found = self.names, []
@@ -253,7 +239,7 @@ class MetricsTable:
         ImportError
             If pandas is not installed.
         """
-        import pandas as pd  # noqa: PLC0415  (a notebook that does not ask for it does not pay for it)
+        import pandas as pd  # noqa: PLC0415  (import pandas only on request)
 
         _, rows = self.since(0)
         step = pd.array(rows["step"], dtype="Int64")
@@ -273,8 +259,6 @@ class MetricsTable:
 
     def to_csv(self, path: str | Path) -> None:
         """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
-        from .metrics_files import write_csv  # noqa: PLC0415
-
         write_csv(path, self.rows())
 
     def to_tensorboard(self, folder: str | Path) -> None:
@@ -285,13 +269,11 @@ class MetricsTable:
         ImportError
             If TensorBoard is not installed; the message says how to get it.
         """
-        from .metrics_files import write_tensorboard  # noqa: PLC0415
-
         write_tensorboard(folder, self.rows())
 
 
 def gather(name: str, rows: np.ndarray) -> Gathered:
-    """Gather the rows of one metric of one cell."""
+    """Arrange the rows of one metric of one cell by step and rank."""
     steps = rows["step"].copy()
     for rank in np.unique(rows["rank"]):
         unnumbered = (rows["rank"] == rank) & (steps == NO_STEP)
@@ -300,6 +282,6 @@ def gather(name: str, rows: np.ndarray) -> Gathered:
     ranks, column_at = np.unique(rows["rank"], return_inverse=True)
     values = np.full((len(known_steps), len(ranks)), np.nan)
     is_missing = np.ones(values.shape, bool)
-    values[row_at, column_at] = rows["value"]  # of a step that was logged twice the last value
+    values[row_at, column_at] = rows["value"]  # the last value of a step that was logged twice
     is_missing[row_at, column_at] = False
     return Gathered(name=name, steps=known_steps, ranks=tuple(ranks.tolist()), values=values, is_missing=is_missing)

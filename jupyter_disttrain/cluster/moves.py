@@ -1,7 +1,7 @@
-"""Where the ranks of a host are started anew.
+"""Choose the host on which the ranks of a host start again.
 
-Covers: their own host, a spare if that is lost, what a person can do where there is none.
-Does not cover: noticing that a host is lost (``reach``), starting processes (``processes``).
+Covers: their own host, a spare if that is lost, the user's options where there is none.
+Does not cover: detecting that a host is lost (``reach``), starting processes (``processes``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import HostLostError
+from ..protocol.states import RankState
 from ..ranks import format_ranks
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ GO_ON = "the others go on, with -r"
 
 
 class Moves:
-    """The hosts that were lost, and the spares in their place."""
+    """Lost hosts and the spares in their place."""
 
     def __init__(self, config: ClusterConfig, reach: Reach) -> None:
         self._config = config
@@ -31,12 +32,12 @@ class Moves:
         self._failed: set[str] = set()  # spares on which no process could be started
 
     def host_for(self, host: str, table: Sequence[RankEntry]) -> str:
-        """Return where the ranks of a host are started anew; empty for the notebook's own.
+        """Return the host on which the ranks of a host start again; empty for the notebook's own.
 
         Raises
         ------
         HostLostError
-            If it is lost and there is no spare, or if one MPI job was lost with it.
+            If the host is lost and there is no spare, or if an MPI job over hosts was lost with it.
         """
         if self._config.launcher == "mpi" and self._reach.lost_hosts:
             raise HostLostError(self.why_lost(table))
@@ -50,12 +51,12 @@ class Moves:
         return spare
 
     def give_up(self, host: str, spare: str) -> None:
-        """Take the spare out: no process could be started on it in the place of those of ``host``."""
+        """Exclude a spare on which no replacement for the ranks of ``host`` could be started."""
         self._failed.add(spare)
         self._moved.pop(host, None)
 
     def forget_failed(self) -> None:
-        """Take each spare for one that can be used: a person says that hosts may be there again."""
+        """Consider every spare usable again: the user says that hosts may be back."""
         self._failed.clear()
 
     @property
@@ -63,13 +64,17 @@ class Moves:
         return [host for host in self._reach.lost_hosts if host not in self._moved]
 
     def lost_ranks(self, table: Sequence[RankEntry]) -> list[int]:
-        """Return the dead ranks of hosts that no spare stands for; with one MPI job all that died are lost with it."""
+        """Return the dead ranks of lost hosts without a spare; if an MPI job lost a host, all dead ranks."""
         lost = self._lost
         of_all = self._config.launcher == "mpi" and bool(lost)
-        return [entry.info.rank for entry in table if entry.state == "dead" and (of_all or entry.launch_host in lost)]
+        return [
+            entry.info.rank
+            for entry in table
+            if entry.state == RankState.DEAD and (of_all or entry.launch_host in lost)
+        ]
 
     def why_lost(self, table: Sequence[RankEntry]) -> str:
-        """Return which hosts are lost that no spare stands for, and what a person can do; empty where there is none."""
+        """Return which hosts are lost without a spare, and the user's options; empty if there are none."""
         lost = self._lost
         if not lost or self._config.job:
             return ""

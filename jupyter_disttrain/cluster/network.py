@@ -1,7 +1,7 @@
-"""The network that the ranks talk over.
+"""Choose the network that the ranks communicate over.
 
-Covers: choosing it from the addresses of all hosts or taking the one that is named, the environment variables that hold
-Gloo, NCCL, UCX and Open MPI to it, saying it.
+Covers: choosing it from the addresses of all hosts or taking the one that the user names, the environment variables
+that restrict Gloo, NCCL, UCX and Open MPI to it, describing it.
 Does not cover: whether its ports are open (``survey``).
 """
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
     AnyNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Networks inside one machine: virtual machines' and containers'.
+# Interface prefixes of networks inside one machine: virtual machines and containers.
 _INNER = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "lxcbr", "lxdbr", "podman", "tunl", "kube")
 _NO_COMMON = "the hosts share no network; name one in which each has an address, e.g. --interface 10.1.0.0/16. "
-WIDEST_PREFIX = {4: 8, 6: 32}  # of a network that is put together from the hosts' addresses
+WIDEST_PREFIX = {4: 8, 6: 32}  # shortest prefix, by IP version, of a network around the hosts' addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNetwork:
-    """Where one host is in the network."""
+    """One host's address and interface in the network."""
 
     name: str
     address: str
     interface: str
     infiniband: tuple[str, ...] = ()  # active InfiniBand ports, e.g. "mlx5_0:1"
-    other_rdma: bool = False  # there are active ports of another kind, such as RoCE
+    other_rdma: bool = False  # has active RDMA ports of another kind, such as RoCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """A network in which every host has an address."""
 
-    client_address: str  # of this machine, as the hosts reach it
+    client_address: str  # this machine's address, as the hosts reach it
     cidr: str
     nodes: tuple[NodeNetwork, ...]  # in the order of the hosts
 
     def node(self, name: str) -> NodeNetwork:
-        """Return where that host is."""
+        """Return the entry of that host."""
         return next(node for node in self.nodes if node.name == name)
 
     @property
@@ -61,23 +61,23 @@ class Network:
 def choose_network(
     client_addresses: Sequence[Address], reports: Sequence[HostReport], interface: str | None = None
 ) -> Network:
-    """Choose the network that all hosts share and that ssh reached most of them by, or take the one that is named.
+    """Choose the network that all hosts share and that ssh reached most of them by, or take the one in ``interface``.
 
     Parameters
     ----------
     client_addresses
         This machine's, from ``host_report.own_addresses``.
     reports
-        Of the hosts; those that did not answer are left out.
+        Reports of the hosts; those that did not answer are left out.
     interface
         The name of an interface that every host has, or a network as ``"10.1.0.0/16"``; None: choose.
 
     Raises
     ------
     UsageError
-        If ``interface`` looks like a network and is none.
+        If ``interface`` has a slash and is not a valid network.
     LaunchError
-        If the hosts have no such network, or this machine can't reach it; the message says what each has.
+        If the hosts have no such network, or this machine can't reach it; the message lists the addresses of each.
     """
     hosts = [report for report in reports if report.answered]
     if not hosts:
@@ -99,18 +99,19 @@ def choose_network(
 
 
 def environment_for(network: Network, host: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that hold the libraries to the network on one host.
+    """Return the variables that restrict the libraries to the network on one host.
 
     Parameters
     ----------
     environment
-        What the person has set, which is left alone; None: this process's environment.
+        Variables the user has set, which are left unchanged; None: this process's environment.
     """
     node, given = network.node(host), os.environ if environment is None else environment
     wanted = {
         "GLOO_SOCKET_IFNAME": node.interface,
         "TP_SOCKET_IFNAME": node.interface,
-        "NCCL_SOCKET_IFNAME": f"={node.interface}",  # without the sign, eth1 is eth10 too
+        # Without "=", NCCL takes the name as a prefix: eth1 would match eth10.
+        "NCCL_SOCKET_IFNAME": f"={node.interface}",
     }
     if network.has_infiniband:
         wanted["NCCL_IB_HCA"] = f"={','.join(node.infiniband)}"
@@ -121,9 +122,10 @@ def environment_for(network: Network, host: str, environment: Mapping[str, str] 
 
 
 def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that hold Open MPI and its launcher to a network, as far as the person has named none.
+    """Return the variables that restrict Open MPI and its launcher to a network, unless the user has set them.
 
-    It is the network and no interface: mpiexec hands the same to all hosts, where that may have different names.
+    They name the network, not an interface: mpiexec passes the same value to all hosts, whose interface names may
+    differ.
     """
     return {
         f"{name}_include": network
@@ -133,7 +135,7 @@ def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, st
 
 
 def describe(network: Network) -> str:
-    """Say the network in one line."""
+    """Describe the network in one line."""
     interfaces = _by_value({node.name: node.interface for node in network.nodes})
     names = next(iter(interfaces)) if len(interfaces) == 1 else ""
     names = names or ", ".join(f"{name} on {', '.join(hosts)}" for name, hosts in interfaces.items())
@@ -171,7 +173,7 @@ def _node(host: HostReport, address: Address) -> NodeNetwork:
     )
 
 
-# Choosing
+# Choice of the network
 
 
 def _best(client: Sequence[Address], hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
@@ -195,7 +197,7 @@ def _best(client: Sequence[Address], hosts: Sequence[HostReport]) -> tuple[AnyNe
 
 
 def _put_together(hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
-    """Return the narrowest network around the addresses that ssh reached, as hosts of some clouds have one each."""
+    """Return the narrowest network around the addresses that ssh reached, since clouds may give each host a subnet."""
     chosen = {host.name: address for host in hosts for address in _usable(host) if address.address == host.ssh_address}
     if len(chosen) < len(hosts) or len({_version(address) for address in chosen.values()}) > 1:
         raise LaunchError(_NO_COMMON + _what_they_have(hosts))
@@ -215,7 +217,7 @@ def _first_in(network: AnyNetwork, host: HostReport) -> Address | None:
 
 
 def loopback_words(interface: str, has: str) -> str:
-    """Return what is said of loopback as a network between hosts, and what to name instead."""
+    """Return the error for loopback as a network between hosts, and what to name instead."""
     return (
         f"--interface {interface} is loopback, which never leaves a machine, so no host reaches another by it; name a "
         f"network that all hosts are in, e.g. --interface eth0 or 10.1.0.0/16. {has}"
@@ -223,7 +225,7 @@ def loopback_words(interface: str, has: str) -> str:
 
 
 def _is_here(client: Sequence[Address], hosts: Sequence[HostReport]) -> bool:
-    """Whether all ranks are on this machine, whatever it is called."""
+    """Whether all ranks are on this machine, whatever its name."""
     return len(hosts) == 1 and (is_local(hosts[0].name) or set(hosts[0].addresses) == set(client))
 
 
@@ -243,7 +245,7 @@ def _within(network: AnyNetwork, hosts: Sequence[HostReport], named: str) -> dic
 
 
 def _by_name(interface: str, hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
-    """Return the network around the addresses that hosts have on an interface: IPv4, where all have one."""
+    """Return the network around the hosts' addresses on an interface: IPv4 if all have such an address."""
     for version in (4, 6):
         chosen: dict[str, Address] = {}
         for host in hosts:
@@ -282,7 +284,7 @@ def _what_they_have(hosts: Sequence[HostReport]) -> str:
 
 
 def _client_address(client: Sequence[Address], network: AnyNetwork, chosen: Mapping[str, Address]) -> str:
-    """Return this machine's address on the way to the hosts, as the kernel would choose it."""
+    """Return this machine's source address for packets to the hosts, as chosen by the kernel."""
     name, target = next(iter(chosen.items()))
     family = socket.AF_INET6 if network.version == 6 else socket.AF_INET  # noqa: PLR2004
     with socket.socket(family, socket.SOCK_DGRAM) as nothing_is_sent:
@@ -307,12 +309,12 @@ def _version(address: Address) -> int:
 
 
 def parse_network(text: str) -> AnyNetwork:
-    """Read a network as ``--interface`` names it.
+    """Parse a network given to ``--interface``.
 
     Raises
     ------
     UsageError
-        If it is none.
+        If it is not a valid network.
     """
     try:
         return ipaddress.ip_network(text, strict=False)
@@ -327,7 +329,7 @@ def _is_in(address: str, network: AnyNetwork) -> bool:
 
 
 def _common(networks: Sequence[AnyNetwork]) -> AnyNetwork:
-    """Return the narrowest network that contains all, which are of one IP version."""
+    """Return the narrowest network that contains all of the given networks, which have one IP version."""
     common = networks[0]
     while common.prefixlen and not all(
         each.network_address in common and each.prefixlen >= common.prefixlen for each in networks

@@ -1,7 +1,7 @@
-"""What a person should know of how a session came back, until it is asked for.
+"""Collect notes on a session's recovery until they are shown to the user.
 
-Covers: each thing once, ranks that can't be replaced for one reason in one line.
-Does not cover: when it is told (``cell_run``).
+Covers: removing repeated notes, one line for ranks that can't be replaced for the same reason.
+Does not cover: when they are shown (``cell_run``).
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """Sentences in the order in which they came; whoever uses it has a lock."""
+    """Notes in order of arrival; not thread-safe, so the owner has to hold a lock."""
 
     def __init__(self) -> None:
         self._said: list[str] = []
-        self._not_replaced: dict[str, set[int]] = {}  # ranks, by the reason
+        self._not_replaced: dict[str, set[int]] = {}  # ranks by reason
         self._lost: set[int] = set()  # ranks that have no host to be started on
 
     def add(self, *words: str) -> None:
-        """Keep what is not empty and not there yet."""
+        """Add texts that are neither empty nor present yet."""
         self._said += [each for each in dict.fromkeys(words) if each and each not in self._said]
 
     def add_not_replaced(self, rank: int, reason: str) -> None:
-        """Keep why a rank has no new process, and what helps."""
+        """Add the reason why a rank can't be replaced, with the remedy."""
         self._not_replaced.setdefault(reason, set()).add(rank)
 
     def add_lost(self, rank: int) -> None:
-        """Keep that a rank's host is lost; what of it is told is asked for then, as another may be lost meanwhile."""
+        """Record that a rank's host is lost; :meth:`take` builds the text, as more hosts may be lost by then."""
         self._lost.add(rank)
 
     def take(self, why_lost: str, lost: Collection[int]) -> list[str]:
-        """Return all and forget it.
+        """Return all notes and clear them.
 
         Parameters
         ----------
         why_lost
-            Which hosts are lost by now, and what helps; empty: all are back.
+            Which hosts are lost now, and the remedy; empty: all are back.
         lost
-            The ranks that died with them: for those of a host that was lost later nobody has tried.
+            The ranks that died with them; no replacement was tried for those of a host that was lost later.
         """
         if self._lost and why_lost:
             self._not_replaced.setdefault(why_lost, set()).update(self._lost, lost)

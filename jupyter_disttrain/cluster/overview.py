@@ -1,7 +1,7 @@
-"""What can be read off a cluster.
+"""Expose the read-only properties of a cluster.
 
-Covers: its name, its ranks and what they do, how long nobody has used it.
-Does not cover: sending anything but questions (``cluster``).
+Covers: its name, its ranks and their states, the time since its last use.
+Does not cover: sending anything but queries (``cluster``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ..protocol.states import RankState
 from ..ranks import label_ranks
 
 if TYPE_CHECKING:
@@ -22,49 +23,49 @@ if TYPE_CHECKING:
 
 
 class Overview:
-    """The part of a cluster that only tells."""
+    """The read-only part of a cluster."""
 
     config: ClusterConfig
     telemetry: Telemetry
     _launch: Launch
     _guardian: Guardian
     _closed: bool
-    _job_watch: JobWatch | None  # where the ranks run in a Slurm job
-    _last_use: float  # of a clock that never goes back
+    _job_watch: JobWatch | None  # present if the ranks run in a Slurm job
+    _last_use: float  # time of a monotonic clock
 
     @property
     def name(self) -> str:
-        """The name by which several clusters are told apart."""
+        """The name that distinguishes it from other clusters."""
         return self.config.name
 
     @property
     def cluster_id(self) -> str:
-        """What tells it from every other cluster."""
+        """The unique id of the cluster."""
         return self._launch.folders.cluster_id
 
     @property
     def mpi_lost(self) -> str:
-        """Why MPI has no world of all ranks, so that ``comm`` is of no use; empty if it has one, or there is no MPI."""
+        """Why MPI has no world of all ranks, so that ``comm`` is unusable; empty if it has one, or there is no MPI."""
         return self._launch.mpi_lost
 
     @property
     def network(self) -> str:
-        """The network of its hosts, in words; empty where all ranks are on the notebook's machine."""
+        """The network of its hosts, as text; empty where all ranks are on the notebook's machine."""
         return self._launch.placement.words
 
     @property
     def note_of_devices(self) -> str:
-        """Why ranks use the CPU although there is an accelerator, in words; empty if there is nothing to say."""
+        """Why ranks use the CPU although there is an accelerator, as text; empty if there is nothing to report."""
         return self._launch.note_of_devices
 
     @property
     def job(self) -> str:
-        """The Slurm job that the ranks run in, and until when, in words; empty where there is none."""
+        """The Slurm job that the ranks run in and its end time, as text; empty where there is none."""
         return "" if self._job_watch is None else self._job_watch.text
 
     @property
     def lost_because(self) -> str:
-        """Why its ranks can't be reached any more, and what to do; empty while they can."""
+        """Why its ranks are no longer reachable, and what to do; empty while they are."""
         return self._launch.lost_because
 
     @property
@@ -74,12 +75,12 @@ class Overview:
 
     @property
     def table(self) -> tuple[RankEntry, ...]:
-        """Each rank: who it is and what state it is in."""
+        """The identity and the state of each rank."""
         return tuple(self._launch.table)
 
     @property
     def metrics(self) -> MetricsTable:
-        """What cells logged with ``log_metrics``."""
+        """Values that cells logged with ``log_metrics``."""
         return self.telemetry.metrics
 
     @property
@@ -88,7 +89,7 @@ class Overview:
         return self._closed
 
     def check_open(self) -> None:
-        """Raise a ClusterClosedError that says why the cluster ended, if it did."""
+        """Raise a ClusterClosedError with the reason if the cluster has ended."""
         self._launch.check_open()
 
     @property
@@ -98,7 +99,7 @@ class Overview:
 
     @property
     def hang(self) -> list[str]:
-        """Who waits for whom, once that takes longer than it should; else empty."""
+        """Which ranks wait for which, once that takes longer than it should; else empty."""
         return [] if self._closed else self._guardian.hang()
 
     @property
@@ -107,19 +108,19 @@ class Overview:
         return str(self._launch.folders.run)
 
     def __repr__(self) -> str:
-        """Say how many ranks there are, and where."""
+        """Return the cluster's name, the number of ranks and their hosts."""
         hosts = ", ".join(dict.fromkeys(entry.info.host for entry in self.table))
         state = "closed" if self._closed else f"{label_ranks(range(self.world_size))} on {hosts}"
         return f"<Cluster {self.name!r}: {state}>"
 
     @property
     def idle_s(self) -> float:
-        """Seconds since a rank was used, as far as is known here."""
-        busy = any(entry.state == "running" for entry in self.table)
+        """Seconds since a rank was last used, as far as this process observed."""
+        busy = any(entry.state == RankState.RUNNING for entry in self.table)
         return 0.0 if busy else time.monotonic() - self._last_use
 
     def where(self, timeout_s: float = 1.0) -> list[str]:
-        """Say what each rank is doing at this moment, one line for ranks that do the same; also while a cell runs."""
-        dead = [entry.info.rank for entry in self.table if entry.state == "dead"]
+        """Describe what each rank is doing now, also while a cell runs; ranks that do the same share a line."""
+        dead = [entry.info.rank for entry in self.table if entry.state == RankState.DEAD]
         lines = self._guardian.where(timeout_s)
         return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines

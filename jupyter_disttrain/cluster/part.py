@@ -1,4 +1,4 @@
-"""What the parts that make up a cluster call of it."""
+"""Define what the parts of a cluster need from it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Part(ABC):
-    """A part of a cluster: it asks ranks, and runs code on them."""
+    """Base class of the parts of a cluster, which send requests to ranks and run code on them."""
 
     _launch: Launch
 
     @abstractmethod
     def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
-        """Wait until ranks can be asked; return the launch and them."""
+        """Wait until ranks accept requests; return the launch and the ranks."""
 
     @abstractmethod
     def run(

@@ -1,7 +1,7 @@
-"""Whether ranks can be started on the hosts, told before anything starts.
+"""Check, before anything starts, that ranks can be started on the hosts.
 
-Covers: judging what the hosts said, and one message with each problem, its hosts and its remedy.
-Does not cover: asking them (``survey``), choosing the network (``network``).
+Covers: judging the hosts' reports, one message with each problem, its hosts and its remedy; the network between them.
+Does not cover: querying the hosts (``survey``), how the network is chosen (``network``).
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
-from .host_report import Wanted
+from ..protocol.time_limits import MOST_CLOCK_SECONDS
+from .host_report import own_addresses
 from .network import choose_network, describe, environment_for
+from .placement import Placement
 from .slurm.step_words import explain_step
 from .ssh_words import explain, fill_in
-from .survey import CLIENT, survey
+from .survey import CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .host_report import HostReport
+    from .host_report import HostReport, Wanted
+    from .network import Network
 
-    Problem = tuple[str, str]  # what is wrong, and the remedy; neither names the host
+    Problem = tuple[str, str]  # the problem and its remedy; neither contains the host's name
 
-__all__ = ["Wanted", "check", "choose_network", "describe", "environment_for", "survey"]
-
-MOST_CLOCK_SECONDS = 5.0  # apart
 LET_IN = (
     "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
     "machine in the hosts' network"
 )
-MOST_NAMED = 8  # hosts, for one problem
+MOST_NAMED = 8  # hosts listed per problem
 OPEN_PORTS = (
     "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
     "another network with --interface"
 )
 SSH = ("ssh",)
-WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by what leads to the hosts
+WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by the command that reaches the hosts
 
 
 def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SSH) -> list[str]:
-    """Refuse hosts on which ranks can't be started.
+    """Raise an error for hosts on which ranks can't be started.
 
     Parameters
     ----------
     reports
         What ``survey`` returned.
     wanted, ssh
-        What it was given.
+        What ``survey`` was given.
 
     Returns
     -------
     list of str
-        What a person should know although the ranks can be started; often empty.
+        Warnings for the user that do not prevent the start; often empty.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _named(hosts: Sequence[str]) -> str:
 
 
 def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Problem]:
-    """Yield what keeps ranks from starting on a host that answered."""
+    """Yield the problems that prevent a start on a host that answered."""
     yield from _twice(report, reports)
     yield from _python(report, wanted)
     if wanted.torch is not None:
@@ -135,7 +135,7 @@ def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
 
 
 def _torch(report: HostReport, reports: Sequence[HostReport], here: str, python: str) -> Iterator[Problem]:
-    """Yield what is wrong with torch; its build (the part behind the plus) has to be the same on the hosts alone."""
+    """Yield problems with torch; its build (the part after the plus) has to be the same on the hosts only."""
     if not report.torch:
         yield f"torch is not installed in {python}", f"install the same on all hosts: torch {here}".rstrip()
     elif here and _release(report.torch) != _release(here):
@@ -237,3 +237,60 @@ def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
     if len(counts) > 1:
         said = ", ".join(f"{report.name} {report.gpus}" for report in reports)
         yield f"the hosts have different numbers of GPUs: {said}"
+
+
+def over(reports: Sequence[HostReport], wanted: Wanted, launcher: str, ssh: Sequence[str] = ()) -> Placement:
+    """Check the hosts, and choose the network between them; the placement has no ranks yet.
+
+    Parameters
+    ----------
+    reports
+        The hosts' reports.
+    wanted
+        What the hosts were asked for.
+    launcher
+        The launcher of the ranks.
+    ssh
+        The command that reached the hosts, if it was ssh.
+
+    Raises
+    ------
+    LaunchError
+        If a host can't be used, or they share no network; the message names each and what to do.
+    """
+    notes = check(reports, wanted, ssh)
+    network = choose_network(own_addresses(), reports, wanted.interface)
+    check_version(network, launcher)
+    return Placement(
+        listen=network.client_address,
+        network=network.cidr,
+        addresses={node.name: node.address for node in network.nodes},
+        variables=_infiniband(network, reports[0].name),
+        words="; ".join([describe(network), *notes]),
+    )
+
+
+def check_version(network: Network, launcher: str) -> None:
+    """Raise an error for IPv6 with MPI jobs, which ranks in Slurm may be too: their socket filter accepts IPv4 only.
+
+    Raises
+    ------
+    LaunchError
+        If the network is IPv6 and the launcher is not ssh.
+    """
+    if ":" in network.client_address and launcher != "ssh":
+        needs = "ranks in Slurm need" if launcher == "slurm" else "an MPI job over hosts needs"
+        raise LaunchError(
+            f"the hosts were to talk over {network.cidr}, and {needs} IPv4; start without MPI (--launcher ssh), or "
+            "name an IPv4 network that all hosts are in, e.g. --interface 10.1.0.0/16"
+        )
+
+
+def _infiniband(network: Network, host: str) -> dict[str, str]:
+    """Return the variables that restrict NCCL and UCX to devices that all hosts have; ranks find their interfaces."""
+    same = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+    given = environment_for(network, host)
+    others = [environment_for(network, node.name) for node in network.nodes]
+    return {
+        name: given[name] for name in same if name in given and all(each.get(name) == given[name] for each in others)
+    }

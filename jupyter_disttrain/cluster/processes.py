@@ -1,7 +1,7 @@
-"""The processes of one cluster, as ipyparallel starts them.
+"""Start and end the processes of one cluster through ipyparallel.
 
-Covers: controller and ranks, a new process for one rank, whether they run, what they said, ending them.
-Does not cover: what the ranks are told (``start``).
+Covers: controller and ranks, a new process for one rank, liveness checks, their output, ending them.
+Does not cover: what is sent to the ranks (``start``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
@@ -23,9 +23,11 @@ from traitlets.config import Config
 
 from ..errors import LaunchError
 from ..hosts import split_command
+from ..protocol.environment import LAUNCHER
+from ..protocol.time_limits import BIRTH_SECONDS, KILL_SECONDS, PROCESSES_LOOK_SECONDS, PROCESSES_POLL_SECONDS
 from .controller_launcher import ControllerProcess, free_ports
 from .launchers import LAUNCHERS
-from .launchers.local import RANK_COMMAND
+from .launchers.local import RANK_COMMAND, WELL_ENDED
 from .launchers.ssh import EARLY, rank_command
 from .rank_environment import forwarded, rank_environment, untold_s
 
@@ -38,20 +40,14 @@ if TYPE_CHECKING:
 
 Births = dict[str, dict[str, float]]
 
-POLL_SECONDS = 0.005
-FORK_SECONDS = 3.0  # for a launcher to start one more of them
-LOOK_SECONDS = 0.2  # between two looks at the processes of ranks that start
-BIRTH_SECONDS = 2.0  # by which the clock may have been set meanwhile
-KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
-
 
 class Processes:
-    """A controller and the processes of the ranks.
+    """The controller and the rank processes of one cluster.
 
     Parameters
     ----------
     births
-        What :attr:`births` said to an earlier notebook.
+        The value of :attr:`births` that an earlier notebook saved.
     """
 
     def __init__(
@@ -66,6 +62,7 @@ class Processes:
     ) -> None:
         self._config, self._placement = config, placement
         self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
+        self._is_joined = bool(births)
         self._environment = rank_environment(config, folders, n, gpus, placement)
         self._grant = placement.grant
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
@@ -81,7 +78,8 @@ class Processes:
             load_profile=False,
             profile_dir=str(folders.profile),
             cluster_id=folders.cluster_id,
-            cluster_file="",  # none: it would be written once more when the controller ends, and its folder made for it
+            # Empty: ipyparallel would write the file again when the controller ends and recreate its folder.
+            cluster_file="",
             controller=ControllerProcess,
             engines=LAUNCHERS["slurm allocation" if self._grant and not self._grant.is_own else config.launcher],
             send_engines_connection_env=False,
@@ -89,15 +87,16 @@ class Processes:
         )
         self._owner = 0 if config.keep else os.getpid()
         limit_s = config.idle_timeout_s
-        self._idle_timeout_s = limit_s + 2 * untold_s(limit_s) if limit_s else limit_s  # of what the controller hears
+        # Allows for the delay with which ranks report their use.
+        self._idle_timeout_s = limit_s + 2 * untold_s(limit_s) if limit_s else limit_s
         self._folders = folders
         self._n = n
-        self._seen: list[psutil.Process] = []  # the ranks' processes, while they start
-        self._changed_at = 0.0  # their number
+        self._seen: list[psutil.Process] = []  # the rank processes found by the last check during start-up
+        self._reaped: dict[int, int] = {}  # ``_reaped_faults`` by launcher process, before any rank process existed
         self._next_look = 0.0
 
     def start(self) -> None:
-        """Start them all at the same moment."""
+        """Start the controller and all ranks at the same moment."""
         ports = self._config.controller_ports
         start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
         _outside_loop(
@@ -113,18 +112,18 @@ class Processes:
         _outside_loop(start_engines, self._n, **self._options(places))
 
     def _options(self, places: list[tuple[str, int | None]], **changed: str) -> dict[str, Any]:
-        """Return what launchers want to know; for ranks on other hosts the environment is written into a file."""
+        """Return the launcher's options; for ranks on other hosts, write the environment into a file."""
         if not places:
             return {"environment": self._environment | changed}
         file = self._folders.environment_file
-        if changed:  # what comes later has what came first, also from a notebook that has joined since
+        if changed:  # a later process gets the first ranks' environment, also from a notebook that joined since
             environment = json.loads(file.read_text()) | changed
             file = file.with_suffix(".local.json")
         else:
             environment = forwarded(os.environ, self._config.forward) | self._environment
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump(environment, opened)
-        # What -x has changed of that which must be there before the file is read.
+        # Changes by -x to variables that must be set before the file is read.
         early = {name: environment[name] for name in EARLY if environment.get(name) not in (None, os.environ.get(name))}
         options: dict[str, Any] = {"environment_file": str(file), "environment": early | self._environment | changed}
         if self._config.has_mpi and not changed:
@@ -134,23 +133,23 @@ class Processes:
         return options | {"hosts": places, "ssh": split_command(self._config.ssh)}
 
     def start_one(self, name: str, host: str = "") -> Callable[[], None]:
-        """Start a process for one rank, outside the MPI job: nobody can join that once it runs.
+        """Start a process for one rank outside the MPI job, which can't grow once it runs.
 
         Parameters
         ----------
         name
-            Of the set of processes.
+            Prefix of the id of the engine set.
         host
-            On which it is started; empty for this machine.
+            The host to start it on; empty for this machine.
 
         Returns
         -------
         callable
-            Raises a LaunchError once it is known that the process can't come.
+            Raises a LaunchError if the process has ended.
         """
         before = self._cluster.engine_launcher_class
         self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._grant else "ssh" if host else "local"]
-        changed = {"DISTTRAIN_LAUNCHER": "local"}
+        changed = {LAUNCHER: "local"}
         options = self._options([(host, 1)] if host else [], **changed)
         options |= {"host": host} if self._grant else {}
         set_id = f"{name}-{time.monotonic_ns()}"
@@ -170,13 +169,13 @@ class Processes:
 
     @property
     def command(self) -> list[str]:
-        """What starts one rank within the MPI job."""
+        """The command that starts one rank within the MPI job."""
         return rank_command(str(self._folders.environment_file)) if self._placement.hosts else RANK_COMMAND
 
     @property
     def mpi_heals(self) -> bool:
-        """Whether the ranks are an MPI job that can be made whole after a death."""
-        return any(getattr(engines, "heals", False) for engines in self._cluster.engines.values())
+        """Whether the ranks are an MPI job that can be repaired after a rank's death."""
+        return any(getattr(engines, "heals", False) for engines in list(self._cluster.engines.values()))
 
     def check(self) -> None:
         """Raise a LaunchError if the controller, or what starts the ranks, has ended."""
@@ -194,21 +193,22 @@ class Processes:
         self._check_rank_processes()
 
     def _check_rank_processes(self) -> None:
-        """Raise a LaunchError if a process of a rank has gone that could not report it: mpiexec waits for the others.
+        """Raise a LaunchError if a rank's process ended before it could report: mpiexec would wait for the other ranks.
 
-        Those of other hosts can't be seen from here.
+        Processes on other hosts are not visible from here.
         """
         now = time.monotonic()
         is_here = self._config.launcher in ("mpi", "local") and not self._placement.hosts
         if now < self._next_look or not is_here:
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + PROCESSES_LOOK_SECONDS
         there = self.rank_processes()
         gone = [f" (process {each.pid})" for each in self._seen if each not in there]
-        if len(there) != len(self._seen):
-            self._changed_at = now
-        if there and len(there) < self._n and now - self._changed_at > FORK_SECONDS:
-            gone = gone or [""]
+        reaped = {pid: _reaped_faults(pid) for pid in set(map(_parent_of, there)) or self._launching()}
+        if not there:
+            self._reaped = reaped
+        elif len(there) < self._n and any(faults > self._reaped.get(pid, 0) for pid, faults in reaped.items()):
+            gone = gone or [""]  # started and ended between two checks
         self._seen = there
         if gone:
             output = self.output
@@ -219,41 +219,57 @@ class Processes:
             )
 
     def rank_processes(self) -> list[psutil.Process]:
-        """Return the processes that a launcher has started on this machine: each is one rank's nanny."""
-        found: dict[int, psutil.Process] = {}
-        for engines in self._cluster.engines.values():
-            started = [each.process for each in getattr(engines, "launchers", {"": engines}).values()]
-            of_this_machine = isinstance(engines, LAUNCHERS["mpi"]) or (
-                isinstance(engines, LAUNCHERS["local"]) and engines.n > 1  # one alone is no child
-            )
-            for process in started if of_this_machine else ():
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
-                    found |= {each.pid: each for each in process.children(recursive=True) if _is_rank(each)}
+        """Return the processes that a launcher has started on this machine: each is the nanny of one rank."""
+        started = [each for process in self._starters() for each in _below(process)]
+        found = {each.pid: each for each in started if _is_rank(each)}
         return [each for each in found.values() if _parent_of(each) not in found]
+
+    def _starters(self) -> Iterator[psutil.Process]:
+        """Yield the launcher processes whose descendants are ranks on this machine."""
+        for engines in list(self._cluster.engines.values()):
+            of_this_machine = isinstance(engines, LAUNCHERS["mpi"]) or (
+                # A single rank is no child of the launcher's process.
+                isinstance(engines, LAUNCHERS["local"]) and engines.n > 1
+            )
+            if of_this_machine:
+                yield from (each.process for each in getattr(engines, "launchers", {"": engines}).values())
+
+    def _launching(self) -> set[int]:
+        """Return the processes that may start ranks: launchers and their descendants."""
+        return {each.pid for process in self._starters() for each in (process, *_below(process))}
 
     @property
     def controller_fate(self) -> str:
-        """How the controller ended, in words; empty while it runs, or where an earlier notebook has started it."""
+        """How the controller ended, as text; empty while it runs, or if an earlier notebook started it."""
         controller = self._cluster.controller
         return "" if controller is None else str(controller.fate)
 
-    @property
-    def lost_job(self) -> str:
-        """How the MPI job over hosts has ended, in words; empty while its mpiexec runs, and without one."""
-        if not self._placement.hosts or self._config.launcher != "mpi":
-            return ""
-        for engines in self._cluster.engines.values():
-            process = getattr(engines, "process", None)
-            if isinstance(engines, LAUNCHERS["mpi"]) and process is not None and not process.is_running():
-                code = process.wait(0)
-                how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-                return f"mpiexec (process {process.pid}) {how}, and with it ended all ranks of its job"
+    def mpiexec_end(self, *, is_dying: bool = False) -> str:
+        """How mpiexec ended, as text; empty while it runs, where there is none, and where it ended with its ranks.
+
+        ``is_dying``: wait for its end for a moment, as deaths of ranks on other hosts may be seen before it.
+        """
+        has_hosts = bool(self._placement.hosts)
+        effect = "with it ended the ranks on other hosts" if has_hosts else "without it MPI starts no process"
+        for engines in list(self._cluster.engines.values()):
+            if isinstance(engines, LAUNCHERS["mpi"]) and engines.process is not None:
+                words = engines.exit_words if is_dying or not engines.alive() else ""
+                words = words or ("" if engines.alive() else "has ended")
+                if words and words != WELL_ENDED:
+                    return f"mpiexec (process {engines.process.pid}) {words}; {effect}"
+        if self._is_joined and self._config.launcher == "mpi" and not any(map(_runs, self._inherited["launcher"])):
+            return f"mpiexec has ended; {effect}"
         return ""
 
     @property
+    def mpiexec_was_killed(self) -> bool:
+        """Whether mpiexec was ended by a signal; where a host is lost, it exits by itself."""
+        return "was killed by" in self.mpiexec_end()
+
+    @property
     def births(self) -> Births:
-        """When each process began, in seconds since the epoch: by its role, then by its pid."""
-        engines = self._cluster.engines.values()
+        """Start time of each process, in seconds since the epoch: by role, then by pid."""
+        engines = list(self._cluster.engines.values())  # another thread may start an engine set meanwhile
         started = {
             "controller": [self._cluster.controller] if self._cluster.controller else [],
             "launcher": [each for one in engines for each in getattr(one, "launchers", {"": one}).values()],
@@ -266,23 +282,23 @@ class Processes:
 
     @property
     def output(self) -> str:
-        """What those that start the ranks have said."""
+        """The output of all launchers."""
         return "".join(engines.get_output() for engines in self._cluster.engines.values())
 
     def end(self, patience_s: float) -> None:
-        """End all, after ``patience_s`` for the ranks to end by themselves."""
+        """End all processes, after waiting ``patience_s`` seconds for the ranks to end by themselves."""
         deadline = time.monotonic() + patience_s
         try:
             while time.monotonic() < deadline and any(engines.runs for engines in self._cluster.engines.values()):
-                time.sleep(POLL_SECONDS)
+                time.sleep(PROCESSES_POLL_SECONDS)
             psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
-        finally:  # who interrupts it only doesn't want to wait
+        finally:  # an interrupt only skips the wait
             left = list(self._started_by_launchers())
             _outside_loop(self._cluster.stop_cluster_sync)
             _end([*left, *(each for processes in self._inherited.values() for each in processes)])
 
     def _started_by_launchers(self) -> Iterator[psutil.Process]:
-        """Yield what mpiexec has started here, which waits on when that is killed: an ssh to a host that is lost."""
+        """Yield local children of mpiexec that outlive it, e.g. an ssh to a host that is lost."""
         if not self._placement.hosts:
             return
         for engines in self._cluster.engines.values():
@@ -294,9 +310,28 @@ class Processes:
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        return bool(process.cmdline()[: len(RANK_COMMAND)] == RANK_COMMAND)  # one that has ended has no command
+        return bool(process.cmdline()[: len(RANK_COMMAND)] == RANK_COMMAND)  # an ended process has no command line
     except psutil.NoSuchProcess:
         return False
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:  # it has ended
+        return []
+
+
+def _reaped_faults(pid: int) -> int:
+    """Return the page faults of the children that a process has reaped.
+
+    Linux does not count reaped children, but each had page faults. A launcher may take any time to start its processes,
+    so a missing process may either be late or have ended; a higher count shows that one has ended.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[8])
+    except OSError:
+        return 0  # it has ended
 
 
 def _parent_of(process: psutil.Process) -> int:
@@ -307,13 +342,13 @@ def _parent_of(process: psutil.Process) -> int:
 
 
 def _end_of(launcher: Any) -> str:
-    """Say how a process ended that should not have, and what it said last."""
+    """Describe how a process ended unexpectedly, with its last output."""
     words, output = getattr(launcher, "exit_words", "") or "ended", launcher.get_output()
     return words if words.startswith("was killed") and not output.strip() else f"{words}{said(output)}"
 
 
 def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:
-    """Find processes again; one that only has the number of one that ended is another's."""
+    """Find processes by pid and start time, as the pid of an ended process may have been reused."""
     for pid, birth in births.items():
         try:
             process = psutil.Process(int(pid))
@@ -321,6 +356,14 @@ def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:
                 yield process
         except psutil.NoSuchProcess:
             continue
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:
@@ -334,18 +377,18 @@ def _end(processes: Sequence[psutil.Process]) -> None:
 
 
 def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Call ipyparallel where no event loop runs: beside a kernel's loop it would leave a thread behind each time."""
+    """Call ipyparallel where no event loop runs: beside a kernel's loop each call would leave a thread behind."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        call(*args, **options)  # at the interpreter's end this is the only way: no thread can be started then
+        call(*args, **options)  # during interpreter shutdown no thread can be started, so call directly
         return
     with ThreadPoolExecutor(1, thread_name_prefix="disttrain launch") as executor:
         executor.submit(call, *args, **options).result()
 
 
 def said(text: str) -> str:
-    """Return the end of a message: what a process said last, or where to look if it said nothing."""
+    """Return the end of a message: the last output of a process, or where to look if there was none."""
     return f":\n{tail(text)}" if text.strip() else " (it said nothing); jupyter disttrain doctor may tell why"
 
 

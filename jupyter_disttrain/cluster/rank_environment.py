@@ -1,7 +1,7 @@
-"""The environment variables of a rank.
+"""Build the environment variables of a rank.
 
-Covers: those that its process starts with, those that it is given with its identity, what of the notebook's own
-environment ranks on other hosts are given.
+Covers: those that its process starts with, those that it receives with its identity, the part of the notebook's
+environment that is forwarded to ranks on other hosts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..framework_variables import HOST_ID, PCI_ORDER, WITH_GPUS, WITHOUT_GPUS
-from ..messages import IPYTHON_PROFILE
+from ..protocol.environment import (
+    ADDRESSES,
+    CLIENT,
+    CONNECTION_FILE,
+    IPYTHON_PROFILE,
+    KEEP,
+    LAUNCHER,
+    LOCAL_DIR,
+    NETWORK,
+    PROFILE_DIR,
+    REPORT_USE,
+    SAMPLE_SECONDS,
+    WITHOUT_TORCH,
+)
+from ..protocol.time_limits import LONGEST_UNTOLD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +35,8 @@ if TYPE_CHECKING:
     from .folders import Folders
     from .placement import Placement
 
-LONGEST_UNTOLD_SECONDS = 30.0  # a rank was used
 
-# Of the notebook's environment, what ranks on other hosts are given too: where modules are, and what libraries read.
+# Variables of the notebook that are forwarded to ranks on other hosts: module paths and settings of libraries.
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "IPYTHONDIR", "LANG", IPYTHON_PROFILE)
 FORWARDED_PREFIXES = (
     *(
@@ -47,19 +60,19 @@ OF_THIS_MACHINE = ("CUDA_VISIBLE_DEVICES", "JUPYTER_SERVER_ROOT", "JUPYTER_SERVE
 
 
 def forwarded(environment: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
-    """Return what ranks on other hosts are given of the notebook's environment.
+    """Return the variables of the notebook that are forwarded to ranks on other hosts.
 
     Parameters
     ----------
     environment
-        The notebook's.
+        The notebook's environment.
     wanted
-        What the person wants beside that: ``"NAME"``, or ``"NAME=VALUE"``.
+        Further variables that the user requested: ``"NAME"``, or ``"NAME=VALUE"``.
 
     Raises
     ------
     UsageError
-        If a name is wanted that is not set.
+        If a requested name is not set.
     """
     chosen = {
         name: value
@@ -77,62 +90,62 @@ def forwarded(environment: Mapping[str, str], wanted: Sequence[str]) -> dict[str
 def rank_environment(
     config: ClusterConfig, folders: Folders, n: int, gpus: list[str], placement: Placement
 ) -> dict[str, str]:
-    """Return what every rank's process starts with, beside the notebook's own environment."""
+    """Return the variables that every rank's process starts with, in addition to the notebook's environment."""
     environment = {
-        "DISTTRAIN_CONNECTION_FILE": str(folders.engine_file),
-        "DISTTRAIN_CLIENT": folders.cluster_id,
-        "DISTTRAIN_PROFILE_DIR": str(folders.profile),
-        "DISTTRAIN_LAUNCHER": config.rank_launcher,
-        "DISTTRAIN_LOCAL_DIR": str(folders.local),
-        # mpiexec's own files go with the cluster, however it ends.
+        CONNECTION_FILE: str(folders.engine_file),
+        CLIENT: folders.cluster_id,
+        PROFILE_DIR: str(folders.profile),
+        LAUNCHER: config.rank_launcher,
+        LOCAL_DIR: str(folders.local),
+        # mpiexec's own files are removed with the cluster, however it ends.
         "PRTE_MCA_prte_local_tmpdir_base": str(folders.local),
-        "PYTHONSAFEPATH": "1",  # a folder of this package's name in the working directory is not the package
+        "PYTHONSAFEPATH": "1",  # a folder named jupyter_disttrain in the working directory must not shadow the package
     }
     if config.keep:
-        environment["DISTTRAIN_KEEP"] = "1"
+        environment[KEEP] = "1"
     if config.sample_s:
-        environment["DISTTRAIN_SAMPLE_SECONDS"] = str(config.sample_s)
+        environment[SAMPLE_SECONDS] = str(config.sample_s)
     if config.idle_timeout_s:
-        environment["DISTTRAIN_TELL_USE"] = str(untold_s(config.idle_timeout_s))
+        environment[REPORT_USE] = str(untold_s(config.idle_timeout_s))
     if folders.shelf is not None:
-        # Open MPI's shared memory goes with the cluster, however its ranks end.
+        # Open MPI's shared memory is removed with the cluster, however its ranks end.
         environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
     if config.backend == "none":
-        environment["DISTTRAIN_WITHOUT_TORCH"] = "1"
+        environment[WITHOUT_TORCH] = "1"
     return environment | _of_libraries(config, n, gpus, placement)
 
 
 def _of_libraries(config: ClusterConfig, n: int, gpus: list[str], placement: Placement) -> dict[str, str]:
     environment: dict[str, str] = {}
-    if gpus:  # before CUDA starts, which counting its devices may do
+    if gpus:  # set before CUDA starts, which counting its devices may do
         environment |= {name: value for name, value in PCI_ORDER.items() if name not in os.environ}
     if config.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if "OMP_NUM_THREADS" not in os.environ:
-        # Ranks that each start a thread per core fight over the cores.
+        # Ranks that each start a thread per core would compete for the cores.
         environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (placement.most or n)))
     if placement.hosts:
-        environment |= {"DISTTRAIN_NETWORK": placement.network, **placement.variables}
-        environment["DISTTRAIN_ADDRESSES"] = ",".join(placement.addresses.values())
+        environment |= {NETWORK: placement.network, **placement.variables}
+        environment[ADDRESSES] = ",".join(placement.addresses.values())
     elif "GLOO_SOCKET_IFNAME" not in os.environ and config.address is None:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # one host: nothing has to leave it
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # one host: use loopback
     return environment
 
 
 def library_defaults(info: RankInfo) -> dict[str, str]:
-    """Return variables for the libraries of one rank, which it sets where the user has not."""
+    """Return library variables for one rank, which it sets unless the user has set them."""
     return WITH_GPUS if info.device.startswith("cuda") else WITHOUT_GPUS
 
 
 def untold_s(idle_timeout_s: float) -> float:
-    """Return for how long the use of a rank may remain untold, in seconds."""
+    """Return the longest delay, in seconds, before a rank reports its use."""
     return min(idle_timeout_s / 10, LONGEST_UNTOLD_SECONDS)
 
 
 def session_environment(info: RankInfo, run_id: str) -> dict[str, str]:
     """Return torchrun's and Open MPI's variables for one rank; ``run_id`` is the same on all.
 
-    NCCL_HOSTID with ``{rank}`` in it is filled in: ranks that NCCL takes for hosts of their own may share a GPU.
+    ``{rank}`` in NCCL_HOSTID is replaced with the rank: ranks with different host ids in NCCL may share a GPU.
     """
     host_id = os.environ.get(HOST_ID, "")
     return ({HOST_ID: host_id.replace("{rank}", str(info.rank))} if "{rank}" in host_id else {}) | {
@@ -151,7 +164,7 @@ def session_environment(info: RankInfo, run_id: str) -> dict[str, str]:
         "ROLE_NAME": "default",
         "ROLE_RANK": str(info.rank),
         "ROLE_WORLD_SIZE": str(info.world_size),
-        # By the first of these libraries tell that they need not start processes, also in a Slurm job.
+        # From the first of these, libraries recognise that they need not start processes, also in a Slurm job.
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",

@@ -1,9 +1,9 @@
-"""Who is which rank.
+"""Assign ranks to processes.
 
-Covers: deciding ranks, local ranks and node ranks from what the processes say of themselves; which are free for a cell.
-Does not cover: telling them (``cluster.start``).
+Covers: deciding ranks, local ranks and node ranks from the hellos of the processes; which ranks are free for a cell.
+Does not cover: sending identities (``cluster.start``).
 
-The launcher's own rank is used where every process has one and all differ, because MPI counts that way. Otherwise the
+The launcher's own rank is used if every process has one and all differ, because MPI counts that way. Otherwise the
 order is by host, then by process id. Nothing else is trusted: engine ids, LOCAL_RANK and SLURM_PROCID were each seen
 wrong.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError, UsageError
+from ..protocol.states import RankState
 from ..ranks import RankInfo, label_ranks
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _kept(**options: Any) -> Any:
-    """Declare a field that is written down for who joins the cluster later."""
+    """Declare a field that the cluster file contains, for clients that join later."""
     return field(metadata={"kept": True}, **options)
 
 
@@ -38,24 +39,24 @@ class RankEntry:
     engine: str = _kept()
     nanny: str = _kept()
     nanny_pid: int = _kept()
-    probe: str = _kept(default="")  # the nanny's socket that tells whether its host can be reached
-    launch_host: str = _kept(default="")  # as the launcher calls its host; empty for the notebook's own
-    state: str = "idle"  # "idle", "running", "dead"
-    # Which process group it is in: see ``engine.process_group.Group.tag``.
+    probe: str = _kept(default="")  # the nanny's socket for checks that its host can be reached
+    launch_host: str = _kept(default="")  # the launcher's name for its host; empty for the notebook's own host
+    state: RankState = RankState.IDLE
+    # The tag of its process group: see ``engine.process_group.Group.tag``.
     group: str = _kept(default="")
     sees_shelf: bool = _kept(default=False)  # it shares memory with the client
-    place: str = _kept(default="")  # where servers of other frameworks can be reached on it: "address:port"
-    troubles: tuple[str, ...] = ()  # with the user's IPython profile, when its session began
-    request: str = ""  # the id of that cell's message
-    has_ended: bool = False  # its death was heard of, which is passed on once it is known whether its job has ended
-    nanny_missed: int = 0  # looks in a row at which the nanny's process was not there
-    cell: int | None = None  # the number of the cell that runs, or ran last
+    place: str = _kept(default="")  # address of servers of other frameworks on it, as "address:port"
+    troubles: tuple[str, ...] = ()  # errors in the user's IPython profile when its session began
+    request: str = ""  # message id of that cell's request
+    has_ended: bool = False  # its death was reported, and is passed on once it is known whether its job has ended
+    nanny_missed: int = 0  # consecutive checks that did not find the nanny's process
+    cell: int | None = None  # number of the running cell, or of the last one
     failure: str = ""  # the error that this cell ended with
-    forming: Future[Message] | None = None  # what it says once it has joined a process group, or can't
+    forming: Future[Message] | None = None  # its reply once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
     def know(self, told: Mapping[str, Any]) -> None:
-        """Take what the rank says of itself once it knows who it is."""
+        """Take the rank's reply to its identity."""
         self.sees_shelf, self.place = told["sees_shelf"], told["place"]
         self.troubles = tuple(told["troubles"])
 
@@ -66,17 +67,17 @@ def check_idle(
     remedy: str = "%dist_reset starts the ranks anew",
     last_resort: str = "%dist_reset",
 ) -> None:
-    """Refuse ranks that died, or that run a cell which may never end.
+    """Raise an error if ranks died, or run a cell that may never end.
 
     Raises
     ------
     UsageError
         If there are such ranks; the message names them and the remedy.
     """
-    dead = [rank for rank in ranks if table[rank].state == "dead"]
+    dead = [rank for rank in ranks if table[rank].state == RankState.DEAD]
     if dead:
         raise UsageError(f"{label_ranks(dead)} died; {remedy}, or leave them out with -r")
-    busy = [rank for rank in ranks if table[rank].state == "running"]
+    busy = [rank for rank in ranks if table[rank].state == RankState.RUNNING]
     if busy:
         numbers = sorted({table[rank].cell or 0 for rank in busy})
         cells = f"{'cell' if len(numbers) == 1 else 'cells'} {', '.join(map(str, numbers))}"
@@ -88,13 +89,13 @@ def check_idle(
 
 
 def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str]:
-    """Return the ranks that have ended the cell which others still run, each with the error it ended with, if any."""
+    """Return the ranks that have ended the cell which others still run, each with its error, if any."""
     cells = {table[rank].cell for rank in running}
-    return {entry.info.rank: entry.failure for entry in table if entry.state == "idle" and entry.cell in cells}
+    return {entry.info.rank: entry.failure for entry in table if entry.state == RankState.IDLE and entry.cell in cells}
 
 
 def tell_apart(hellos: Sequence[RankHello]) -> list[RankHello]:
-    """Give machines of one name, which nobody has called otherwise, a number each from the second on."""
+    """Append a number to the host name of a machine if an earlier machine has that name and the launcher gives none."""
     boots: dict[str, list[str]] = {}
     told = []
     for hello in hellos:
@@ -109,23 +110,23 @@ def tell_apart(hellos: Sequence[RankHello]) -> list[RankHello]:
 def decide(
     hellos: Sequence[RankHello], backend: str, gpus: int | Mapping[str, int], hosts: Sequence[str] = ()
 ) -> list[tuple[RankInfo, RankHello]]:
-    """Decide the identities, in the order of the ranks.
+    """Assign an identity to each process, in the order of the ranks.
 
     Parameters
     ----------
     hellos
-        One of each process.
+        The hello of each process.
     backend
         ``"gloo"``, ``"nccl"`` or ``"none"``.
     gpus
         GPUs per node, or by host; 0 means that ranks use the CPU.
     hosts
-        In the order of their ranks, as the launcher calls them; empty: by their own names.
+        The launcher's names of the hosts, in the order of their ranks; empty: order by host name.
 
     Raises
     ------
     LaunchError
-        If the launcher gave two processes one rank.
+        If the launcher gave two processes the same rank.
     """
     ordered = _order(hellos, list(hosts))
     nodes = list(dict.fromkeys(map(node_of, ordered)))
@@ -152,7 +153,7 @@ def decide(
 
 
 def node_of(hello: RankHello) -> str:
-    """Return the key of a process's host: two hosts may have one name of their own."""
+    """Return the key of a process's host: two hosts may report the same host name."""
     return hello.launch_host or hello.host
 
 

@@ -1,9 +1,9 @@
-"""The clusters of this user, as their files tell.
+"""Record the user's clusters on disk.
 
-Covers: what a cluster writes of itself, who holds it, which cells nobody has seen the end of, which clusters run.
+Covers: the cluster file, which process holds a cluster, the cells that have not ended, the list of running clusters.
 Does not cover: joining a cluster (``attach``), ending one (``visitor``).
 
-Everything lies in the cluster's private folders, readable by the user alone, and goes with them.
+Everything is in the cluster's private folders, readable by the user alone, and is removed with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import threading
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from jupyter_core.paths import jupyter_runtime_dir
 from ..config import ClusterConfig
 from ..errors import LaunchError, UsageError
 from ..hosts import HostSlots
-from ..locks import take_lock
 from ..private_files import make_private_below, read_own
+from ..protocol.file_lock import take_lock
 from ..ranks import RankInfo
 from ..slurm_options import SlurmOptions
 from .folders import Folders, answers
@@ -37,24 +37,23 @@ from .tunnel import tunnel_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .start import Launch
 
 FILE = "cluster.json"
 VERSION = metadata.version("jupyter_disttrain")
 HOLDER = "holder"
-_HERE = "@"  # between a job's cluster, the host and the process there that has joined it
+_HERE = "@"  # separates cluster id, host and pid in the name of a job's link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """What a running cluster writes of itself."""
+    """The description of a running cluster on disk."""
 
     version: str  # of this package
     cluster_id: str
-    host: str  # of the notebook that started it, and of its controller
+    host: str  # host of the notebook that started it, and of its controller
     started_s: float  # seconds since the epoch
-    notebook: str  # its path, where Jupyter tells; else empty
-    holder_pid: int  # of the process that holds it, or held it last
+    notebook: str  # path of the notebook if Jupyter provides it; else empty
+    holder_pid: int  # pid of the process that holds it, or held it last
     config: dict[str, Any]
     profile: str
     run: str
@@ -63,40 +62,13 @@ class ClusterFile:
     placement: dict[str, Any]  # see ``placement.Placement``
     gpus: list[str]
     generation: int
-    mpi_heals: bool  # MPI can be made whole after a death, or in a job after an interrupt
+    mpi_heals: bool  # MPI can be repaired: after a death, or in a job after an interrupt
     mpi_lost: str  # why MPI has no world of all ranks; empty if it has
     table: list[dict[str, Any]]
-    births: dict[str, dict[str, float]]  # of its processes: see ``processes.Processes.births``
-
-    @classmethod
-    def of(cls, launch: Launch, births: dict[str, dict[str, float]]) -> Self:
-        """Describe a launch, which this process holds."""
-        kept = {f.name for f in fields(RankEntry) if f.metadata.get("kept")}
-        return cls(
-            version=VERSION,
-            cluster_id=launch.folders.cluster_id,
-            host=socket.gethostname(),
-            started_s=launch.started_s,
-            notebook=os.environ.get("JPY_SESSION_NAME", ""),
-            holder_pid=os.getpid(),
-            config=asdict(launch.config),
-            profile=str(launch.folders.profile),
-            run=str(launch.folders.run),
-            local=str(launch.folders.local),
-            address=launch.address,
-            placement=launch.placement.as_dict(),
-            gpus=launch.gpus,
-            generation=launch.generation,
-            mpi_heals=launch.mpi_heals,
-            mpi_lost=launch.mpi_lost,
-            table=[
-                {name: getattr(entry, name) for name in kept} | {"info": entry.info.as_dict()} for entry in launch.table
-            ],
-            births=births,
-        )
+    births: dict[str, dict[str, float]]  # start times of its processes: see ``processes.Processes.births``
 
     def write(self) -> None:
-        """Write it, whole or not at all."""
+        """Write the file atomically."""
         _write(Path(self.profile) / FILE, asdict(self))
 
     @classmethod
@@ -106,30 +78,30 @@ class ClusterFile:
         Raises
         ------
         OSError
-            If there is none, or it is another user's.
+            If there is none, or another user owns it.
         """
         return cls(**json.loads(read_own(profile / FILE)))
 
     @property
     def folders(self) -> Folders:
-        """Where the cluster keeps what it needs."""
+        """The cluster's folders."""
         return Folders(
             profile=Path(self.profile), run=Path(self.run), local=Path(self.local), cluster_id=self.cluster_id
         )
 
     @property
     def name(self) -> str:
-        """The name it was given."""
+        """The cluster's name."""
         return str(self.config["name"])
 
     @property
     def launcher(self) -> str:
-        """What started its ranks."""
+        """The launcher that started its ranks."""
         job = self.config["job"]
         return f"{job} job" if job else str(self.config["launcher"])
 
     def load_config(self) -> ClusterConfig:
-        """Return what was asked for."""
+        """Return the configuration that the user requested."""
         gpus = self.config["gpus"]
         roles = tuple((role, count) for role, count in self.config["tf_roles"])  # JSON has lists
         lists: dict[str, Any] = {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles}
@@ -142,12 +114,12 @@ class ClusterFile:
         return ClusterConfig(**self.config | lists)
 
     def load_table(self) -> list[RankEntry]:
-        """Return its ranks, as idle as they may not be."""
+        """Return the rank table; every rank is marked idle, although it may be running a cell."""
         return [RankEntry(**entry | {"info": RankInfo(**entry["info"])}) for entry in self.table]
 
     @property
     def is_held(self) -> bool:
-        """Whether a process holds it that runs."""
+        """Whether a running process holds it."""
         try:
             with (Path(self.profile) / HOLDER).open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,19 +131,19 @@ class ClusterFile:
 
     @property
     def holder(self) -> str:
-        """Who holds it, or held it last, as a person says it."""
+        """The process that holds it, or held it last, as text."""
         return f"process {self.holder_pid}" + (f" ({self.notebook})" if self.notebook else "")
 
 
 class Hold:
-    """The right to send cells to a cluster: one process at a time has it, and its end gives it up.
+    """The right to send cells to a cluster: one process at a time has it, and loses it when it ends.
 
     Raises
     ------
     BlockingIOError
         If another process has it.
     UsageError
-        If the file system knows no locks.
+        If the file system does not support locks.
     LaunchError
         If the file can't be written.
     """
@@ -183,47 +155,47 @@ class Hold:
             raise LaunchError(f"cannot write {profile / HOLDER}: {error.strerror}; free or repair that disk") from error
         try:
             take_lock(self._file.fileno(), profile)
-        except BaseException:  # whatever it is; it is raised again
+        except BaseException:  # any error: close the file, then raise it again
             self._file.close()
             raise
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the right."""
         self._file.close()
 
 
 class Ledger:
-    """The cells that were sent and have not ended: what a later notebook has to take up.
+    """The cells that were sent and have not ended, which a later notebook resumes.
 
     Parameters
     ----------
     path
-        The file; None where the cluster ends with its notebook, and nobody can join later.
+        The file; None if the cluster ends with its notebook, so that no later notebook can join.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._cells: dict[str, dict[str, Any]] = {}
-        self.last = 0  # number of a cell
+        self.last = 0  # number of the last cell
         if path is not None and path.exists():
             found = json.loads(read_own(path))
             self._cells, self.last = found["cells"], found["last"]
 
     @property
     def open_cells(self) -> list[dict[str, Any]]:
-        """The cells that have not ended, by their numbers."""
+        """The cells that have not ended, in the order of their numbers."""
         return sorted(self._cells.values(), key=lambda cell: cell["number"])
 
     def add(self, cell: dict[str, Any]) -> None:
-        """Note a cell that is about to be sent."""
+        """Record a cell that is about to be sent."""
         with self._lock:
             self._cells[str(cell["number"])] = cell
             self.last = cell["number"]
             self._write()
 
     def remove(self, number: int) -> None:
-        """Note that a cell has ended on every rank."""
+        """Record that a cell has ended on every rank."""
         with self._lock:
             if self._cells.pop(str(number), None) is not None:
                 self._write()
@@ -244,9 +216,9 @@ def _write(path: Path, content: Any) -> None:
 
 
 class Sign:
-    """What tells who looks for clusters on this host of a job that this process has joined.
+    """A link that lists a job which this process has joined among the clusters of this host.
 
-    Its folders are elsewhere: so there is a link to them, for as long as the job is held here.
+    The job's folders are elsewhere, so the link to them exists while this process holds the job.
     """
 
     def __init__(self, profile: Path, cluster_id: str) -> None:
@@ -257,7 +229,7 @@ class Sign:
         self._path.symlink_to(profile)
 
     def remove(self) -> None:
-        """Take it away."""
+        """Remove the link."""
         self._path.unlink(missing_ok=True)
 
 
@@ -266,9 +238,9 @@ def _folder() -> Path:
 
 
 def _is_forgotten(sign: Path) -> bool:
-    """Whether the process of this host that has joined a job is no more; its sign is removed then.
+    """Whether a link belongs to a process of this host that has ended; the link is removed then.
 
-    Hosts that share a home see each other's signs, and know nothing of each other's processes.
+    Hosts that share a home directory see each other's links, but can't check each other's processes.
     """
     cluster_and_host, _, pid = sign.name.rpartition(_HERE)
     host = cluster_and_host.rpartition(_HERE)[2]
@@ -279,7 +251,7 @@ def _is_forgotten(sign: Path) -> bool:
 
 
 def running() -> list[ClusterFile]:
-    """Return the clusters of this user that run on this host, and the jobs that are held here, the oldest first."""
+    """Return the user's clusters that run on this host and the jobs that are held here, oldest first."""
     folder = _folder()
     profiles = list(folder.iterdir()) if folder.is_dir() else []
     found = []
@@ -313,7 +285,7 @@ def starting() -> list[StartingFile]:
 
 
 def unreadable() -> list[dict[str, str]]:
-    """Return the names and versions of clusters on this host that another version of this package has started."""
+    """Return the names and versions of clusters on this host that another version of this package started."""
     found = []
     for path in _folder().glob(f"*/{FILE}"):
         try:
@@ -330,14 +302,14 @@ def unreadable() -> list[dict[str, str]]:
 
 
 def find(which: str | None, *, free: bool = False) -> ClusterFile:
-    """Return the running cluster of this name or id, or the only one.
+    """Return the running cluster with this name or id, or the only one.
 
     Parameters
     ----------
     which
         A name, an id, or None for the only one.
     free
-        Look at those alone that were kept and that no running process holds.
+        Consider only clusters that were started to outlive their notebook and that no running process holds.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""What a person should be told of metrics and speed while a cell runs.
+"""Report problems with metrics and speed to the user while a cell runs.
 
-Covers: a metric that became NaN, a rank that keeps the others waiting, how far the loop has come.
+Covers: a metric that became NaN, a rank that keeps the others waiting, the progress of a loop.
 Does not cover: hangs (``hang``), drawing (``notebook.screen``).
 """
 
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..protocol.time_limits import STRAGGLER_SECONDS
 from ..ranks import label_ranks
 from .stragglers import find_straggler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..messages import RankVitals
     from ..samples import Sample, Samples
-    from .telemetry import Telemetry
+    from .rank_figures import RankFigures
 
 MINUTE, HOUR = 60.0, 3600.0
-STRAGGLER_SECONDS = 15.0  # over which ranks are compared
 
 
 class _Last(NamedTuple):
-    """The last number of a metric on a rank."""
+    """The last value of a metric on a rank that was not NaN."""
 
     cell: int | None
     step: int | None
@@ -40,11 +40,11 @@ class _Nan:
     """A metric that a cell has logged as NaN."""
 
     name: str
-    steps: dict[int, int | None]  # by rank: where it first was
-    before: _Last | None  # on the rank that told of it first
+    steps: dict[int, int | None]  # by rank: the first step at which it was NaN
+    before: _Last | None  # last value before, on the rank that reported NaN first
 
     def __str__(self) -> str:
-        """Say it."""
+        """Return the remark for the user."""
         step = next(iter(self.steps.values()))
         at = "" if step is None else f" at step {step}"
         was = "" if self.before is None else f"; before that it was {self.before.value:.4g}"
@@ -54,17 +54,23 @@ class _Nan:
 
 
 class Remarks:
-    """Watch what ranks tell."""
+    """Watch the metrics and figures that ranks report.
 
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
+    Parameters
+    ----------
+    figures
+        Returns the current figures of each rank.
+    """
+
+    def __init__(self, figures: Callable[[], Mapping[int, RankFigures]]) -> None:
+        self._figures = figures
         self._lock = threading.Lock()
-        self._last: dict[tuple[int, str], _Last] = {}  # by rank and metric: the last number
-        self.job = ""  # what should be known of the Slurm job that the ranks run in
+        self._last: dict[tuple[int, str], _Last] = {}  # by rank and metric: the last value that was not NaN
+        self.job = ""  # remark on the Slurm job that the ranks run in
         self._nan: dict[int | None, dict[str, _Nan]] = {}  # by cell and metric
 
     def take(self, rank: int, samples: Samples) -> None:
-        """Look at the values that a rank has logged."""
+        """Check the values that a rank has logged."""
         with self._lock:
             for block in samples.blocks:
                 matrix = block.matrix
@@ -72,7 +78,7 @@ class Remarks:
                 for _time_s, step, values in rows:
                     self._look(rank, samples.cell, step, values)
             for cell in list(self._nan)[:-10]:
-                del self._nan[cell]  # nobody asks for cells of long ago
+                del self._nan[cell]  # old cells are not queried any more
 
     def _look(self, rank: int, cell: int | None, step: int | None, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -86,55 +92,55 @@ class Remarks:
             found[name].steps.setdefault(rank, step)
 
     def of_values(self, cell: int) -> list[str]:
-        """Return what is to be said of a cell's metrics."""
+        """Return remarks on a cell's metrics."""
         with self._lock:
             return [str(found) for found in self._nan.get(cell, {}).values()]
 
     def of_running(self, running: set[int]) -> list[str]:
-        """Return what is to be said of the cells that ranks run now."""
-        ranks = self._telemetry.ranks
+        """Return remarks on the cells that ranks run now."""
+        ranks = self._figures()
         cells = {ranks[rank].vitals.cell for rank in running if rank in ranks} - {None}
         values = [words for cell in sorted(filter(None, cells)) for words in self.of_values(cell)]
         return self.of_job() + values + (self.of_speed(running) if running else [])
 
     @property
     def vitals(self) -> dict[int, RankVitals]:
-        """What each rank reported last of what it uses."""
-        return {rank: figures.vitals for rank, figures in sorted(self._telemetry.ranks.items())}
+        """The latest figures of each rank."""
+        return {rank: figures.vitals for rank, figures in sorted(self._figures().items())}
 
     def of_job(self) -> list[str]:
-        """Return what is to be said of the job that the ranks run in, whether they run a cell or not."""
+        """Return remarks on the job that the ranks run in; they do not depend on a running cell."""
         return [self.job] if self.job else []
 
     def of_speed(self, running: set[int]) -> list[str]:
-        """Return what is to be said of the ranks that run a cell."""
+        """Return remarks on the speed of ranks that run a cell."""
         rates = {
             rank: rates
-            for rank, figures in self._telemetry.ranks.items()
+            for rank, figures in self._figures().items()
             if rank in running and (rates := figures.rates(STRAGGLER_SECONDS)) is not None
         }
         found = find_straggler(rates) if rates.keys() == running else None
         return [] if found is None else [str(found)]
 
     def of_progress(self, running: set[int], cell: int | None = None) -> str:
-        """Return how far the loop has come that the ranks run, on the slowest of them; empty where nobody knows.
+        """Return the progress of the loop that the ranks run, on the slowest of them; empty if it is unknown.
 
-        Ranks may show different loops, as where a bar is for rank 0 alone: then it is that of the first. ``cell``: the
-        number of the cell, None for any.
+        Ranks may report different loops, e.g. where only rank 0 shows a progress bar: then the first rank's loop
+        counts. ``cell``: the number of the cell, None for any.
         """
-        told = [figures.vitals for rank, figures in self._telemetry.ranks.items() if rank in running]
+        told = [figures.vitals for rank, figures in self._figures().items() if rank in running]
         told = [each for each in told if each.total and cell in (None, each.cell)]
         if not told:
             return ""
         slowest = max(
             (each for each in told if each.total == told[0].total), key=lambda each: (each.left_s or 0.0, -each.done)
         )
-        left = "" if slowest.left_s is None else f", {duration(slowest.left_s)} left"
+        left = "" if slowest.left_s is None else f", {duration(slowest.left_s)} left in this loop"
         return f"{slowest.done:,} of {slowest.total:,}{left}"
 
 
 def _last_row(names: tuple[str, ...], matrix: np.ndarray) -> list[Sample]:
-    """Return the last sample of a block, if there is one."""
+    """Return the last sample of a block in a list, which is empty if the block is."""
     return [
         (time_s, None if math.isnan(step) else int(step), dict(zip(names, values, strict=True)))
         for time_s, step, *values in matrix[-1:].tolist()
@@ -142,7 +148,7 @@ def _last_row(names: tuple[str, ...], matrix: np.ndarray) -> list[Sample]:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as a person says them."""
+    """Format a duration for the user."""
     if seconds < 2 * MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"

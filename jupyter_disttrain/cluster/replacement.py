@@ -1,7 +1,7 @@
-"""New processes for ranks that died, in a cluster that runs.
+"""Start new processes for ranks that died, in a running cluster.
 
-Covers: starting one, in the MPI job, beside it or on another host, and telling it who it is.
-Does not cover: when (``recovery``), forming the group with it (``introduction``).
+Covers: starting one within the MPI job, beside it or on another host, and sending it its identity.
+Does not cover: when to replace a rank (``recovery``), forming the group with it (``introduction``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import IrreplaceableError, LaunchError
+from ..protocol.states import RankState
+from ..protocol.time_limits import RESPAWN_SECONDS
+from .arrivals import killed_nannies
 from .introduction import Introduction
 from .loss import remedy
 from .moves import GO_ON
@@ -23,65 +26,66 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..messages import NannyHello, RankHello
-    from .job import JobProcesses
+    from .job_processes import JobProcesses
     from .moves import Moves
     from .processes import Processes
     from .reach import Reach
 
-RESPAWN_SECONDS = 5.0  # for the living ranks to start a process together; more where the machine is busy
-MOST_LOAD = 3.0  # of each core, for which that time is given
+MOST_LOAD = 3.0  # load per core up to which the time limit grows
 REMEDY = "%dist_reset begins a new job"
 
 
 class Replacement(Introduction):
-    """The part of a launch that starts processes in the place of dead ones."""
+    """The part of a launch that starts replacements for dead ranks."""
 
     mpi_heals: bool
     _processes: Processes | JobProcesses | None
     _moves: Moves
     _reach: Reach
-    _awaits_rank: bool  # a new process for a rank that died
+    _knows_mpiexec_end: bool
+    _awaits_rank: bool  # a replacement process is starting
     on_note: Callable[[str], None]
-    _told_job = ""
-    _one_at_a_time: threading.Lock  # a process does not know for which rank it was started
+    _came_up_s = 0.0  # seconds the ranks took to start; 0: another process started them
+    _one_at_a_time: threading.Lock  # a process does not know its rank until the client sends it
 
     @property
     def why_hosts_lost(self) -> str:
-        """Which hosts are lost that no spare stands for, and what helps; empty where there is none."""
+        """Which hosts are lost without a spare in their place, and the remedy; empty if there is none."""
         return self._moves.why_lost(self.table)
 
     @property
     def ranks_of_lost_hosts(self) -> list[int]:
-        """The dead ranks that have no host to be started on."""
+        """The dead ranks that have no host to start on."""
         return self._moves.lost_ranks(self.table)
 
     def try_lost_hosts(self) -> None:
-        """Take no host for lost: a person says that they may be there again."""
+        """Consider no host lost any more: the user says that they may be back."""
         self._reach.forget_lost(self.open_link)
         self._moves.forget_failed()
 
     def replace(self, rank: int) -> None:
-        """Start a new process for a rank that died, and tell it who it is; it joins no group yet.
+        """Start a new process for a rank that died and send it its identity; it joins no group yet.
 
         Raises
         ------
         LaunchError
-            If it does not come up.
+            If it does not start.
         """
+        assert self._processes is not None
         with self._one_at_a_time:
             self._awaits_rank = True
             try:
-                self._note_lost_job()
+                self._note_mpiexec_end(self._processes.mpiexec_end())
                 entry = self._new_entry(rank)
                 self.table[rank] = entry
-                self._arrivals.heed_deaths([entry], others=False)  # one that came before it was known
-                if entry.state == "dead":
+                self._arrivals.heed_deaths([entry], others=False)  # a death that was reported before the entry existed
+                if entry.state == RankState.DEAD:
                     raise LaunchError("the new process has died as well")
             finally:
                 self._awaits_rank = False
 
     def _new_entry(self, rank: int) -> RankEntry:
-        """Start a process for one rank where that can be done: on its host, or on a spare after the other."""
+        """Start a process for one rank on its own host, or on one spare after another."""
         old = self.table[rank]
         while True:
             host = "" if self.config.job else self._moves.host_for(old.launch_host, self.table)
@@ -100,7 +104,7 @@ class Replacement(Introduction):
             except LaunchError as error:
                 if self.config.job or host == old.launch_host:
                     raise
-                self._moves.give_up(old.launch_host, host)  # it may be down, or have fewer GPUs
+                self._moves.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
                 self.on_note(f"{host} can't stand in for {old.launch_host}: {' '.join(str(error).split())}")
             else:
                 for words in entry.troubles:
@@ -108,34 +112,39 @@ class Replacement(Introduction):
                 entry.group = "none" if self.config.backend == "none" else "broken"
                 return entry
 
-    def _note_lost_job(self) -> None:
-        """Say once why all ranks died, if that is so."""
-        assert self._processes is not None
-        if (words := self._processes.lost_job) and words != self._told_job:
-            self._told_job = words
-            self.on_note(f"{words}; new ones start without MPI, so that comm has no world: {REMEDY}")
+    def _note_mpiexec_end(self, end: str) -> None:
+        """Record once that mpiexec has ended: ranks may have ended with it, also where ``comm`` was lost before."""
+        if end and not self._knows_mpiexec_end:
+            self._knows_mpiexec_end = True
+            if self.mpi_lost and self.placement.hosts:
+                self.on_note(end)
+            self._lose_mpi(end)
 
     def _lose_mpi(self, why: str) -> None:
-        """Note for good that MPI has no world of all ranks."""
+        """Record that MPI permanently has no world of all ranks."""
         if not self.mpi_lost:
             self.mpi_lost = why
             self.on_note(f"comm is lost: {why}; use dist, or {REMEDY}")
 
     def _start_one(self, rank: int, host: str) -> tuple[RankHello, NannyHello]:
-        """Start a process for one rank: in the MPI job, if MPI can be made whole again, else beside it."""
+        """Start a process for one rank: within the MPI job if MPI can be repaired, else beside it."""
         assert self._processes is not None
         if self.config.job:
             within = f"nothing can be started within a job of {self.config.job} from outside"
             alone = "" if self.config.backend == "none" else ", but without dist, whose process group needs all ranks"
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(self.config)}")
+        killed = killed_nannies(self.table)
+        if self.mpi_heals and killed > 1:  # a new process would start, and wait in MPI_Init for ever
+            self._lose_mpi("several nannies were killed at once, after which Open MPI starts no process")
         known = {entry.engine for entry in self.table}
         if self.mpi_heals and not self.mpi_lost:
-            attempt = Respawn(self.open_link, self.table, self._processes, host)
+            attempt = Respawn(self.open_link, self.table, self._processes, host, may_hang=killed > 0)
             load = os.getloadavg()[0] / (os.cpu_count() or 1)
-            limit_s = RESPAWN_SECONDS * min(MOST_LOAD, max(1.0, load))
+            limit_s = max(RESPAWN_SECONDS * min(MOST_LOAD, max(1.0, load)), 2 * self._came_up_s)
             try:
                 return self._arrivals.hear_from_one(known, limit_s, attempt.check, in_mpi=True)
             except LaunchError as error:
+                self._note_mpiexec_end(self._processes.mpiexec_end(is_dying=True))
                 self._lose_mpi(f"rank {rank} died, and no process could be started within the MPI job: {error}")
                 attempt.end_newborn()
         elif self.config.has_mpi:

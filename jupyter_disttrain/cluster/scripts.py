@@ -1,6 +1,6 @@
-"""Scripts: running them on the ranks, making one of what ran there.
+"""Run scripts on the ranks, and export what ran there as a script.
 
-Covers: what the ranks are told to run, a place where the processes of one run meet; what goes into an exported script.
+Covers: the request to the ranks, the meeting point of the processes of one run; the contents of an exported script.
 Does not cover: running it (``engine.scripts``), waiting for it (``cell_run``), writing it (``export``).
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..ranks import parse_ranks
+from ..protocol.requests import OpenPort
+from ..rank_selection import parse_ranks
 from .export import export, frame_of, remarks_on
 from .journal import Origin, Ran, is_whole, last_of_each
 from .part import Part
@@ -46,18 +47,18 @@ class ScriptRunner(Part):
         Parameters
         ----------
         target
-            The script's path on the ranks' hosts, from the notebook's folder; or a module's name.
+            The script's path on the ranks' hosts, relative to the notebook's folder; or a module's name.
         arguments
-            What the script finds in ``sys.argv``; ``$LOCAL_RANK`` and its kin stand for each rank's own.
+            The script's ``sys.argv``; ``$LOCAL_RANK`` and similar variables are replaced with each rank's own value.
         ranks
             E.g. ``"0,2-3"``, ``0`` or ``"all"``.
         is_module
             ``target`` is a module's name, as with ``python -m``.
         how
-            ``"here"``: in the ranks' processes, where all is imported already. ``"fresh"``: each rank starts a process.
-            ``"node"``: one rank of each node starts a process, which may start others.
+            ``"here"``: in the ranks' processes, where everything is imported already. ``"fresh"``: each rank starts a
+            process. ``"node"``: one rank of each node starts a process, which may start others.
         **options
-            As of :meth:`Cluster.run`.
+            Options of :meth:`Cluster.run`.
 
         Raises
         ------
@@ -92,21 +93,21 @@ class ScriptRunner(Part):
         Parameters
         ----------
         path
-            Of the script; what belongs to it stands beside it under its name.
+            The script's path; files that belong to it are created beside it under its name.
         launch
             ``"torchrun"``, ``"slurm"``, ``"mpi"`` or ``"horovodrun"``.
         every_run
-            Write a notebook's cell as often as it ran well, in place of once as it was last.
+            Write every successful run of a notebook's cell, instead of its last version once.
 
         Returns
         -------
         Exported
-            The files, the command that runs them, and what a person should know of it.
+            The files, the command that runs them, and remarks for the user.
 
         Raises
         ------
         UsageError
-            If nothing ran, or something that ran can't stand in a script; the message names it.
+            If nothing ran, or something that ran can't be part of a script; the message names it.
         """
         journal = self._launch.journal
         done, endings = journal.entries()
@@ -126,13 +127,13 @@ class ScriptRunner(Part):
         return sorted(first.values())
 
     def _meeting(self, ranks: str | int | Iterable[int], how: str) -> dict[str, Any]:
-        """Have rank 0 open a port at which the processes of one run meet, and each rank name a place of its own."""
+        """Ask rank 0 to open a port at which the processes of one run meet, and each rank for an address of its own."""
         if how == "here":
             return {}
         launch, wanted = self._ready(ranks)
         everybody = len(wanted) == len(launch.table) and how == "fresh"
         asked = wanted if everybody else self._ready(0)[1]
-        replies = ask(launch, asked, {"do": "open_port", "served": how == "fresh"})
+        replies = ask(launch, asked, OpenPort(served=how == "fresh"))
         told = [replies[rank]["content"] for rank in asked]
         meeting = {"port": told[0]["port"], "horovod": told[0]["horovod"]}
         return meeting | {"places": [each["place"] for each in told] if everybody else []}
@@ -140,6 +141,6 @@ class ScriptRunner(Part):
 
 def _folder() -> str:
     try:
-        return os.getcwd()  # noqa: PTH109  (as the person sees it, links and all)
+        return os.getcwd()  # noqa: PTH109  (keeps symbolic links, as the user sees the path)
     except FileNotFoundError:
         raise UsageError("the notebook's folder is gone; os.chdir() to one that is there") from None

@@ -1,7 +1,7 @@
-"""Say that Open MPI lacks shared memory.
+"""Report that Open MPI lacks shared memory.
 
-Covers: how much there is, and what helps.
-Does not cover: large values, which travel by messages where there is none (``shelf``).
+Covers: how much there is, and the remedy.
+Does not cover: large values, which travel in messages where there is none (``shelf``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..shelf import ROOT
 if TYPE_CHECKING:
     from ..config import ClusterConfig
 
-LEAST_BYTES = 1 << 20  # with less, Open MPI's ranks of one machine don't start
+LEAST_BYTES = 1 << 20  # with less, Open MPI's ranks on one machine don't start
 
 
 def scarce_shared_memory(config: ClusterConfig) -> str:
-    """Return why ranks that MPI was to start may have failed, empty if this machine has enough shared memory."""
+    """Return why MPI's ranks may have failed to start; empty if this machine has enough shared memory."""
     if not config.has_mpi or config.hosts or not ROOT.is_dir():
         return ""
     there = shutil.disk_usage(ROOT)

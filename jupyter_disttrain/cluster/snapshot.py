@@ -1,4 +1,4 @@
-"""A cluster at one moment, as JSON and as bytes for a front end.
+"""Convert the state of a cluster to JSON and bytes for a front end.
 
 Covers: what the widget and the side panel draw: ranks, nodes, remarks; the metrics that are new since a mark.
 Does not cover: sending (``notebook.widget``, ``server``), drawing (``labextension/src/view``).
@@ -8,38 +8,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .telemetry import rates_between
+from ..protocol.states import RankState
+from .rank_figures import rates_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..ranks import RankInfo
     from .metrics_table import MetricsTable
-    from .telemetry import RankFigures, Telemetry
+    from .rank_figures import RankFigures
+    from .telemetry import Telemetry
 
-MOST_NAMES = 2**16  # that a column of 16 bits can tell apart; a page draws some twenty
-LARGEST_PACKET = 20_000  # values in one: what is more comes with the next
-LARGEST_HISTORY = 500_000  # values in the first: 10 MB
-HISTORY = 1500  # points of one metric on one rank that a front end gets when it opens
+MOST_NAMES = 2**16  # that a 16-bit column can distinguish; a page draws some twenty
+LARGEST_PACKET = 20_000  # values per packet; the rest follows in the next
+LARGEST_HISTORY = 500_000  # values in the first packet: 10 MB
+HISTORY = 1500  # points of one metric on one rank that a front end receives when it opens
 
 
-def rank_snapshots(telemetry: Telemetry, infos: Sequence[RankInfo], known: Mapping[int, str]) -> list[dict[str, Any]]:
+def rank_snapshots(
+    telemetry: Telemetry, infos: Sequence[RankInfo], known: Mapping[int, RankState]
+) -> list[dict[str, Any]]:
     """Return a dict per rank.
 
     Parameters
     ----------
     telemetry
-        What ranks told.
+        The figures that ranks reported.
     infos
-        Who they are.
+        The identities of the ranks.
     known
-        Their states as the cluster knows them: see ``Telemetry.state``.
+        Their states as recorded by the cluster: see ``Telemetry.state``.
     """
     figures = telemetry.ranks
     return [_rank(telemetry, info, known[info.rank], figures.get(info.rank)) for info in infos]
 
 
-def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures | None) -> dict[str, Any]:
+def _rank(telemetry: Telemetry, info: RankInfo, known: RankState, figures: RankFigures | None) -> dict[str, Any]:
     state, text = telemetry.state(info.rank, known)
     found: dict[str, Any] = {
         "rank": info.rank,
@@ -56,7 +60,8 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures
     found |= {"cpu_percent": told.cpu_percent, "memory_bytes": told.memory_bytes, "steps": told.steps}
     if told.gpu is not None:
         found["gpu"] = told.gpu
-    if told.cell is not None and known != "idle":  # the cluster knows of a cell's end before the next figures come
+    # The cluster learns of a cell's end before the next figures arrive.
+    if told.cell is not None and known is not RankState.IDLE:
         found |= {"cell": told.execution_count, "line": told.line, "call": told.call}
         if told.total:
             found |= {"done": told.done, "total": told.total, "left_s": told.left_s}
@@ -72,14 +77,14 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: str, figures: RankFigures
 
 
 def device_history(telemetry: Telemetry, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
-    """Return for each rank the figures told after a time: time, CPU %, memory, GPU %, GPU memory, steps/s.
+    """Return for each rank the figures reported after a time: time, CPU %, memory, GPU %, GPU memory, steps/s.
 
     Parameters
     ----------
     telemetry
-        What ranks told.
+        The figures that ranks reported.
     since_s
-        By rank, the time of the last figure that is known, by the rank's own clock in seconds since the epoch.
+        By rank, the time of the last figure already received, by the rank's clock in seconds since the epoch.
     """
     found = {}
     for rank, figures in telemetry.ranks.items():
@@ -108,16 +113,16 @@ def device_history(telemetry: Telemetry, since_s: Mapping[int, float]) -> dict[i
 
 
 def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any], bytes]:
-    """Pack the values that arrived after a mark; the first mark is 0, and gives a thinned history.
+    """Pack the values that arrived after a mark; the first mark is 0 and returns a thinned history.
 
     Returns
     -------
     tuple
-        The next mark; a header with ``count``, ``names`` and whether this is the ``first``; and columns one behind the
-        other, each of ``count`` numbers in the machine's order of bytes: steps as Float64, values as Float32, cells as
-        Int32, names and ranks as Uint16. A value without a step has NaN as its step.
+        The next mark; a header with ``count``, ``names`` and whether this is the ``first`` packet; and the columns one
+        after the other, each of ``count`` numbers in the machine's byte order: steps as Float64, values as Float32,
+        cells as Int32, names and ranks as Uint16. A value without a step has NaN as its step.
     """
-    import numpy as np  # noqa: PLC0415  (who has metrics has imported it)
+    import numpy as np  # noqa: PLC0415  (already imported if there are metrics)
 
     from .metrics_table import NO_STEP  # noqa: PLC0415
 
@@ -131,7 +136,7 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
     numbers, name_at = np.unique(rows["name"], return_inverse=True)
     steps = rows["step"].astype(np.float64)
     steps[rows["step"] == NO_STEP] = np.nan
-    with np.errstate(over="ignore"):  # infinity, as the page draws it
+    with np.errstate(over="ignore"):  # values too large for Float32 become infinity, which the page draws
         values = rows["value"].astype(np.float32)
     columns = (
         steps,
@@ -146,7 +151,7 @@ def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any],
 
 
 def _thin(rows: Any) -> Any:
-    """Keep of each metric its last cell, and of that some ``HISTORY`` points on each rank, at the same steps on all."""
+    """Keep each metric's last cell, and of that some ``HISTORY`` points per rank, at the same steps on all ranks."""
     import numpy as np  # noqa: PLC0415
 
     _, name = np.unique(rows["name"], return_inverse=True)
@@ -154,7 +159,7 @@ def _thin(rows: Any) -> Any:
     np.maximum.at(newest, name, rows["cell"])
     is_newest = rows["cell"] == newest[name]
     rows, name = rows[is_newest], name[is_newest]
-    # First whole steps go, then what was logged several times in one.
+    # First thin out whole steps, then values logged several times in one step.
     steps = np.lexsort((rows["step"], name))
     is_new = _differs(name[steps]) | _differs(rows["step"][steps])
     kept = np.empty(len(rows), bool)
@@ -163,19 +168,19 @@ def _thin(rows: Any) -> Any:
     series = np.lexsort((rows["rank"], name))
     is_first = _differs(name[series]) | _differs(rows["rank"][series])
     chosen = np.empty(len(rows), bool)
-    chosen[series] = _every(np.arange(len(rows)), is_first) | np.roll(is_first, -1)  # the last one, too
+    chosen[series] = _every(np.arange(len(rows)), is_first) | np.roll(is_first, -1)  # keep the last one, too
     return rows[chosen][-LARGEST_HISTORY:]
 
 
 def _differs(sorted_values: Any) -> Any:
-    """Return where a value is another than the one before."""
+    """Return where a value differs from the previous one."""
     import numpy as np  # noqa: PLC0415
 
     return np.concatenate(([True], sorted_values[1:] != sorted_values[:-1]))[: len(sorted_values)]
 
 
 def _every(numbers: Any, is_first: Any) -> Any:
-    """Choose some ``HISTORY`` of the numbers of each group; they ascend, and ``is_first`` is where a group begins."""
+    """Choose some ``HISTORY`` of the numbers of each group; they ascend, and ``is_first`` marks where groups begin."""
     import numpy as np  # noqa: PLC0415
 
     if not len(numbers):

@@ -1,6 +1,6 @@
-"""What ssh complains of, and what to do about it.
+"""Explain errors of ssh, and suggest remedies.
 
-Covers: a host that could not be asked.
+Covers: a host that could not be queried.
 Does not cover: a host that answered (``preflight``).
 """
 
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
     from .host_report import HostReport, Wanted
 
-NOT_FOUND, NOT_RUNNABLE = 127, 126  # a shell's exit codes for a command
-OF_SSH = 255  # its exit code for a failure of its own
-_LONGEST = 300  # characters of ssh's own words
-_NO_LOGIN = "account is currently not available"  # as nologin says it
-_GIVEN, _BARE = "%n", "%h"  # stand for the host as a person named it and without the user: ssh's own tokens
-_LOGIN = re.compile(r"(\S+)@\S+(?=: Permission denied)")  # with the host as ~/.ssh/config names it
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes of a shell for a command
+OF_SSH = 255  # exit code of ssh for its own failures
+_LONGEST = 300  # characters of ssh's output in a message
+_NO_LOGIN = "account is currently not available"  # printed by nologin
+_GIVEN, _BARE = "%n", "%h"  # the host as the user wrote it, and without the user name: tokens of ssh
+_LOGIN = re.compile(r"(\S+)@\S+(?=: Permission denied)")  # contains the host as ~/.ssh/config names it
 
 
 def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str, str]:
-    """Return what is wrong with a host that could not be asked, and the remedy.
+    """Return the problem with a host that could not be queried, and the remedy.
 
-    Neither names the host, so that the same of several is told once: :func:`fill_in` does that.
+    Neither contains the host's name, so that the same problem of several hosts is reported once: :func:`fill_in` adds
+    it.
     """
     heard, said = report.failure, _without(report.name, report.failure)
     if _NO_LOGIN in heard:
@@ -63,19 +64,19 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
 
 
 def fill_in(words: str, hosts: Sequence[str]) -> str:
-    """Return what was said of hosts with the name of the only one, or ``HOST`` for each of several."""
+    """Fill in the host's name, or ``HOST`` if there are several hosts."""
     (given, bare) = (hosts[0], hosts[0].rpartition("@")[2]) if len(hosts) == 1 else ("HOST", "HOST")
     return words.replace(_GIVEN, given).replace(_BARE, bare)
 
 
 def _without(name: str, said: str) -> str:
-    """Return what ssh said without the host's name."""
+    """Return ssh's output with the host's name replaced."""
     told = _LOGIN.sub(rf"\1@{_BARE}", said)
     return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", _BARE, told)
 
 
 def _last(said: str, words: Sequence[str]) -> str:
-    """Return ssh's last line, of those that have one of the words if there are any."""
+    """Return ssh's last line, preferring lines that contain one of the words."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     found = [line for line in lines if any(word in line for word in words)]
     return ([*lines, *found] or [""])[-1][:_LONGEST].removeprefix("ssh: ")
@@ -85,7 +86,7 @@ def _so_far(said: str, nothing: str = "") -> str:
     return nothing if said == SILENT else f"; its last words: {_last(said, [])}"
 
 
-# In ssh's words, the first that fits: what it means, what to do.
+# Phrases of ssh's output with the problem and the remedy; the first match counts.
 _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("Could not resolve hostname",),

@@ -1,7 +1,7 @@
-"""Have the notebook's own machine send a data set that no node sees.
+"""Send a data set from the notebook's machine when no node can read it.
 
-Covers: the process that reads it, its way to the first node: directly, or through ssh where there is no other; its end.
-Does not cover: the sending (``engine.stage_sender``), when it is asked for (``staging``).
+Covers: the process that reads it; its route to the first node, directly or else through ssh; its end.
+Does not cover: the transfer (``engine.stage_sender``), when it is needed (``staging``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
+from ..protocol.time_limits import (
+    FORWARD_SECONDS,
+    KEY_SECONDS,
+    STAGE_SENDER_CONNECT_SECONDS,
+    STAGE_SENDER_END_SECONDS,
+    STAGE_SENDER_POLL_SECONDS,
+)
 from .launchers.ssh import SSH_OPTIONS
 from .tunnel import OPTIONS, tunnel_of
 
@@ -30,24 +37,18 @@ if TYPE_CHECKING:
 
     from .start import Launch
 
-CONNECT_SECONDS = 3.0  # for the first node to take a connection
-FORWARD_SECONDS = 20.0  # for ssh to open the way
-KEY_SECONDS = 20.0  # for the process to come up
-END_SECONDS = 5.0
-POLL_SECONDS = 0.02
-
 
 class Sender:
-    """The first of the chain, on this machine, and what leads from it to the next.
+    """The first member of the transfer chain, on this machine, and its route to the next.
 
     Parameters
     ----------
     source
-        A path of this machine.
+        A path on this machine.
     launch
-        Of the cluster.
+        The cluster's launch.
     first
-        What the first node has told of itself: see ``engine.stage_chain.Place``.
+        The first node's place in the chain: see ``engine.stage_chain.Place``.
 
     Raises
     ------
@@ -57,7 +58,7 @@ class Sender:
 
     def __init__(self, source: str, launch: Launch, first: Mapping[str, Any]) -> None:
         self.host = socket.gethostname()
-        self.via = ""  # the host that ssh leads through; empty if none
+        self.via = ""  # the host of the ssh connection; empty if none
         self._source = source
         self._forward: subprocess.Popen[bytes] | None = None
         self._socket = launch.folders.local / f"stage-{uuid.uuid4().hex[:8]}"
@@ -67,13 +68,13 @@ class Sender:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # an interrupt of the notebook comes to it by the nodes
+            start_new_session=True,  # an interrupt of the notebook reaches it through the nodes
             env=os.environ | {"PYTHONSAFEPATH": "1"},
         )
         try:
             self._url = self._way(launch, first)
             key = self._hear_key()
-        except BaseException:  # an interrupt too leaves no process
+        except BaseException:  # also after an interrupt, no process stays
             self.close()
             raise
         mark = f"mark-{uuid.uuid4().hex[:8]}"
@@ -85,10 +86,10 @@ class Sender:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    # The way to the first node
+    # Route to the first node
 
     def _way(self, launch: Launch, first: Mapping[str, Any]) -> str:
-        """Return where the first node is reached from here, as ZeroMQ takes it."""
+        """Return the ZeroMQ address at which the first node is reached from here."""
         url = str(first["url"])
         target = self._target = url.partition("://")[2]
         tunnel = tunnel_of(launch.folders.profile)
@@ -96,7 +97,7 @@ class Sender:
             return self._through_ssh(tunnel.command, tunnel.host, target)
         address, _, port = target.rpartition(":")
         try:
-            socket.create_connection((address.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+            socket.create_connection((address.strip("[]"), int(port)), timeout=STAGE_SENDER_CONNECT_SECONDS).close()
         except OSError as error:
             if launch.config.hosts:
                 host = launch.table[first["rank"]].launch_host
@@ -109,10 +110,10 @@ class Sender:
         return url
 
     def _through_ssh(self, command: Sequence[str], host: str, target: str) -> str:
-        """Open a way to an address that a host reaches: a Unix socket here, in a folder of the user's own."""
+        """Forward an address that a host reaches to a Unix socket here, in a folder of the user."""
         self.via = host
         self._forward = subprocess.Popen(  # noqa: S603
-            # It ends with its standard input, and so with this process, however that ends.
+            # ssh ends when its standard input closes, and so with this process, however that ends.
             [*command, *OPTIONS, "-L", f"{self._socket}:{target}", host, "exec cat"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -127,7 +128,7 @@ class Sender:
                     f"{self._source} is on {self.host} alone, and can't be sent through ssh to {host}: {words}; try: "
                     f"{shlex.join([*command, host, 'true'])}"
                 )
-            time.sleep(POLL_SECONDS)
+            time.sleep(STAGE_SENDER_POLL_SECONDS)
         return f"ipc://{self._socket}"
 
     # The process
@@ -139,7 +140,7 @@ class Sender:
         return str(told["key"])
 
     def start(self, chain: Sequence[dict[str, Any]], *, verify: bool) -> None:
-        """Have it send to the nodes of a chain; ``verify``: see ``staging.DataStager.stage``."""
+        """Start the transfer along a chain of nodes; ``verify``: see ``staging.DataStager.stage``."""
         first, *others = chain
         asked = {"source": self._source, "verify": verify}
         asked["chain"] = [self.place, first | {"url": self._url}, *others]
@@ -148,26 +149,26 @@ class Sender:
         self._process.stdin.flush()
 
     def finish(self) -> dict[str, Any]:
-        """Return what it has done, once the nodes have ended well.
+        """Return the sender's report, once the nodes have ended successfully.
 
         Raises
         ------
         StageError
-            If it does not tell.
+            If the process ended without a report.
         """
-        told = self._hear(END_SECONDS)
+        told = self._hear(STAGE_SENDER_END_SECONDS)
         if told is None:
             raise StageError(f"the process that sent {self._source} from {self.host} was ended: {self._said()}")
         return told
 
     @property
     def fault(self) -> str:
-        """Why it could not go on, if it was the first; empty if it was not, or does not tell."""
-        fault = str((self._hear(END_SECONDS) or {}).get("fault", ""))
+        """The error that stopped the sender, if it failed first; empty if it did not, or if it does not report."""
+        fault = str((self._hear(STAGE_SENDER_END_SECONDS) or {}).get("fault", ""))
         return fault.replace(self._url, f"{self._target} through ssh to {self.via}") if self.via else fault
 
     def _hear(self, patience_s: float) -> dict[str, Any] | None:
-        """Return the next line that it says; None if it ends without one."""
+        """Return the next line that the process prints; None if there is none within the time limit."""
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], patience_s)
         line = self._process.stdout.readline() if readable else b""
@@ -179,13 +180,13 @@ class Sender:
         return " ".join(self._errors.read().decode(errors="replace").split())[-300:]
 
     def close(self) -> None:
-        """End it, and the way."""
+        """End the process and the ssh forwarding."""
         for process in (self._process, self._forward):
             if process is None:
                 continue
             assert process.stdin is not None
             try:
-                process.communicate(timeout=END_SECONDS)  # its standard input ends, and so does it
+                process.communicate(timeout=STAGE_SENDER_END_SECONDS)  # the process ends when its standard input closes
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()

@@ -1,6 +1,6 @@
-"""Data sets on the nodes' own disks.
+"""Copy data sets to the nodes' local disks.
 
-Covers: which nodes copy, in which order, how far they are, what came of it.
+Covers: which nodes copy, in which order, their progress, the result.
 Does not cover: copying (``engine.staging``), drawing (``notebook.file_magics``).
 """
 
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..addresses import is_address, without_secrets
 from ..errors import ClusterClosedError, StageError
-from ..messages import RANK_REQUEST
+from ..protocol.requests import EndStaging, ForgetStaging, PrepareStaging, RankControlRequest, StagingState
+from ..protocol.states import RankState
+from ..protocol.time_limits import STAGING_LOOK_SECONDS
 from ..ranks import label_ranks
 from .events import Died
 from .journal import Origin
@@ -34,13 +36,12 @@ if TYPE_CHECKING:
     from .link import Message
     from .start import Launch
 
-LOOK_SECONDS = 0.25  # between two questions how far the nodes are
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
-    """How far a data set is on the node that is furthest behind."""
+    """Progress of a data set on the node that is furthest behind."""
 
     phase: str  # see ``engine.stage_relay.Relay``
     done_bytes: int
@@ -49,7 +50,7 @@ class StageProgress:
     seconds: float
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the progress in one line."""
         if self.phase != "copying":
             return f"{self.phase or 'starting'} … {self.seconds:.0f} s"
         part = f" · {100 * self.done_bytes / self.total_bytes:.0f} %" if self.total_bytes else ""
@@ -66,15 +67,15 @@ class Staged:
     paths: Mapping[int, str]  # by rank
     files: int
     size_bytes: int
-    copied_bytes: int  # on the node that lacked most
-    read_bytes: int  # of the source, to be copied
+    copied_bytes: int  # copied to the node that lacked most
+    read_bytes: int  # read from the source
     seconds: float
     nodes: int
-    shared: Mapping[str, str]  # a host that sees another's folder, and that other
-    read_on: str  # the machine that reads the source, in words
+    shared: Mapping[str, str]  # by host: another host whose folder it shares
+    read_on: str  # description of the machine that reads the source
 
     def __str__(self) -> str:
-        """Say in a line or two what was done, and where it is."""
+        """Return a line or two on what was done, and where the data set is."""
         whole = f"{self.name}: {size_text(self.size_bytes)} in {_count(self.files, 'file')}"
         nodes = f"on {_count(self.nodes, 'node')}"
         if not self.copied_bytes:
@@ -102,7 +103,7 @@ class Staged:
 
 
 class DataStager(Part):
-    """The part of a cluster that brings data sets to its nodes."""
+    """The part of a cluster that copies data sets to its nodes."""
 
     def stage(
         self,
@@ -116,25 +117,25 @@ class DataStager(Part):
     ) -> Staged:
         """Copy a data set to each node's own disk: read once, sent from node to node, checked by hash.
 
-        What is there already, and is as in the source, is not copied again; what was cut off goes on where it was.
+        Files that are there and match the source are not copied again; interrupted copies continue where they stopped.
 
         Parameters
         ----------
         source
-            A file or a folder, or an address that fsspec reads, such as ``s3://bucket/folder``. The first node that
-            sees it reads it; where none does, this machine, which sends it to the first node: through ssh, if there is
-            no other way.
+            A file or a folder, or an address that fsspec reads, such as ``s3://bucket/folder``. The first node that can
+            access it reads it. If no node can, this machine reads it and sends it to the first node: through ssh if
+            there is no other way.
         to
-            The folder on each node in which the data set's own is made; ``$NAME`` stands for a variable of the node.
-            None: ``$DISTTRAIN_STAGE_DIR``, or a folder on the node's local disk.
+            The folder on each node in which the data set's own folder is created; ``$NAME`` stands for a variable of
+            the node. None: ``$DISTTRAIN_STAGE_DIR``, or a folder on the node's local disk.
         name
             A variable that is set to the path on each rank.
         verify
-            Read the source and what is there, and compare their hashes in place of sizes and times.
+            Read the source and existing files and compare their hashes, instead of sizes and times.
         on_progress
-            Called some times a second.
+            Called a few times per second.
         origin
-            Where this is asked for in a notebook.
+            The place in a notebook that requested this.
 
         Returns
         -------
@@ -146,8 +147,8 @@ class DataStager(Part):
         StageError
             If the source can't be read, or another node can't be reached.
         RankFailure
-            If a node can't write it, say because its disk is full; the others have ended then, and the next call goes
-            on from there.
+            If a node can't write it, e.g. because its disk is full; the others have ended then, and the next call
+            continues from there.
         """
         if name is not None:
             check_names([name])
@@ -168,7 +169,7 @@ class DataStager(Part):
                     origin=replace(origin or Origin(), is_cell=False),
                 )
                 staged = _result(where, launch, everybody, run, order[0], sender)
-        except BaseException:  # an interrupt too: no port stays open on a node that was asked
+        except BaseException:  # also after an interrupt, no port stays open on a node
             _let_go(launch, first)
             raise
         if name is not None:
@@ -178,7 +179,7 @@ class DataStager(Part):
 
 
 class _Watch:
-    """Ask the nodes how far they are while the cell that copies is waited for."""
+    """Poll the nodes' progress while waiting for the cell that copies."""
 
     def __init__(
         self, launch: Launch, ranks: Sequence[int], on_progress: Callable[[StageProgress], None] | None
@@ -190,24 +191,24 @@ class _Watch:
         self._due = self._began
 
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
-        """Take the answers that have come, and ask again; they are never waited for."""
+        """Take the replies that have arrived, and send new requests, without waiting."""
         for event in events:
-            if isinstance(event, Died):  # its neighbours would wait whether its network comes back
+            if isinstance(event, Died):  # its neighbours would wait for its network to recover
                 host = self._launch.table[event.rank].info.host
-                end = {"do": "end_staging", "because": f"rank {event.rank} on {host} died"}
+                end = EndStaging(because=f"rank {event.rank} on {host} died")
                 for rank in run.running_now:
                     self._ask(rank, end)
         now = time.monotonic()
         if self._on_progress is None or now < self._due or run.done:
             return
-        self._due = now + LOOK_SECONDS
+        self._due = now + STAGING_LOOK_SECONDS
         for rank in self._ranks:
             future = self._asked.get(rank)
             if future is not None and not future.done():
                 continue
             if future is not None and future.exception() is None:
                 self._told[rank] = future.result()["content"]
-            self._asked[rank] = self._ask(rank, {"do": "staging"})
+            self._asked[rank] = self._ask(rank, StagingState())
         told = [each for each in self._told.values() if each.get("phase")]
         if told:
             behind = max(told, key=lambda each: each["total_bytes"] - each["done_bytes"])
@@ -221,36 +222,36 @@ class _Watch:
                 )
             )
 
-    def _ask(self, rank: int, request: dict[str, str]) -> Future[Message]:
+    def _ask(self, rank: int, request: RankControlRequest) -> Future[Message]:
         try:
-            return self._launch.open_link.request(self._launch.table[rank].engine, RANK_REQUEST, request, beside=True)
-        except ClusterClosedError as error:  # the cell tells of it
+            return self._launch.open_link.request(self._launch.table[rank].engine, request)
+        except ClusterClosedError as error:  # the cell reports it
             future: Future[Message] = Future()
             future.set_exception(error)
             return future
 
     def on_late(self, event: Event) -> Event:
-        """Leave it to the next cell."""
+        """Leave late events to the next cell."""
         return event
 
     def on_end(self, run: CellRun) -> None:
-        """Do nothing: who asked for it shows what came of it."""
+        """Do nothing: the caller shows the result."""
 
 
 def _get_ready(
     launch: Launch, first: Sequence[int], where: str, to: str | None
 ) -> tuple[list[int], list[dict[str, Any]], bool]:
-    """Have the nodes get ready.
+    """Prepare the nodes for the transfer.
 
     Returns
     -------
     order, chain, is_seen
-        Their ranks in the order of the chain, what each tells the others, and whether the first one sees the source;
-        otherwise this machine does.
+        The ranks in the order of the chain; the places of the nodes in the chain, which each node receives; and whether
+        the first node can access the source; otherwise this machine can.
     """
-    request = {"do": "get_ready_to_stage", "source": where, "to": to}
+    request = PrepareStaging(source=where, to=to, mark=f"mark-{uuid.uuid4().hex[:8]}")
     ready = {}
-    for rank, reply in ask(launch, first, request | {"mark": f"mark-{uuid.uuid4().hex[:8]}"}).items():
+    for rank, reply in ask(launch, first, request).items():
         ready[rank] = reply["content"]
     refused = [f"rank {rank}: {content['trouble']}" for rank, content in ready.items() if content.get("trouble")]
     if refused:
@@ -269,8 +270,8 @@ def _get_ready(
 def _let_go(launch: Launch, ranks: Sequence[int]) -> None:
     for rank in ranks:
         entry = launch.table[rank]
-        if launch.link is not None and entry.state != "dead":
-            launch.link.request(entry.engine, RANK_REQUEST, {"do": "let_go_of_staging"})
+        if launch.link is not None and entry.state != RankState.DEAD:
+            launch.link.request(entry.engine, ForgetStaging())
 
 
 def _first_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
@@ -283,12 +284,12 @@ def _first_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
 def _result(
     where: str, launch: Launch, everybody: Sequence[int], run: CellRun, first: int, sender: Sender | None
 ) -> Staged:
-    """Put together what the nodes tell.
+    """Combine the nodes' reports.
 
     Raises
     ------
     StageError
-        If they ended before their end, and none of them is the cause.
+        If the transfer stopped early without an error on a node.
     """
     reports: list[dict[str, Any]] = list(run.results.values())
     ended = next((report["ended"] for report in reports if report["ended"]), "")
@@ -316,7 +317,7 @@ def _result(
 
 
 def _words_of(sender: Sender) -> str:
-    """Say which machine has read the source, if it is none of the nodes."""
+    """Describe the machine that has read the source, if it is none of the nodes."""
     way = f", and sent through ssh to {sender.via}" if sender.via else ""
     return f"{sender.host}, the notebook's machine{way}"
 
@@ -330,7 +331,7 @@ def _count(number: int, what: str) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Write a size with a unit that suits it."""
+    """Format a size with a suitable unit."""
     for unit, name in UNITS:
         if size_bytes >= unit:
             return f"{size_bytes / unit:.1f} {name}"

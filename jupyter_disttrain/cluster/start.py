@@ -1,39 +1,44 @@
-"""Bring a cluster up, and down.
+"""Start the processes of a cluster, join a running one, and stop them.
 
-Covers: the folders, controller and ranks as processes, telling each rank who it is, joining what runs already.
-Does not cover: running cells (``cluster``), ranks that come and go (``arrivals``).
+Covers: folders, controller and rank processes; sending each rank its identity; joining a running cluster.
+Does not cover: running cells (``cluster``), waiting for ranks to register (``arrivals``).
 
-Controller and ranks are started at the same moment: while the controller comes up, the ranks import torch.
+The controller and the ranks start at the same moment: the ranks import torch while the controller starts.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import socket
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterClosedError, LaunchError
-from ..messages import NANNY_REQUEST, NannyHello, RankDeath, RankHello
+from ..messages import NannyHello, RankDeath, RankHello
 from ..private_files import read_own
+from ..protocol.requests import End
+from ..protocol.states import RankState
+from ..protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ..ranks import counted
-from .arrivals import Arrivals, answer, as_message, untold_deaths
+from .arrivals import Arrivals, answer, as_message, is_here, runs, untold_deaths
 from .devices import choose_backend, choose_gpus, note_of_devices, usable_gpus
 from .folders import Folders
+from .host_placement import place
 from .interrupts import deferred_interrupts, raise_interrupted
+from .job_processes import JobProcesses
 from .journal import Journal
 from .link import Link, Message
-from .loss import why_lost
+from .loss import stuck_remedy, why_lost
 from .moves import Moves
-from .placement import Placement, place
-from .processes import POLL_SECONDS, Processes, said
+from .placement import Placement
+from .processes import Processes, said
 from .rank_table import RankEntry, decide, node_of
 from .reach import Reach
-from .registry import ClusterFile, Hold, Sign
+from .registry import VERSION, ClusterFile, Hold, Sign
 from .replacement import Replacement
 from .shared_memory import scarce_shared_memory
 from .start_progress import StartProgress
@@ -41,14 +46,12 @@ from .steps import Steps
 from .tunnel import tunnel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ..config import ClusterConfig
     from ..ranks import RankInfo
-    from .job import JobProcesses
 
-TICKS_PER_LOOK = 2  # at the processes of this machine
-END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
+TICKS_PER_LOOK = 2  # timer ticks of the link between two checks of this machine's processes
 
 
 class Launch(Replacement):
@@ -57,13 +60,13 @@ class Launch(Replacement):
     Parameters
     ----------
     config
-        What is asked for.
+        The configuration of the cluster.
     on_message, on_lost
-        Called on the link's thread: with what ranks publish, and when the controller has ended.
+        Called on the link's thread: with each message that ranks publish, and when the controller has ended.
     there
-        A cluster that runs already and is joined; None: a new one is started, once it is decided where.
+        A running cluster to join; None: start a new one, whose placement :meth:`decide` chooses.
     progress
-        Takes how far the start has come.
+        Receives the progress of the start.
     """
 
     folders: Folders
@@ -83,36 +86,39 @@ class Launch(Replacement):
         self._on_lost = on_lost
         self._arrivals = Arrivals()
         self._started = False
-        self._ticks = 0  # of the link
-        self._awaits_rank = False  # a new process for a rank that died
+        self._ticks = 0  # calls of ``_on_tick``
+        self._awaits_rank = False  # a replacement process is starting
         self._is_being_stopped = False
         self._is_visitor = False
-        self._one_at_a_time = threading.Lock()  # a process does not know for which rank it was started
+        # Start one process at a time: a process does not know its rank until the client sends it.
+        self._one_at_a_time = threading.Lock()
         self._processes: Processes | JobProcesses | None = None
         self._hold: Hold | None = None
         self._sign: Sign | None = None
         self.link: Link | None = None
         self.closed_because = "was shut down"
-        self.lost_because = ""  # why nobody can be reached any more, and what to do
-        self.is_decided = there is not None  # where the ranks are, or will be
-        self._taken = ExitStack()  # what gives back what was taken for them
+        self.lost_because = ""  # why the ranks are unreachable, and what to do
+        self.is_decided = there is not None  # the placement of the ranks is decided
+        self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
         if there:
             self.folders, self.placement, self.gpus = there.folders, Placement.load(there.placement), there.gpus
             self.n, self.address, self.started_s = len(there.table), there.address, there.started_s
             self._taken.callback(self.folders.remove)
             if self.placement.grant is not None:
                 self._taken.callback(self.placement.grant.release)
-        self.generation = there.generation if there else 0  # of the process group: how often it was formed
+        self.generation = there.generation if there else 0  # how often the process group was formed
         self.table: list[RankEntry] = there.load_table() if there else []
-        self.mpi_heals = there.mpi_heals if there else False  # of a job: its calls can be ended
+        # MPI can be repaired: after a death, or in a job after an interrupt.
+        self.mpi_heals = there.mpi_heals if there else False
         self.mpi_lost = there.mpi_lost if there else ""  # why MPI has no world of all ranks
-        self.mpi_revoked = False  # and is to be made anew with the group
+        self._knows_mpiexec_end = bool(self.mpi_lost)  # an earlier notebook may have reported it
+        self.mpi_revoked = False  # MPI's communicator was revoked; it is rebuilt with the process group
         self.steps = Steps()
         self.note_of_devices = ""  # why ranks use the CPU although there is an accelerator
-        self.on_note: Callable[[str], None] = lambda _words: None  # what a person should know of other hosts
-        self.killed: list[str] = []  # ranks that took too long to end, in words
-        self.cut_s = 0.0  # that no host of a job has answered
-        self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None)
+        self.on_note: Callable[[str], None] = lambda _words: None  # receives notes about other hosts for the user
+        self.killed: list[str] = []  # messages about ranks that were killed because they took too long to exit
+        self.cut_s = 0.0  # seconds since any host of a job last answered
+        self._reach = Reach(self._on_untold, self._note, self._on_cut if config.job else None, self._mpiexec_was_killed)
         self._moves = Moves(config, self._reach)
         self.journal = Journal(began_late=there is not None)
         self._births = there.births if there else {}
@@ -121,31 +127,32 @@ class Launch(Replacement):
     def _make_folders(self) -> Folders:
         return Folders.make(self.config.name)
 
+    def _mpiexec_was_killed(self) -> bool:
+        return self._processes is not None and self._processes.mpiexec_was_killed
+
     def _make_processes(self) -> Processes | JobProcesses:
         if self.config.job:
-            from .job import JobProcesses  # noqa: PLC0415  (which imports this module)
-
             return JobProcesses(self.config, self.folders.profile)
         return Processes(self.config, self.folders, self.n, self.gpus, self._births, placement=self.placement)
 
     def decide(self) -> None:
-        """Decide how many ranks there will be, and where; what is taken for that, :meth:`stop` gives back.
+        """Decide the number and the placement of the ranks; :meth:`stop` releases what this takes.
 
         Raises
         ------
         LaunchError, UsageError
-            If they can't be started as asked; nothing is left then.
+            If the ranks can't be started as requested; nothing is left behind then.
         """
         self.started_s = time.time()
         try:
-            with deferred_interrupts():  # else nobody would know of a folder that was just made
+            with deferred_interrupts():  # else an interrupt could leave a folder that nothing removes
                 self.folders = self._make_folders()
                 self._taken.callback(self.folders.remove)
                 self.progress.open(self.folders)
             elsewhere = self.config.hosts or self.config.launcher == "slurm"
             self.gpus = [] if elsewhere else choose_gpus(self.config)
             self.placement = place(self.config, self.folders, self.progress.waits, self._taken)
-        except BaseException as error:  # an interrupt too
+        except BaseException as error:  # also an interrupt
             self._give_back()
             raise_interrupted(error)
             raise
@@ -155,29 +162,31 @@ class Launch(Replacement):
         self.is_decided = True
         self.progress.decided(self.n)
 
-    # Up
+    # Start
 
     def start(self) -> None:
-        """Start everything; when it returns, every rank has joined its process group.
+        """Start all processes; returns when every rank has joined its process group.
 
         Raises
         ------
         LaunchError
-            If a rank can't be started; what was started has ended by then.
+            If a rank can't be started; everything that was started has ended by then.
         """
         try:
             self._processes = self._make_processes()
-            with deferred_interrupts():  # ipyparallel's event loop would lose one
+            with deferred_interrupts():  # ipyparallel's event loop would lose an interrupt
                 self._processes.start()
+            began_s = time.monotonic()
             self.progress.came(0)
             self.mpi_heals = self._processes.mpi_heals
             info = self._wait_for_connection()
             self._hold = Hold(self.folders.profile)
             self._connect(info, self.folders.cluster_id)
             entries = self._hear_from_ranks()
+            self._came_up_s = time.monotonic() - began_s
             self.progress.forms()
             self._introduce(entries)
-        except BaseException as error:  # whatever it was, nothing that was started may stay; it is raised again
+        except BaseException as error:  # any error or interrupt: stop what was started, then raise it again
             scarce = scarce_shared_memory(self.config) if isinstance(error, LaunchError) else ""
             self.stop()
             raise_interrupted(error)
@@ -189,12 +198,12 @@ class Launch(Replacement):
         self.progress.close()
 
     def join(self, *, visitor: bool = False) -> None:
-        """Reach the ranks of a cluster that runs already.
+        """Connect to the ranks of a running cluster.
 
         Parameters
         ----------
         visitor
-            Don't take the right to send cells.
+            Do not take the right to send cells.
 
         Raises
         ------
@@ -215,12 +224,12 @@ class Launch(Replacement):
             self._show()
 
     def _show(self) -> None:
-        """Have a job be seen by who looks for clusters on this machine; others are seen by their folders."""
+        """List a job among the clusters of this machine; other clusters are listed by their folders."""
         if self.config.job:
             self._sign = Sign(self.folders.profile, self.folders.cluster_id)
 
     def update(self, there: ClusterFile) -> None:
-        """Take what whoever holds the cluster has changed since it was joined."""
+        """Adopt the holder's changes since this process joined: the rank table and the generation."""
         self.table[:] = there.load_table()
         self.generation = there.generation
 
@@ -228,9 +237,35 @@ class Launch(Replacement):
         self.link = Link(info, identity, self._on_early_message, self._on_controller_lost, self._on_tick)
 
     def write(self) -> None:
-        """Write what somebody who joins later has to know."""
+        """Write the cluster file, from which a process that joins later reads the cluster."""
         assert self._processes is not None
-        ClusterFile.of(self, self._processes.births).write()
+        kept = {each.name for each in fields(RankEntry) if each.metadata.get("kept")}
+        ClusterFile(
+            version=VERSION,
+            cluster_id=self.folders.cluster_id,
+            host=socket.gethostname(),
+            started_s=self.started_s,
+            notebook=os.environ.get("JPY_SESSION_NAME", ""),
+            holder_pid=os.getpid(),
+            config=asdict(self.config),
+            profile=str(self.folders.profile),
+            run=str(self.folders.run),
+            local=str(self.folders.local),
+            address=self.address,
+            placement=self.placement.as_dict(),
+            gpus=self.gpus,
+            generation=self.generation,
+            mpi_heals=self.mpi_heals,
+            mpi_lost=self.mpi_lost,
+            table=[
+                {name: getattr(entry, name) for name in kept} | {"info": entry.info.as_dict()} for entry in self.table
+            ],
+            births=self._processes.births,
+        ).write()
+
+    def stuck_remedy(self, ranks: Collection[int]) -> str:
+        """Return the remedy for ranks that no longer respond."""
+        return stuck_remedy(self.config, ranks, mpi_heals=self.mpi_heals)
 
     def _wait_for_connection(self) -> dict[str, Any]:
         while True:
@@ -238,12 +273,12 @@ class Launch(Replacement):
                 info: dict[str, Any] = json.loads(read_own(self.folders.client_file))
             except (FileNotFoundError, json.JSONDecodeError):
                 self._check_time()
-                time.sleep(POLL_SECONDS)
+                time.sleep(PROCESSES_POLL_SECONDS)
             else:
                 return info
 
     def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
-        """Wait for every rank and every nanny to say hello; return who is which rank."""
+        """Wait for the hello of every rank and every nanny; return the identity of each rank."""
         hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time, self.progress.came)
         hosts = [host.name for host in self.placement.hosts]
         placed = [self._placed(hello) for hello in hellos]
@@ -254,14 +289,14 @@ class Launch(Replacement):
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
     def _placed(self, hello: RankHello) -> RankHello:
-        """Add the host that mpiexec was told for this rank: two hosts may have one name of their own."""
+        """Add the host that mpiexec started this rank on: two hosts may report the same host name."""
         if hello.launch_host or hello.launch_rank is None:
             return hello
         return replace(hello, launch_host=self.placement.host_of(hello.launch_rank))
 
     @property
     def is_being_stopped(self) -> bool:
-        """Whether another process ends the cluster, rank by rank."""
+        """Whether another process is ending the cluster, rank by rank."""
         self._is_being_stopped = self._is_being_stopped or self.folders.stop_mark.exists()
         return self._is_being_stopped
 
@@ -279,46 +314,48 @@ class Launch(Replacement):
         return self.link
 
     def check_open(self) -> None:
-        """Raise a ClusterClosedError if the cluster was shut down, or can't be reached any more."""
+        """Raise a ClusterClosedError if the cluster was shut down or is no longer reachable."""
         if self.link is not None and self.lost_because:
             raise ClusterClosedError(self.lost_because)
         if self.link is None:
             how = "" if self.config.job else "; start one with %dist_init"
             raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
 
-    # What goes wrong on the way
+    # Failures
 
     def _on_controller_lost(self) -> None:
-        """Tell the cluster, unless this is how it was ended; called on the link's thread."""
+        """Report the loss, unless the cluster was shut down on purpose; called on the link's thread."""
         if self.link is not None and self._started:
-            self.lost_because = why_lost(self)
+            self.lost_because = why_lost(
+                self.config, self.folders, self.table, cut_s=self.cut_s, controller_fate=self.controller_fate
+            )
             self.link.fail_requests(self.lost_because)
             self._on_lost()
 
     @property
     def controller_fate(self) -> str:
-        """How the controller ended, in words; empty while it runs, or where that can't be known."""
+        """How the controller ended, as text; empty while it runs, or where it is unknown."""
         return self._processes.controller_fate if self._processes is not None else ""
 
     def _on_early_message(self, channel: str, message: Message) -> None:
         """Collect hellos and deaths until every rank has joined; called on the link's thread."""
-        if self.link is None and message["header"]["msg_type"] == RankDeath.msg_type:
+        if message["header"]["msg_type"] == RankDeath.msg_type:
             self._note_end(RankDeath.from_content(message["content"]))
         if not self._started or self._awaits_rank:
             self._arrivals.take(message)
-            if self.link is not None:  # else it is said again
+            if self.link is not None:  # else the sender repeats the message
                 answer(self.link, message)
         elif message["header"]["msg_type"] == NannyHello.msg_type and not self._is_visitor:
             self._send_away(NannyHello.from_content(message["content"]))
         self._on_message(channel, message)
 
     def _send_away(self, hello: NannyHello) -> None:
-        """End a rank that came up too late to be taken."""
+        """End a rank that registered too late to be used."""
         if self.link is not None and all(entry.engine != hello.engine for entry in self.table):
-            self.link.request(hello.nanny, NANNY_REQUEST, {"do": "end"})
+            self.link.request(hello.nanny, End())
 
     def _on_tick(self) -> None:
-        """Tell of ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
+        """Report ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
         self._ticks += 1
         if self._ticks % TICKS_PER_LOOK == 0:
             for death in untold_deaths(self.table):
@@ -330,7 +367,7 @@ class Launch(Replacement):
             self._reach.turn(self.link, self.table)
 
     def _on_cut(self, silent_s: float) -> None:
-        """Leave the ranks of a job to themselves: a notebook that loses its network must not end them."""
+        """Detach from the ranks of a job and let them run: a notebook that loses its network must not end them."""
         self.cut_s = silent_s
         self._on_controller_lost()
 
@@ -345,63 +382,64 @@ class Launch(Replacement):
         self._processes.check()
         if time.monotonic() > self._deadline:
             if self.config.hosts:
-                place(self.config, self.folders, lambda _words: None, self._taken)  # one that is gone is named
+                # Raises an error that names a host that is gone.
+                place(self.config, self.folders, lambda _words: None, self._taken)
             words = said(self._processes.output)
             raise LaunchError(
                 f"{heard} of {counted(self.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
                 f"give more with --start-timeout, or see what {self._processes.launcher} did{words}"
             )
 
-    # Down
+    # Stop
 
     def stop(self) -> None:
-        """End every process and remove what must not stay; does nothing the second time."""
+        """End every process and remove temporary state; a second call does nothing."""
         if not self.is_decided:
             self._give_back()
             return
         link, self.link = self.link, None
         processes, self._processes = self._processes, None
+        nannies = [entry.nanny_pid for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
         try:
             if link is not None:
                 self._end_ranks(link)
             if processes is not None:
-                # Who can't be told to end is not waited for: Jupyter gives a kernel a few seconds to put all away.
-                # mpiexec waits for a daemon that is lost with its host, and nothing can be said to it.
-                can_be_told = link is not None and any(entry.state != "dead" for entry in self.table)
+                # Do not wait for ranks that can't receive the request to end: Jupyter gives a kernel only a few seconds
+                # to clean up. mpiexec waits for a daemon that is lost with its host, and no request reaches it.
+                can_be_told = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
                 can_be_told = can_be_told and not self._reach.lost_hosts
-                processes.end(END_SECONDS if can_be_told else 0.0)
-        finally:  # an interrupt here, too
+                until = time.monotonic() + (START_END_SECONDS if can_be_told else 0.0)
+                while time.monotonic() < until and any(map(runs, nannies)):  # ranks may outlive a killed mpiexec
+                    time.sleep(PROCESSES_POLL_SECONDS)
+                processes.end(max(0.0, until - time.monotonic()))
+        finally:  # also after an interrupt
             if link is not None:
                 link.close()
             self._let_go()
             self._give_back()
 
     def _note_end(self, death: RankDeath) -> None:
-        """Note a rank that was killed because it took too long to end; called on the link's thread."""
+        """Record a rank that was killed because it took too long to exit; called on the link's thread."""
         entry = next((each for each in self.table if each.engine == death.engine), None)
-        if entry is None or not death.expected:
+        if entry is None or not death.unfinished:
             return
-        whose = f"rank {entry.info.rank} on {entry.info.host}"
-        if death.signal_number == signal.SIGALRM:
-            self.killed.append(
-                f"{whose} was killed: its atexit functions, its threads and its open files took longer than 2 s to end"
-            )
-        elif death.signal_number == signal.SIGKILL:
-            self.killed.append(
-                f"{whose} was killed: it did not react within 3 s, so its atexit functions and open files may be lost"
-            )
+        words = f"rank {entry.info.rank} on {entry.info.host} was killed: {death.unfinished}"
+        if self.link is None:
+            self.killed.append(words)
+        else:
+            self._note(words)
 
     def _give_back(self) -> None:
         with deferred_interrupts():
             self._taken.close()
 
     def leave(self, because: str = "was left to itself") -> None:
-        """Leave the processes to themselves: they are there for who joins them later."""
+        """Detach from the processes and keep them running for a client that joins later."""
         link, self.link = self.link, None
         self._processes = None
         self._taken.pop_all()
         self.closed_because = because
-        with deferred_interrupts():  # a person presses more than once
+        with deferred_interrupts():  # users press interrupt more than once
             if link is not None:
                 link.close()
             self._let_go()
@@ -419,5 +457,5 @@ class Launch(Replacement):
 
     def _end_ranks(self, link: Link) -> None:
         for entry in self.table:
-            if entry.state != "dead":
-                link.request(entry.nanny, NANNY_REQUEST, {"do": "end"})
+            if entry.state != RankState.DEAD:
+                link.request(entry.nanny, End())

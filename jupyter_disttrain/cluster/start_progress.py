@@ -1,6 +1,6 @@
-"""Report how far the start of a cluster has come.
+"""Report the progress of a cluster's start.
 
-Covers: the line that says it, the file by which other processes of this user see a cluster that is starting.
+Covers: the progress text, the file from which other processes of this user see a cluster that is starting.
 Does not cover: a cluster that has started (``registry``), the display of the line (``notebook.status_line``).
 """
 
@@ -31,19 +31,19 @@ FILE = "starting.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingFile:
-    """What a cluster that is starting writes of itself."""
+    """The description of a starting cluster on disk."""
 
     cluster_id: str
     name: str
-    notebook: str  # its path, where Jupyter names it; else empty
+    notebook: str  # path of the notebook if Jupyter provides it; else empty
     host: str
-    pid: int  # of the process that starts it
-    began_s: float  # of that process: tells it from a later one with the same pid
+    pid: int  # pid of the process that starts it
+    began_s: float  # start time of that process: distinguishes it from a later one with the same pid
     text: str  # e.g. "starting: 3 of 4 ranks, importing torch"
 
     @classmethod
     def read(cls, profile: Path) -> Self | None:
-        """Return what the cluster with this profile folder says; None if its start has ended or was cut off.
+        """Return the file in this profile folder; None if the start has ended or was aborted.
 
         Raises
         ------
@@ -61,17 +61,17 @@ class StartingFile:
 
 
 class StartProgress:
-    """How far the start has come.
+    """Progress of the start.
 
     Parameters
     ----------
     config
-        What is asked for.
+        The configuration of the cluster.
     on_wait
-        Called with a line on what is waited for before ranks can be started, such as the queue of Slurm, each time it
-        changes.
+        Called with a line on what the start waits for before ranks can be started, such as the queue of Slurm, each
+        time it changes.
     on_start
-        Called with a line on how many ranks have come up, each time it changes.
+        Called with a line on how many ranks have started, each time it changes.
     """
 
     def __init__(self, config: ClusterConfig, on_wait: Callable[[str], None], on_start: Callable[[str], None]) -> None:
@@ -83,17 +83,17 @@ class StartProgress:
         self._began_s = psutil.Process().create_time()
 
     def open(self, folders: Folders) -> None:
-        """Write the file from now on."""
+        """Create the file, which is updated from now on."""
         self._folders = folders
         self._starting("")
 
     def waits(self, text: str) -> None:
-        """Report what is waited for before ranks can be started."""
+        """Report what the start waits for before ranks can be started."""
         if self._note(text):
             self._on_wait(text)
 
     def decided(self, n: int) -> None:
-        """Take the number of ranks."""
+        """Set the number of ranks."""
         self._n = n
         self._starting("")
 
@@ -103,11 +103,11 @@ class StartProgress:
         self._starting(f"{ready} of {counted(self._n or 0, 'rank')}{'' if without_torch else ', importing torch'}")
 
     def forms(self) -> None:
-        """Report that all ranks have come up."""
+        """Report that all ranks are ready, and form the process group now."""
         self._starting(f"{counted(self._n or 0, 'rank')}, forming the process group")
 
     def close(self) -> None:
-        """Remove the file: the start has ended, well or not."""
+        """Remove the file: the start has succeeded or failed."""
         if self._folders is not None:
             (self._folders.profile / FILE).unlink(missing_ok=True)
             self._folders = None
@@ -118,7 +118,7 @@ class StartProgress:
             self._on_start(f"starting{what}")
 
     def _note(self, text: str) -> bool:
-        """Write what has changed; returns whether anything has."""
+        """Write a changed text to the file; returns whether it changed."""
         if text == self._text:
             return False
         self._text = text
@@ -127,7 +127,7 @@ class StartProgress:
         return True
 
     def _write(self, folders: Folders, text: str) -> None:
-        told = StartingFile(
+        there = StartingFile(
             cluster_id=folders.cluster_id,
             name=self._config.name,
             notebook=os.environ.get("JPY_SESSION_NAME", ""),
@@ -138,5 +138,5 @@ class StartProgress:
         )
         fresh = folders.profile / f"{FILE}.new"
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(asdict(told), file)
+            json.dump(asdict(there), file)
         fresh.replace(folders.profile / FILE)

@@ -1,16 +1,16 @@
-"""Ranks in step: whether all members of a process group have called equally many of its collectives.
+"""Track whether all members of a process group have called equally many of its collectives.
 
 Covers: the totals that ranks report with each reply, which ranks are ahead, when the group has to be formed again.
 Does not cover: counting (``engine.counts``), forming the group (``recovery``, ``guardian``).
 
-A rank that is one collective ahead stays so, whatever cells run meanwhile: it never meets the others again. So the
-totals since the group was made are compared, and over all ranks, not only those of one cell. A rank that runs a cell
-may be about to call what the others have called; it is compared once it has replied.
+A rank that is one collective ahead stays ahead, whatever cells run later: it never meets the others again. So the
+comparison uses the totals since the group was formed, over all ranks and not only those of one cell. A rank that runs a
+cell may be about to call what the others have called; it is compared once it has replied.
 
-Messages between two ranks concern those alone, and one cell may send what a later one receives. But a message that a
-failed cell has sent, or awaits, would be taken for a later one's, so then the groups are formed again as well.
+Messages between two ranks concern only those two, and one cell may send what a later one receives. But a later cell
+would receive a message that a failed cell has sent or awaits, so after a failure the groups are formed again as well.
 
-:class:`Steps` has no I/O: what ranks report goes in, what that means comes out.
+:class:`Steps` has no I/O: it takes the reports of ranks and returns what follows from them.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from ..ranks import label_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-DEFAULT_GROUPS = ("0", "horovod")  # their names; that of a subgroup names its ranks, as in "1 of ranks 0-1"
+DEFAULT_GROUPS = ("0", "horovod")  # groups of all ranks; a subgroup's name lists its ranks, as in "1 of ranks 0-1"
 
 
 class Steps:
-    """How many collectives each rank has called, by group."""
+    """Number of collectives that each rank has called, by group."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of the link's thread, which takes replies, and those that send cells
-        self._totals: dict[int, dict[tuple[str, str], int]] = {}  # of ranks that run no cell, by generation and group
-        self._counts: dict[tuple[str, str], Counter[int]] = {}  # how many ranks have which total
+        self._lock = threading.Lock()  # shared by the link's thread, which takes replies, and threads that send cells
+        self._totals: dict[int, dict[tuple[str, str], int]] = {}  # for ranks that run no cell, by generation and group
+        # Number of ranks with each total, by generation and group.
+        self._counts: dict[tuple[str, str], Counter[int]] = {}
         self._uneven: set[tuple[str, str]] = set()  # the groups whose totals differ
         self._running: set[int] = set()
-        self._unjudged: set[int] = set()  # ranks that ran a cell when another failed
+        self._unjudged: set[int] = set()  # ranks that ran a cell when another rank's cell failed
         self._noted: list[str] = []
-        # Sent or received by ranks that run no cell: with the generation, by sender and receiver as in "0>1".
+        # Messages sent or received by ranks that run no cell: the generation, and counts by sender and receiver as in
+        # "0>1".
         self._messages: dict[int, tuple[str, Mapping[str, int]]] = {}
-        self._pairs: dict[int, set[str]] = {}  # the senders and receivers that there are, by each of both ranks
-        self._under_way: dict[str, int] = {}  # what cells that ended well have left
+        self._pairs: dict[int, set[str]] = {}  # sender and receiver pairs, by each of both ranks
+        self._under_way: dict[str, int] = {}  # messages that successful cells left sent and not received, by pair
 
-    # What happens
+    # Events
 
     def formed(self, reports: Mapping[int, Mapping[str, Any]], generation: str) -> None:
-        """Take what ranks report once they have formed their groups: whatever was before is over."""
+        """Take the reports of ranks that have formed their groups; earlier counts are discarded."""
         with self._lock:
             self._under_way.clear()
             self._pairs.clear()
@@ -56,17 +58,17 @@ class Steps:
             self._noted = []
 
     def sent(self, ranks: Iterable[int]) -> None:
-        """Note that ranks are about to run a cell."""
+        """Record that ranks are about to run a cell."""
         with self._lock:
             for rank in ranks:
                 self._remove(rank)
                 self._running.add(rank)
 
     def replied(self, rank: int, generation: str, report: Mapping[str, Any], *, failed: bool) -> bool:
-        """Take what a rank reports at the end of its cell; returns whether its groups have to be formed again.
+        """Take a rank's report at the end of its cell; return whether its groups have to be formed again.
 
-        That is so if the cell failed on it and ranks are out of step, whichever cell has left them so; and once this
-        rank shows what could not be known when another's cell failed.
+        They do if the cell failed on this rank and ranks are out of step, whichever cell caused that. They also do once
+        this rank's report shows it after another rank's cell had failed while this one still ran.
         """
         with self._lock:
             self._running.discard(rank)
@@ -82,16 +84,16 @@ class Steps:
             return False
 
     def died(self, rank: int) -> None:
-        """Note that a rank's process has ended; the group is formed again with a new one."""
+        """Record that a rank's process has ended; the group is formed again with a new one."""
         with self._lock:
             self._remove(rank)
             self._running.discard(rank)
             self._unjudged.discard(rank)
 
-    # What is so
+    # State
 
     def notes(self) -> list[str]:
-        """Return which ranks are ahead, a sentence per group; nothing if that is what the last call returned."""
+        """Return which ranks are ahead, one sentence per group, without sentences that the last call found as well."""
         with self._lock:
             notes = [self._note(group) for group in sorted(self._uneven)]
             new = [note for note in notes if note not in self._noted]
@@ -116,10 +118,10 @@ class Steps:
             "call will hang, unless the others call it first (stop it then, and all are in step again)"
         )
 
-    # The totals
+    # Totals
 
     def _count_under_way(self, rank: int) -> Iterator[tuple[str, int]]:
-        """Yield how many messages to and from a rank were sent and not received, where both ranks run no cell."""
+        """Yield the number of messages to and from a rank that were sent and not received; both ranks run no cell."""
         for pair in self._pairs.get(rank, ()):
             sender, receiver = _ranks_of(pair)
             if sender != receiver and sender in self._messages and receiver in self._messages:

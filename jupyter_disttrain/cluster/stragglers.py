@@ -1,10 +1,10 @@
-"""Which rank keeps the others waiting.
+"""Find the rank that keeps the others waiting.
 
 Covers: comparing ranks by the time that each takes by itself.
-Does not cover: taking the figures (``engine.sampler``), rates (``telemetry``).
+Does not cover: measuring (``engine.sampler``), rates (``rank_figures``).
 
-Ranks that train together go equally fast, because each waits for the slowest. What tells them apart is the time they do
-not wait: a rank's own time per step is its time per step less the part of it in which it was seen waiting for others.
+Ranks that train together have equal speed, because each waits for the slowest. They differ in the time they do not
+wait: a rank's own time per step is its time per step less the fraction in which it was observed waiting for others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..ranks import label_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .telemetry import Rates
+    from .rank_figures import Rates
 
-SLOWER = 1.25  # times the median of the others, before a rank is named
-WAITED = 0.1  # the part of the others' time that has to be lost for it to matter
+SLOWER = 1.25  # own time relative to the others' median from which a rank is reported
+WAITED = 0.1  # least fraction of the others' time that has to be lost
 WAITS_ALL_THE_TIME = 0.95
-FEWEST_LOOKS = 50  # on which a part of the time can be founded: it is then known to some 0.07
+FEWEST_LOOKS = 50  # fewest observations for a fraction of the time: it is then known to some 0.07
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,14 @@ class Straggler:
 
     rank: int
     others: tuple[int, ...]
-    own_s: float | None  # per step; None where no steps are counted
+    own_s: float | None  # seconds per step; None where no steps are counted
     others_own_s: float | None  # the median over the others
-    own: float  # the part of its time in which it did not wait for others
+    own: float  # the fraction of its time in which it did not wait for others
     others_own: float
-    waiting_for_data: float | None  # the part of its time
+    waiting_for_data: float | None  # fraction of its time
 
     def __str__(self) -> str:
-        """Say it with figures."""
+        """Return the comparison with figures, as a sentence."""
         others = label_ranks(self.others)
         if self.own_s is None or self.others_own_s is None:
             what = f"works {self.own:.0%} of the time by itself, {others} {self.others_own:.0%}"
@@ -71,7 +71,7 @@ def find_straggler(rates: Mapping[int, Rates]) -> Straggler | None:
         return None
     has_steps = all(rates[each].steps for each in own)
     if not has_steps and max(rates[each].waiting or 0.0 for each in others) > WAITS_ALL_THE_TIME:
-        return None  # they may wait for ever: that is a hang's to tell
+        return None  # they may wait for ever, which is reported as a hang
     by_data = rates[rank].waiting_for_data
     others_by_data = median(rates[each].waiting_for_data or 0.0 for each in others)
     return Straggler(

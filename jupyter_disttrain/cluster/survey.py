@@ -1,11 +1,11 @@
-"""Ask all hosts at once what they have.
+"""Query all hosts at once.
 
-Covers: one command for each host (an ssh, or another way there) with the probe at its other end, time limits, who
-reaches whom, ending every command.
-Does not cover: what the answers mean (``preflight``), what is asked there (``host_probe``), the nodes of a Slurm job
+Covers: one command for each host (ssh, or another way to reach it) that runs the probe there, time limits, which hosts
+reach each other, ending every command.
+Does not cover: judging the reports (``preflight``), the checks on a host (``host_probe``), the nodes of a Slurm job
 (``slurm.node_survey``).
 
-One thread waits for all of them, so that an interrupt ends it at once.
+A single thread waits for all of them, so that an interrupt ends the survey at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
+from ..protocol.time_limits import SURVEY_CONNECT_SECONDS, SURVEY_END_SECONDS
 from . import host_probe
 from .host_report import SILENT, HostReport, own_addresses, read_report
 from .interrupts import deferred_interrupts
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 
     from .host_report import Wanted
 
-    Way = Callable[[str, list[str]], list[str]]  # from a host and a command, to the one here that runs it there
+    # Takes a host and a command; returns the local command that runs it there.
+    Way = Callable[[str, list[str]], list[str]]
 
-CONNECT_SECONDS = 8  # for ssh to reach a host
-END_SECONDS = 1.0  # for an ssh to end by itself
-SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
-LONGEST_SAID = 4000  # characters of what ssh complained of
-CLIENT = ""  # its name among those that hosts try to reach
+SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SURVEY_CONNECT_SECONDS}")
+LONGEST_SAID = 4000  # characters of error output that are kept
+CLIENT = ""  # this machine's name among the targets that hosts try to reach
 _READ_BYTES = 1 << 16
-# The probe comes through the same pipe as the requests: its length, and then itself. An older Python could not read it.
+# The probe is sent through the same pipe as the requests: its length, then its source. Pythons older than 3.10 can't
+# run it.
 _BOOT = (
     "import sys;sys.version_info<(3,10) and sys.exit('this is Python %d.%d'%sys.version_info[:2]);"
     "i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
@@ -50,12 +51,12 @@ _BOOT = (
 
 
 def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: Wanted) -> list[HostReport]:
-    """Ask all hosts at once; when it returns, none of what it started runs any more, here or there.
+    """Query all hosts at once; when it returns, every process that it started has ended, here and on the hosts.
 
     Parameters
     ----------
     hosts
-        As ssh takes them.
+        The hosts, as ssh takes them.
     ssh
         The command that runs another one on a host, e.g. ``["ssh"]``; it takes OpenSSH's options.
     wanted
@@ -64,39 +65,39 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: Wanted) -> list[Hos
     Returns
     -------
     list of HostReport
-        In the order of ``hosts``, also for those that could not be asked. Who reaches whom is known where
-        ``choose_network`` finds a network in which those that answered are.
+        In the order of ``hosts``, also for those that could not be queried. Which hosts reach each other is known if
+        ``choose_network`` finds a network that all hosts that answered share.
 
     Raises
     ------
     LaunchError
         If there is no such ssh, or if no file can be written into the shared folder.
     UsageError
-        If ``wanted.interface`` can't be read.
+        If ``wanted.interface`` can't be parsed.
     """
     return survey_by(lambda host, command: [*ssh, *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
 
 
 def survey_by(way: Way, hosts: Sequence[str], wanted: Wanted, reached: Mapping[str, str]) -> list[HostReport]:
-    """Ask all hosts at once, as :func:`survey` does, by another way than ssh.
+    """Query all hosts at once, as :func:`survey` does, by another command than ssh.
 
     Parameters
     ----------
     way
-        Returns the command that runs another one on a host, its input and output those of here.
+        Returns the command that runs another one on a host, with its input and output connected to this process.
     hosts
-        As ``way`` takes them.
+        The hosts, as ``way`` takes them.
     wanted
         What the hosts are asked for.
     reached
-        At which addresses the way leads to them, by host, as far as they can't tell that by themselves.
+        The address at which ``way`` reaches a host, by host, for hosts that can't report it themselves.
     """
     talks: list[_Talk] = []
     try:
         with _nonce(wanted) as nonce:
             request = _request(wanted, nonce)
             for host in hosts:
-                with deferred_interrupts():  # one that runs and is in no list would never be ended
+                with deferred_interrupts():  # a process that is not in the list would never be ended
                     talks.append(_Talk(host, way, wanted))
                 talks[-1].begin(request)
             _hear(talks, wanted.limit_s)
@@ -125,7 +126,7 @@ def _request(wanted: Wanted, nonce: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _nonce(wanted: Wanted) -> Iterator[str]:
-    """Put a file into the shared folder that no other folder has; its name is its content."""
+    """Create a file with a unique name in the shared folder; its content is its name."""
     name = f".disttrain-{secrets.token_hex(8)}"
     if wanted.shared_folder is None:
         yield name
@@ -144,11 +145,11 @@ def _nonce(wanted: Wanted) -> Iterator[str]:
 
 
 def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted: Wanted) -> list[HostReport]:
-    """Have every host that answered open a port on its address, and try those of all others and one of this machine."""
+    """Let every host that answered listen on its address, and connect to all others and to this machine."""
     try:
         network = choose_network(own_addresses(), reports, wanted.interface)
     except LaunchError:
-        return reports  # whoever chooses the network next tells it
+        return reports  # choosing the network again later reports the error
     addresses = {node.name: node.address for node in network.nodes}
     inside = {talk.host: talk for talk in talks if talk.host in addresses}
     ports = {host: told.get("port", 0) for host, told in _ask_each(inside, addresses, wanted).items()}
@@ -174,7 +175,7 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
 
 
 def _ask_each(inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: Wanted) -> dict[str, dict[str, Any]]:
-    """Have each open a port on its address, and return what each told."""
+    """Ask each host to listen on its address, and return the answers."""
     for host, talk in inside.items():
         talk.ask({"ask": "listen", "address": addresses[host]})
     _hear(list(inside.values()), wanted.limit_s)
@@ -182,7 +183,7 @@ def _ask_each(inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted:
 
 
 def _outcome(talk: _Talk, names: Sequence[str]) -> dict[str, Any]:
-    """Return whom a host did not reach, why it could not try, or that it fell silent."""
+    """Return which hosts a host did not reach, why it could not try, or that it did not answer."""
     if talk.answer is None:
         return {"failure": talk.why or SILENT}
     unreached = {name: why for name, why in zip(names, talk.answer.get("reached", ()), strict=False) if why}
@@ -199,16 +200,16 @@ def _listener(address: str) -> Iterator[tuple[str, int]]:
 
 
 class _Talk:
-    """One command that leads to a host, and the probe at its other end."""
+    """A command that reaches a host, and the probe that it runs there."""
 
     def __init__(self, host: str, way: Way, wanted: Wanted) -> None:
         self.host = host
-        self.answer: dict[str, Any] | None = None  # to the last question
+        self.answer: dict[str, Any] | None = None  # to the last request
         self.answered_s = 0.0
         self._out, self._err = b"", b""
-        self._chatter = ""  # that is no answer
-        self.has_ended = False  # it says nothing more
-        # What Python itself may need to be loaded; it takes PYTHONPATH from the request.
+        self._chatter = ""  # output before an answer, e.g. of a login script
+        self.has_ended = False  # end of its output
+        # Needed to load Python itself; the probe takes PYTHONPATH from the request.
         early = ["env", f"LD_LIBRARY_PATH={wanted.library_path}"] if wanted.library_path else []
         command = way(host, [*early, wanted.python, "-c", _BOOT])
         try:
@@ -217,8 +218,8 @@ class _Talk:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},  # its complaints are read
-                start_new_session=True,  # so that what it starts, such as a jump host's ssh, can be ended with it
+                env={**os.environ, "LC_ALL": "C"},  # error messages are parsed
+                start_new_session=True,  # so that its children, such as a jump host's ssh, can be ended with it
             )
         except OSError as error:
             raise LaunchError(
@@ -229,24 +230,24 @@ class _Talk:
 
     @property
     def pipes(self) -> tuple[int, int]:
-        """What it says, and what it complains of."""
+        """File descriptors of its stdout and stderr."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         return self.process.stdout.fileno(), self.process.stderr.fileno()
 
     @property
     def why(self) -> str:
-        """What it complained of, after what a shell or nologin may have said in place of an answer."""
+        """Its error output, after any output of a shell or nologin that preceded an answer."""
         return f"{self._chatter}{self._err.decode(errors='replace')}".strip()[-LONGEST_SAID:]
 
     def begin(self, request: Mapping[str, Any]) -> None:
-        """Send the probe and the first question."""
+        """Send the probe and the first request."""
         program = Path(host_probe.__file__).read_bytes()
         self._send(b"%d\n%s" % (len(program), program))
         self.ask(request)
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Ask the next question."""
+        """Send the next request."""
         self.answer = None
         self._send(json.dumps(request).encode() + b"\n")
 
@@ -256,10 +257,10 @@ class _Talk:
             self.process.stdin.write(data)
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and what it complained of says why
+            pass  # it has ended; its error output has the reason
 
     def read(self, pipe: int) -> bool:
-        """Take what has come; False at its end."""
+        """Read available output; returns False at its end."""
         try:
             data = os.read(pipe, _READ_BYTES)
         except BlockingIOError:
@@ -275,20 +276,20 @@ class _Talk:
     def _look_for_answer(self) -> None:
         while b"\n" in self._out:
             line, _, self._out = self._out.partition(b"\n")
-            # A login script's words may come before it, even in the same line.
+            # Output of a login script may precede the answer, even on the same line.
             before, mark, said = line.decode(errors="replace").partition(host_probe.MARK)
             self._chatter = f"{self._chatter}{before}\n"[-LONGEST_SAID:]
             if mark:
                 self.answer, self.answered_s = json.loads(said), time.time()
 
     def report(self) -> HostReport:
-        """Return what it said of its host, or why it said nothing."""
+        """Return the host's report, or one with the reason why there is none."""
         if self.answer is not None:
             return read_report(self.host, self.answer, self.answered_s)
         code = None
         if self.has_ended:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(END_SECONDS)
+                code = self.process.wait(SURVEY_END_SECONDS)
             while self.read(self.pipes[1]) and self._more_to_read():
                 pass
         return HostReport(name=self.host, failure=self.why or SILENT, exit_code=code)
@@ -300,7 +301,7 @@ class _Talk:
 
 
 def _hear(talks: Sequence[_Talk], limit_s: float) -> None:
-    """Wait until each has answered or ended, or until the time is over."""
+    """Wait until each has answered or ended, or until the time limit."""
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         for talk in talks:
@@ -316,13 +317,13 @@ def _hear(talks: Sequence[_Talk], limit_s: float) -> None:
 
 
 def _end(talks: Sequence[_Talk]) -> None:
-    """End every ssh: by closing its input, which the probe takes for the end, else by signals."""
+    """End every command: close its input, on which the probe exits, then send signals to those that are left."""
     for talk in talks:
         assert talk.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             talk.process.stdin.close()
     answered = [talk for talk in talks if talk.answer is not None or talk.has_ended]
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + SURVEY_END_SECONDS
     for talk in answered:
         with contextlib.suppress(subprocess.TimeoutExpired):
             talk.process.wait(max(0.0, deadline - time.monotonic()))
@@ -331,7 +332,7 @@ def _end(talks: Sequence[_Talk]) -> None:
         for talk in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(talk.process.pid, number)
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + SURVEY_END_SECONDS
         for talk in alive:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 talk.process.wait(max(0.0, deadline - time.monotonic()))

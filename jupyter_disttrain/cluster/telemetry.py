@@ -1,9 +1,9 @@
-"""What ranks and nodes tell of themselves, over time.
+"""Collect the figures that ranks and nodes report over time.
 
-Covers: the last figures of each, rates, histories for plots, the metrics table; whose silence shows.
-Does not cover: drawing (``notebook``), serving (``server``), what it means that ranks differ (``stragglers``).
+Covers: the latest figures of each rank and node, histories for plots, the metrics table, ranks that stopped reporting.
+Does not cover: drawing (``notebook``), serving (``server``), explaining differences between ranks (``stragglers``).
 
-Used by the notebook's kernel and by the server alike, each from its own subscription.
+The notebook's kernel and the server both use it, each with its own subscription.
 """
 
 from __future__ import annotations
@@ -11,90 +11,24 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..messages import METRICS, NodeVitals, RankVitals
+from ..messages import METRICS, LoopProgress, NodeVitals, RankVitals
+from ..protocol.states import RankActivity, RankState
 from ..samples import unpack
+from .rank_figures import RankFigures
 from .remarks import Remarks
 
 if TYPE_CHECKING:
     from .metrics_table import MetricsTable
 
-KEPT = 600  # figures of each rank: ten minutes at one a second
-RATE_SECONDS = 5.0  # over which rates are taken
-SILENT_SAMPLES = 4  # that did not come, before a rank's nanny or host counts as not responding
-
-STATES = ("starting", "idle", "running", "in collective", "not responding", "dead")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """How fast a rank went between two of its figures; None where there is nothing to count."""
-
-    seconds: float  # between the two
-    steps: int
-    steps_per_s: float | None
-    samples_per_s: float | None
-    waiting: float | None  # for other ranks: the part of the time, 0 to 1
-    waiting_for_data: float | None  # the part of the time, 0 to 1
-    looks: int  # on which ``waiting`` is founded
-
-
-@dataclass(slots=True)
-class RankFigures:
-    """One rank, as it told last."""
-
-    vitals: RankVitals
-    arrived: float  # of ``time.monotonic``, here
-    history: deque[RankVitals] = field(default_factory=lambda: deque(maxlen=KEPT))
-
-    def recent(self) -> tuple[RankVitals, ...]:
-        """Return the history as it is now; another thread adds to it."""
-        while True:
-            try:
-                return tuple(self.history)
-            except RuntimeError:
-                continue  # it was added to meanwhile
-
-    def rates(self, seconds: float = RATE_SECONDS) -> Rates | None:
-        """Return how fast it went in the last seconds of the cell that runs; None while none does."""
-        if not self.history or self.vitals.cell is None:
-            return None
-        last = earlier = self.vitals
-        for each in reversed(self.recent()):
-            if each.cell != last.cell or last.beat_s - earlier.beat_s >= seconds:
-                break
-            earlier = each
-        return rates_between(earlier, last)
-
-
-def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
-    """Return how fast a rank went between two of its figures; None if they are of one moment, or of two processes."""
-    seconds = later.beat_s - earlier.beat_s
-    steps, samples, looks = (
-        later.steps - earlier.steps,
-        later.samples - earlier.samples,
-        later.looks - earlier.looks,
-    )
-    if seconds <= 0 or min(steps, samples, looks) < 0:
-        return None
-    waited_for_data = later.data_wait_s - earlier.data_wait_s
-    return Rates(
-        seconds=seconds,
-        steps=steps,
-        steps_per_s=steps / seconds if steps else None,
-        samples_per_s=samples / seconds if samples else None,
-        waiting=(later.waits - earlier.waits) / looks if looks else None,
-        waiting_for_data=min(1.0, waited_for_data / seconds) if samples else None,
-        looks=later.seen - earlier.seen,
-    )
+SILENT_SAMPLES = 4  # missing reports after which a rank's nanny or host counts as not responding
 
 
 def _without_cell(vitals: RankVitals) -> RankVitals:
-    """Return the figures of a rank as they are once its cell has ended."""
-    state = "idle" if vitals.state in ("running", "in collective") else vitals.state
+    """Return a rank's figures as they are once its cell has ended."""
+    state = RankActivity.IDLE if vitals.state in (RankActivity.RUNNING, RankActivity.IN_COLLECTIVE) else vitals.state
     return replace(
         vitals,
         state=state,
@@ -110,7 +44,7 @@ def _without_cell(vitals: RankVitals) -> RankVitals:
 
 
 def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
-    """Whether a rank counts from zero again."""
+    """Whether a rank's counters started again from zero, i.e. a new process reports."""
     return now.steps < before.steps or now.looks < before.looks or now.samples < before.samples
 
 
@@ -120,35 +54,38 @@ class Telemetry:
     Parameters
     ----------
     sample_s
-        Seconds between two figures of a rank, as the cluster was started with; 0 if there are none.
+        Seconds between two reports of a rank, as configured for the cluster; 0 if ranks report none.
     """
 
     def __init__(self, sample_s: float) -> None:
         self._lock = threading.Lock()
         self._sample_s = sample_s
         self._ranks: dict[int, RankFigures] = {}
-        self._ended: dict[int, int] = {}  # by rank, the cell whose end was seen before the rank's figures show it
-        self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with when it came, and from which rank
+        self._asked_to_end: set[int] = set()  # ended ranks whose process was asked to end
+        # By rank, the last cell whose end was reported before the rank's figures showed it.
+        self._ended: dict[int, int] = {}
+        self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with its arrival time and the reporting rank
         self._metrics: MetricsTable | None = None
-        self.remarks = Remarks(self)
+        self.changes = 0  # counts urgent changes: progress of loops, ends of cells and of ranks
+        self.remarks = Remarks(lambda: self.ranks)
 
     @property
     def metrics(self) -> MetricsTable:
-        """What cells logged with ``log_metrics``."""
+        """Values that cells logged with ``log_metrics``."""
         with self._lock:
             if self._metrics is None:
-                from .metrics_table import MetricsTable  # noqa: PLC0415  (numpy: only who has metrics pays for it)
+                from .metrics_table import MetricsTable  # noqa: PLC0415  (import numpy only if there are metrics)
 
                 self._metrics = MetricsTable()
             return self._metrics
 
     @property
     def has_metrics(self) -> bool:
-        """Whether anything was logged."""
+        """Whether any metric was logged."""
         return self._metrics is not None
 
     def take(self, rank: int, msg_type: str, data: bytes) -> None:
-        """Take a message of a rank's nanny, as it comes on ``FIGURES_TOPIC``."""
+        """Take a message that a rank's nanny published on ``FIGURES_TOPIC``."""
         if msg_type == METRICS:
             samples = unpack(data)
             self.metrics.add(rank, samples)
@@ -159,14 +96,38 @@ class Telemetry:
                 self._nodes[node.host] = node, time.monotonic(), rank
         elif msg_type == RankVitals.msg_type:
             self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
+        elif msg_type == LoopProgress.msg_type:
+            self._take_loop(rank, LoopProgress.from_content(json.loads(data)))
 
     def end_cell(self, rank: int) -> None:
-        """Note that a rank has ended the cell that its last figures show; the next figures may be older than that."""
+        """Record that a rank has ended the cell in its latest figures; figures that arrive next may be older."""
         with self._lock:
             figures = self._ranks.get(rank)
             if figures is not None and figures.vitals.cell is not None:
                 self._ended[rank] = figures.vitals.cell
                 figures.vitals = _without_cell(figures.vitals)
+                self.changes += 1
+
+    def _take_loop(self, rank: int, told: LoopProgress) -> None:
+        with self._lock:
+            figures = self._ranks.get(rank)
+            if figures is None or told.cell == self._ended.get(rank):
+                return
+            before = figures.vitals
+            if before.cell != told.cell:  # the cell began after the latest figures
+                before = replace(
+                    _without_cell(before),
+                    state=RankActivity.RUNNING if before.state == RankActivity.IDLE else before.state,
+                )
+            figures.vitals = replace(
+                before,
+                cell=told.cell,
+                execution_count=told.execution_count,
+                done=told.done,
+                total=told.total,
+                left_s=told.left_s,
+            )
+            self.changes += 1
 
     def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
         with self._lock:
@@ -177,49 +138,53 @@ class Telemetry:
                 figures = RankFigures(vitals, time.monotonic())
                 self._ranks[rank] = figures
             figures.vitals, figures.arrived = vitals, time.monotonic()
-            if vitals.beat_s:  # before its first beat a rank has shown nothing to compare with
+            if vitals.beat_s:  # a rank without a heartbeat so far has no figures to compare with
                 figures.history.append(vitals)
 
-    def forget(self, rank: int) -> None:
-        """Forget a rank whose process has ended."""
+    def end_rank(self, rank: int, *, expected: bool) -> None:
+        """Forget the figures of a rank whose process has ended; ``expected``: it was asked to end."""
         with self._lock:
             self._ranks.pop(rank, None)
+            (self._asked_to_end.add if expected else self._asked_to_end.discard)(rank)
+            self.changes += 1
 
     @property
     def ranks(self) -> dict[int, RankFigures]:
-        """The ranks that have told of themselves."""
+        """The figures of the ranks that have reported."""
         with self._lock:
             return dict(sorted(self._ranks.items()))
 
     @property
     def nodes(self) -> tuple[NodeVitals, ...]:
-        """The nodes that tell of themselves, in the order of their ranks; not one that fell silent."""
+        """The nodes that report, in the order of their ranks, without nodes that stopped reporting."""
         since = time.monotonic() - SILENT_SAMPLES * self._sample_s - 1.0
         with self._lock:
             nodes = sorted(self._nodes.values(), key=lambda told: told[2])
         return tuple(node for node, arrived, _ in nodes if arrived > since)
 
-    def state(self, rank: int, known: str) -> tuple[str, str]:
-        """Return a rank's state: one word of ``STATES``, and what a person reads.
+    def state(self, rank: int, known: RankState) -> tuple[RankState | RankActivity, str]:
+        """Return a rank's state, and its text for the user.
 
         Parameters
         ----------
         rank
             The rank.
         known
-            What the cluster knows: ``"idle"``, ``"running"`` or ``"dead"``. It is ahead of what the rank tells.
+            The state that the cluster has recorded, which is newer than the rank's reports.
         """
         figures = self._ranks.get(rank)
-        if known == "dead" or figures is None or not self._sample_s:
-            return known, known
+        if known is RankState.DEAD and rank in self._asked_to_end:
+            known = RankState.ENDED
+        if known in (RankState.ENDED, RankState.DEAD) or figures is None or not self._sample_s:
+            return known, known.value
         unheard_s = time.monotonic() - figures.arrived
         if unheard_s > SILENT_SAMPLES * self._sample_s + 1.0:
-            return "not responding", f"not heard of for {unheard_s:.0f} s"
+            return RankActivity.NOT_RESPONDING, f"not heard of for {unheard_s:.0f} s"
         told = figures.vitals
-        if told.state == "not responding":
-            return told.state, f"not responding for {told.silent_s:.0f} s"
-        if told.state == "stopped":
-            return "not responding", "stopped"
-        if known == "running" and told.state == "in collective":
-            return told.state, f"in {told.call} for {told.waits_s:.0f} s"
-        return known, known
+        if told.state == RankActivity.NOT_RESPONDING:
+            return RankActivity.NOT_RESPONDING, f"not responding for {told.silent_s:.0f} s"
+        if told.state == RankActivity.STOPPED:
+            return RankActivity.NOT_RESPONDING, "stopped"
+        if known is RankState.RUNNING and told.state == RankActivity.IN_COLLECTIVE:
+            return RankActivity.IN_COLLECTIVE, f"in {told.call} for {told.waits_s:.0f} s"
+        return known, known.value

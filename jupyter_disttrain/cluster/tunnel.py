@@ -1,11 +1,11 @@
-"""Reach a job's controller, and its files, by one ssh to a host of its network.
+"""Reach a job's controller, and its files, through one ssh to a host of its network.
 
-Covers: reading a job's file there, sockets of this machine that lead to the controller, a folder of this machine that
-holds the cluster's files, writing them back.
+Covers: reading a job's file there, local sockets that lead to the controller, a local folder with copies of the
+cluster's files, writing them back.
 Does not cover: what is in those files (``registry``), joining (``job``).
 
-The one ssh forwards Unix sockets, which lie in a folder of the user's own, and runs a shell on the host, through which
-files are read and written and the cluster is held: as long as the shell runs, and not longer than this process.
+The one ssh forwards Unix sockets, which are in a folder of the user, and runs a shell on the host. The shell reads and
+writes files and holds the cluster's lock: as long as it runs, and not longer than this process.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LaunchError, UsageError
+from ..job_file import JobFile, parse_job_file
 from ..messages import channel_url
+from ..protocol.time_limits import (
+    FILE_SECONDS,
+    GREETING_SECONDS,
+    SSH_CONNECT_SECONDS,
+    TUNNEL_ANSWER_SECONDS,
+    TUNNEL_BEAT_SECONDS,
+    TUNNEL_DYING_SECONDS,
+    TUNNEL_END_SECONDS,
+    TUNNEL_STALE_SECONDS,
+)
 from ..shelf import NOTEBOOK, ROOT
-from .launchers.ssh import CONNECT_SECONDS, SSH_OPTIONS
+from .launchers.ssh import SSH_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..job_file import JobFile
 
 CHANNELS = ("mux", "control", "iopub")
-# Forwards of a shared connection would outlive this process; a silent network is noticed within 15 s.
+# A shared connection's forwards would outlive this process, so it is not used. A silent network is noticed within 15 s.
 OPTIONS = (
     *("-T", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-o", "StreamLocalBindMask=0177"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
-ANSWER_SECONDS = 20.0  # for the host's shell
-GREETING_SECONDS = 10.0  # for the controller, which speaks first
-END_SECONDS = 3.0  # for ssh to send the rest
-FILE_SECONDS = 60.0  # for the job's file to be read, with the login, which a gateway may make slow
-DYING_SECONDS = 0.5  # for ssh, whose sockets close before its end can be seen
-BEAT_SECONDS = 5.0
-MOST_METRICS_BYTES = 32 << 20  # of all ranks, which are a tenth of that on their way
-STALE_SECONDS = 30  # without a beat: a notebook whose network is gone keeps no other away
-# The shell of a notebook whose network is gone knows nothing of that for hours, and would hold the lock. The number of
-# one that has ended may be another process's by now: only who has the lock's file open is ended.
+MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
+# The shell of a notebook whose network is gone does not notice that for hours, and would hold the lock. The pid of a
+# shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
 HOLD = """umask 077; cd {folder} && exec 9>>holder
 flock -n 9; code=$?
 if [ $code = 1 ]; then
@@ -63,12 +66,12 @@ if [ $code = 1 ]; then
   flock -w 1 9; code=$?
 fi
 if [ $code = 0 ]; then echo "$$ $(hostname)" > holder.shell; fi; cd; echo $code"""
-# No character that a shell would read: ssh puts the host into the commands of its configuration (ProxyCommand ... %h).
+# No character that is special to a shell: ssh inserts the host into its configured commands (ProxyCommand ... %h).
 _REMOTE = re.compile(
     r"(?P<host>(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9a-fA-F:.]+(?:%\w[\w.-]*)?\])):(?P<file>.+)\Z", re.ASCII
 )
 
-_open: dict[Path, Tunnel] = {}  # by the folder here
+_open: dict[Path, Tunnel] = {}  # by local folder
 
 
 def split(which: str) -> tuple[str, str] | None:
@@ -78,17 +81,17 @@ def split(which: str) -> tuple[str, str] | None:
 
 
 def tunnel_of(folder: Path) -> Tunnel | None:
-    """Return the tunnel whose folder here this is."""
+    """Return the open tunnel with this local folder."""
     return _open.get(folder)
 
 
 class Tunnel:
-    """One ssh, and the folder that stands here for the cluster's own; it is :attr:`folder` of :attr:`told`.
+    """One ssh, and the local folder that replaces the cluster's own: :attr:`folder`, also the profile of :attr:`told`.
 
     Raises
     ------
     UsageError
-        If the file is not there or another notebook has the ranks.
+        If the file is not there or another notebook holds the ranks.
     LaunchError
         If ssh fails.
     """
@@ -100,7 +103,7 @@ class Tunnel:
         self._read_buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._next_beat = 0.0
-        self._words = ""  # of ssh's, once it has ended
+        self._words = ""  # how ssh ended, as text
         told = self._read_file()
         self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(told.profile))
         self.folder = _make_folder(told.name)
@@ -110,26 +113,25 @@ class Tunnel:
             self._greet(told)
             self._hold()
             self._fetch()
-        except BaseException:  # an interrupt too leaves no ssh
+        except BaseException:  # also after an interrupt, no ssh stays
             self.close()
             raise
 
     @property
     def command(self) -> list[str]:
-        """The ssh, with its options, to which only a host has to be added."""
+        """The ssh command with its options, without a host."""
         return list(self._ssh)
 
     # The file
 
     def _read_file(self) -> JobFile:
-        from .job import parse  # noqa: PLC0415  (which imports this module)
-
         file = _quoted(self.file)
-        # Who wrote a file of another user's could have us run anything.
+        # The owner of a file can make us run any code, so another user's file is refused.
         script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi\n"
         try:
             done = subprocess.run(  # noqa: S603
-                [*self._ssh, "-T", self.host, "exec sh"],  # csh and fish, as login shells, would not understand it
+                # As a login shell, csh or fish would not understand the script.
+                [*self._ssh, "-T", self.host, "exec sh"],
                 input=script,
                 capture_output=True,
                 text=True,
@@ -147,8 +149,8 @@ class Tunnel:
                 f"cannot run {self._ssh[0]}: {error.strerror}; install OpenSSH's client, or name another with --ssh"
             ) from error
         if done.returncode == 0:
-            # What a login shell prints comes first; the file is one line.
-            return parse(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
+            # A login shell's output comes first; the file is one line.
+            return parse_job_file(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
         words = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
         if done.returncode == 255:  # noqa: PLR2004  (ssh's own)
             raise LaunchError(f"ssh to {self.host} failed: {words}; try: {shlex.join([*self._ssh, self.host, 'true'])}")
@@ -173,15 +175,15 @@ class Tunnel:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # an interrupt of the notebook is not for it
+            start_new_session=True,  # an interrupt of the notebook must not reach it
         )
 
     def _socket(self, told: JobFile, channel: str) -> Path:
         return self.folder / f"s-{told.connection[channel]}"
 
     def _greet(self, told: JobFile) -> None:
-        """See that the controller is at the other end: it is the first to speak."""
-        self.ask("true")  # now the forwards are there
+        """Check that the controller is at the other end: it sends first."""
+        self.ask("true")  # once this is answered, the forwards exist
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(GREETING_SECONDS)
             try:
@@ -196,12 +198,12 @@ class Tunnel:
             )
 
     def ask(self, script: str) -> str:
-        """Have the host's shell run something, and return what it prints.
+        """Run a script in the host's shell, and return its output.
 
         Raises
         ------
         LaunchError
-            If ssh has ended, or no answer comes in time.
+            If ssh has ended, or the shell does not answer within the time limit.
         """
         mark = f"disttrain-{os.urandom(8).hex()}"
         with self._lock:
@@ -222,7 +224,7 @@ class Tunnel:
     def _read_until(self, mark: bytes) -> bytes:
         assert self._process is not None
         assert self._process.stdout is not None
-        deadline = time.monotonic() + ANSWER_SECONDS + CONNECT_SECONDS
+        deadline = time.monotonic() + TUNNEL_ANSWER_SECONDS + SSH_CONNECT_SECONDS
         while mark not in self._read_buffer:
             readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             read = os.read(self._process.stdout.fileno(), 1 << 16) if readable else b""
@@ -235,11 +237,11 @@ class Tunnel:
 
     @property
     def why_ended(self) -> str:
-        """How the ssh ended, in words; empty while it runs."""
+        """How the ssh ended, as text; empty while it runs."""
         if self._process is None:
             return self._words
         try:
-            code = self._process.wait(DYING_SECONDS)
+            code = self._process.wait(TUNNEL_DYING_SECONDS)
         except subprocess.TimeoutExpired:
             return ""
         self._errors.seek(0)
@@ -251,8 +253,8 @@ class Tunnel:
     # The files
 
     def _hold(self) -> None:
-        """Take the right to send cells, there, for as long as the shell runs."""
-        answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=STALE_SECONDS)).strip()
+        """Take the right to send cells on the remote host, for as long as the shell runs."""
+        answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=TUNNEL_STALE_SECONDS)).strip()
         if answer == "1":
             raise UsageError(
                 f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "
@@ -265,17 +267,17 @@ class Tunnel:
             )
 
     def beat(self) -> None:
-        """Show, every ``BEAT_SECONDS``, that this notebook is there; called often."""
+        """Update the holder's timestamp, every ``TUNNEL_BEAT_SECONDS``; called often."""
         now = time.monotonic()
         if now < self._next_beat:
             return
-        self._next_beat = now + BEAT_SECONDS
+        self._next_beat = now + TUNNEL_BEAT_SECONDS
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 self._send(f"touch {_quoted(posixpath.join(self._profile, 'holder.shell'))}\n")
 
     def _fetch(self) -> None:
-        """Bring the files here that somebody who joins has to know."""
+        """Copy the files here that a client needs to join."""
         script = (
             f"( cd {_quoted(self._profile)} && mkdir -p -m 700 client && for f in cluster.json "
             'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; '
@@ -283,18 +285,18 @@ class Tunnel:
         )
         lines = iter(self.ask(script).splitlines())
         for name in lines:
-            # As it is there: one that can't be read is the matter of who reads it.
+            # Copied unchanged: whatever reads an invalid file reports it.
             _write_private(self.folder / posixpath.basename(name), next(lines))
 
     def bring_metrics(self, run: str, folder: Path) -> None:
-        """Bring here what the ranks have logged, or the end of it if that is much.
+        """Copy the ranks' logged metrics here, or the end of them if they are large.
 
         Raises
         ------
         LaunchError
-            If it does not come; the message is what a person should know.
+            If the copy fails; the message is meant for the user.
         """
-        # Text before it is packed: the names of files, and lines of JSON, the first of which may be cut off.
+        # The text before compression: names of files, and lines of JSON, the first of which may be cut off.
         script = (
             f'( cd {_quoted(run)} && set -- rank*.metrics.jsonl && for f; do if [ -f "$f" ]; then echo "$f"; '
             f'tail -c $(({MOST_METRICS_BYTES} / $#)) "$f"; echo; fi; done | gzip -c | base64 )'
@@ -310,9 +312,9 @@ class Tunnel:
             (folder / name).write_text(lines)
 
     def push(self, path: Path) -> None:
-        """Write a file there as it is here.
+        """Copy a local file to the remote host.
 
-        Once ssh has ended nothing is written: that the cluster is out of reach, is told by itself.
+        Nothing is written once ssh has ended: the loss of the cluster is reported elsewhere.
         """
         where = {"open_cells.json": "client/open_cells.json"}.get(path.name, path.name)
         target = posixpath.join(self._profile, where)
@@ -331,7 +333,7 @@ class Tunnel:
             self.ask(f"n=0; while [ -e {file} ] && [ $n -lt {looks} ]; do sleep 0.1; n=$((n+1)); done")
 
     def close(self) -> None:
-        """End ssh, once it has sent the rest, and remove the folder here."""
+        """End ssh, once it has sent the rest, and remove the local folder."""
         process, self._process = self._process, None
         _open.pop(self.folder, None)
         if process is not None:
@@ -339,7 +341,7 @@ class Tunnel:
             assert process.stdout is not None
             try:
                 process.stdin.close()
-                process.wait(END_SECONDS)
+                process.wait(TUNNEL_END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -351,7 +353,7 @@ class Tunnel:
 
 
 def _make_folder(name: str) -> Path:
-    """Make a folder for sockets and keys: in shared memory if there is any, under a short name."""
+    """Create a folder for sockets and keys: in shared memory if there is any, under a short name."""
     path = ROOT / f"disttrain-{name}-{os.getpid()}-{os.urandom(3).hex()}"
     try:
         path.mkdir(mode=0o700)
@@ -368,5 +370,5 @@ def _write_private(path: Path, content: str) -> None:
 
 
 def _quoted(file: str) -> str:
-    """Return a path as a remote shell takes it, where ``~/`` is the home there."""
+    """Quote a path for a remote shell, where ``~/`` is the remote home."""
     return '"$HOME"/' + shlex.quote(file[2:]) if file.startswith("~/") else shlex.quote(file)

@@ -1,7 +1,7 @@
 """Move variables between the notebook and the ranks, and compare them.
 
-Covers: push, pull, copy, diff, which rank has not, or can't send, which name.
-Does not cover: pickling (``values``), shared memory (``shelf``), what is a difference (``differences``).
+Covers: push, pull, copy, diff; errors that name the ranks where a variable is missing or can't be sent.
+Does not cover: pickling (``values``), shared memory (``shelf``), computing differences (``differences``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnserializableValueError, UsageError
-from ..messages import RANK_REQUEST
+from ..protocol.requests import Digest, Numbers, Pull, Push, RankRequest
+from ..protocol.states import RankState
 from ..ranks import label_ranks
 from ..shelf import drop, fetch, lend
-from ..values import dump_values, load_value
+from ..values import dump_values, load_from
 from .differences import compare
 from .part import Part
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse what can't be a variable's name."""
+    """Raise a UsageError for names that are not valid variable names."""
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"{name!r} is not a variable's name; give names such as lr or batch_size")
@@ -47,17 +48,17 @@ def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[
     shared = all(launch.table[rank].sees_shelf for rank in ranks)
     note, frames = lend(launch.folders.shelf_name if shared else None, buffers)
     try:
-        ask(launch, ranks, {"do": "push", "shelf": note}, [pickled, *frames])
+        ask(launch, ranks, Push(shelf=note), [pickled, *frames])
     finally:
         drop(launch.folders.shelf_name, note)
 
 
 def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Bring variables back: by rank, then by name."""
+    """Return variables of ranks: by rank, then by name."""
     values: dict[int, dict[str, Any]] = {}
     missing: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
-    for rank, reply in ask(launch, ranks, {"do": "pull", "names": list(names)}).items():
+    for rank, reply in ask(launch, ranks, Pull(names=list(names))).items():
         content = reply["content"]
         if content["status"] == "ok":
             values[rank] = load_from(rank, _taken(launch, rank, reply))
@@ -75,7 +76,7 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
 
 def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
     """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
-    reply = ask(launch, [source], {"do": "pull", "names": list(names), "whole": True})[source]
+    reply = ask(launch, [source], Pull(names=list(names), whole=True))[source]
     content = reply["content"]
     if content["status"] == "missing":
         listed = ", ".join(map(repr, content["names"]))
@@ -89,14 +90,14 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
 
 def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     """Compare a variable over ranks."""
-    told = {rank: reply["content"] for rank, reply in ask(launch, ranks, {"do": "digest", "name": name}).items()}
+    told = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
     missing = [rank for rank, content in told.items() if content["status"] == "missing"]
     if missing:
         listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
         raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
 
     def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
-        replies = ask(launch, ranks, {"do": "numbers", "name": name, "path": path, "ranks": list(some)})
+        replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
     return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
@@ -111,7 +112,7 @@ class VariableMover(Part):
         Raises
         ------
         UsageError
-            If a name isn't one.
+            If a name is not a valid variable name.
         UnserializableValueError
             If a value can't be sent; the message names it.
         """
@@ -119,12 +120,12 @@ class VariableMover(Part):
         push(*self._ready(ranks), values)
 
     def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
-        """Bring variables back: by rank, then by name.
+        """Return variables of ranks: by rank, then by name.
 
         Raises
         ------
         UsageError
-            If a name isn't one, or isn't there on a rank.
+            If a name is not valid, or a rank has no such variable.
         UnserializableValueError
             If a value can't be sent; the message names it and its ranks.
         """
@@ -138,7 +139,7 @@ class VariableMover(Part):
         Raises
         ------
         UsageError
-            If a name isn't one, or isn't there on the source.
+            If a name is not valid, or the source has no such variable.
         UnserializableValueError
             If a value can't be sent; the message names it.
         """
@@ -156,12 +157,12 @@ class VariableMover(Part):
         Returns
         -------
         Comparison
-            True if ranks differ; as text it names the first part that does, by how much and on which ranks.
+            True if ranks differ; its text names the first part that differs, by how much and on which ranks.
 
         Raises
         ------
         UsageError
-            If the name isn't one, or isn't there on a rank.
+            If the name is not valid, or a rank has no such variable.
         """
         check_names([name])
         launch, chosen = self._ready(ranks)
@@ -174,23 +175,6 @@ def _have(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def load_from(rank: int, buffers: Sequence[Any]) -> Any:
-    """Unpickle what a rank sent.
-
-    Raises
-    ------
-    UnserializableValueError
-        If the notebook can't hold it, say because its module is installed for the ranks only.
-    """
-    try:
-        return load_value(buffers[0], buffers[1:])
-    except Exception as error:
-        # Unpickling runs the value's own code, which may raise anything.
-        raise UnserializableValueError(
-            f"the value of rank {rank} can't be read in the notebook: {type(error).__name__}: {error}"
-        ) from error
-
-
 def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
     """Return the buffers of a rank's reply."""
     try:
@@ -201,7 +185,7 @@ def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
 
 
 def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
-    """Return a reply's buffers; mapping a file on the shelf now means that it can't be forgotten there."""
+    """Return a reply's buffers; mapping its shared-memory file at once ensures that the file is removed."""
     if note is None:
         return list(buffers)
     first, *rest = buffers
@@ -212,28 +196,26 @@ def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[An
 
 
 def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
-    """Return a cell's reply and its buffers; a value that can't be mapped must not cost the reply."""
+    """Return a cell's reply and its buffers; a value that can't be mapped must not lose the reply."""
     try:
         return content, off_the_shelf(folder, content.get("value", {}).get("shelf"), buffers)
     except ValueError as error:
         return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
     except FileNotFoundError:
-        reason = "it was given to the notebook that ran the cell"  # and the reply was repeated since
+        reason = "it was given to the notebook that ran the cell"  # the reply was repeated after that
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []
     except OSError as error:
         reason = f"the notebook can't map its memory ({error.strerror})"
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []
 
 
-def ask(
-    launch: Launch, ranks: Sequence[int], request: dict[str, Any], buffers: Sequence[Any] = ()
-) -> dict[int, Message]:
-    """Send one request to each rank and wait for all replies."""
+def ask(launch: Launch, ranks: Sequence[int], request: RankRequest, buffers: Sequence[Any] = ()) -> dict[int, Message]:
+    """Send a request to each rank and wait for all replies."""
     table, link = launch.table, launch.open_link
-    futures = {rank: link.request(table[rank].engine, RANK_REQUEST, request, buffers=buffers) for rank in ranks}
+    futures = {rank: link.request(table[rank].engine, request, buffers=buffers) for rank in ranks}
     try:
         replies = {rank: _wait_for(future, table[rank]) for rank, future in futures.items()}
-    except BaseException:  # mostly an interrupt: what still comes must not stay on the shelf
+    except BaseException:  # usually an interrupt: files of replies still to come must not stay in shared memory
         for future in futures.values():
             future.add_done_callback(partial(_discard, launch))
         raise
@@ -245,7 +227,7 @@ def ask(
 
 
 def _discard(launch: Launch, future: Future[Message]) -> None:
-    """Remove the file of a reply that no caller waits for any more."""
+    """Remove the shared-memory file of a reply that no caller waits for any more."""
     if future.exception() is None:
         drop(launch.folders.shelf_name, future.result()["content"].get("shelf"))
 
@@ -254,7 +236,7 @@ def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     while not done.wait(0.2):
-        if entry.state == "dead":
+        if entry.state == RankState.DEAD:
             who = f"rank {entry.info.rank} ({entry.info.host})"
             raise UsageError(f"{who} died meanwhile; what comes next says what became of it, so try again")
     return future.result()

@@ -1,4 +1,4 @@
-"""Look at a running cluster, or end it, without holding it.
+"""Inspect, interrupt or end a running cluster without holding it.
 
 Covers: what its ranks do, interrupting them, ending it.
 Does not cover: sending cells (``cluster``), which clusters there are (``registry``).
@@ -10,7 +10,8 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..messages import NANNY_REQUEST, RANK_REQUEST
+from ..protocol.requests import Interrupt, Release, Where
+from ..protocol.time_limits import VISITOR_ANSWER_SECONDS
 from ..ranks import label_ranks
 from .hang import waits_in_mpi
 from .start import Launch
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .registry import ClusterFile
-
-ANSWER_SECONDS = 1.0
 
 
 @contextmanager
@@ -34,13 +33,10 @@ def _visiting(there: ClusterFile) -> Iterator[Launch]:
 
 
 def what_ranks_do(there: ClusterFile) -> str:
-    """Return in words what the ranks do at this moment."""
+    """Return a text on what the ranks do at this moment."""
     with _visiting(there) as launch:
-        asked = {
-            entry.info.rank: launch.open_link.request(entry.engine, RANK_REQUEST, {"do": "where"}, beside=True)
-            for entry in launch.table
-        }
-        wait(asked.values(), ANSWER_SECONDS)
+        asked = {entry.info.rank: launch.open_link.request(entry.engine, Where()) for entry in launch.table}
+        wait(asked.values(), VISITOR_ANSWER_SECONDS)
         doing: dict[str, list[int]] = {}
         for rank, answer in asked.items():
             doing.setdefault(_words(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
@@ -55,26 +51,26 @@ def _words(content: dict[str, object]) -> str:
 
 
 def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
-    """Interrupt ranks of a cluster that nobody holds, and release those that wait for others in a collective.
+    """Interrupt ranks of a cluster that no process holds, and release those that wait in a collective.
 
-    Whoever attaches next has the process group formed anew.
+    The next client that attaches forms the process group again.
     """
     entries = [launch.table[rank] for rank in ranks]
     link = launch.open_link
-    asked = [link.request(entry.engine, RANK_REQUEST, {"do": "where"}, beside=True) for entry in entries]
-    wait(asked, ANSWER_SECONDS)
+    asked = [link.request(entry.engine, Where()) for entry in entries]
+    wait(asked, VISITOR_ANSWER_SECONDS)
     told = [answer.result()["content"] if answer.done() else {} for answer in asked]
     for entry, content in zip(entries, told, strict=True):
         cell = content.get("cell")
         if isinstance(cell, dict):
-            link.request(entry.nanny, NANNY_REQUEST, {"do": "interrupt", "cell": cell["request"]})
-    release = {"do": "release", "generation": launch.generation, "forced": False, "mpi": waits_in_mpi(told)}
-    wait([link.request(entry.engine, RANK_REQUEST, release, beside=True) for entry in entries], ANSWER_SECONDS)
+            link.request(entry.nanny, Interrupt(cell=cell["request"]))
+    release = Release(generation=launch.generation, forced=False, mpi=waits_in_mpi(told))
+    wait([link.request(entry.engine, release) for entry in entries], VISITOR_ANSWER_SECONDS)
 
 
 def stop(there: ClusterFile) -> None:
-    """End every process of a cluster and remove its folders, whoever holds it."""
+    """End every process of a cluster and remove its folders, whichever process holds it."""
     launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
     launch.join(visitor=True)
-    launch.folders.stop_mark.touch()  # who holds it sees ranks end, and must not replace them
+    launch.folders.stop_mark.touch()  # the holder sees ranks end, and must not replace them
     launch.stop()

@@ -1,10 +1,10 @@
-"""Look at this machine and say whether ranks can train on it (``jupyter disttrain doctor``).
+"""Check whether ranks can train on this machine (``jupyter disttrain doctor``).
 
 Covers: the order of the checks, and a check that itself fails.
 Does not cover: the checks (``versions``, ``gpus``, ``ranks``, ``machine``, ``jupyter``), how findings are shown
 (``report``).
 
-torch and mpi4py are looked at in processes of their own: as in a notebook, this process never imports them.
+torch and mpi4py are checked in processes of their own: as in a notebook, this process never imports them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CHECKS", "Check", "Finding", "examine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One group of findings, looked for together."""
+    """One group of findings."""
 
     group: str
     find: Callable[[], Iterable[Finding]]
@@ -35,18 +35,18 @@ CHECKS = (
     Check(group="GPUs", find=gpus.find),
     Check(group="machine", find=machine.find),
     Check(group="Jupyter", find=jupyter.find),
-    Check(group="ranks", find=ranks.find),  # last: it takes longest
+    Check(group="ranks", find=ranks.find),  # last, as it takes longest
 )
 
 
 def examine(check: Check) -> Iterator[Finding]:
-    """Yield what a check finds, as it finds it.
+    """Yield the findings of a check as they are made.
 
     A check that fails by itself becomes an error, so that one broken part of a machine never hides the others.
     """
     try:
         yield from check.find()
-    except Exception as failure:  # noqa: BLE001  (whatever it was, it is a finding)
+    except Exception as failure:  # noqa: BLE001  (any failure is a finding)
         place = traceback.extract_tb(failure.__traceback__)[-1]
         yield error(
             check.group,

@@ -1,4 +1,4 @@
-"""What a check has to say.
+"""Define the findings of a check.
 
 Covers: :class:`Finding` and the three ways to make one.
 Does not cover: how findings are shown (``report``).
@@ -14,7 +14,7 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at, and what to do about it.
+    """The result for one checked item, and its remedy.
 
     ``warning``: ranks run, but something will be slower or missing. ``error``: ranks don't run.
     """
@@ -22,19 +22,19 @@ class Finding:
     status: Status
     subject: str  # "torch", "shared memory"
     text: str  # one line: the version, the figure, or what is wrong
-    remedy: str | None = None  # one line; None where nothing is to be done
+    remedy: str | None = None  # one line; None if there is nothing to do
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Say that something is as it should be."""
+    """Return a finding that something is as it should be."""
     return Finding(status="ok", subject=subject, text=text)
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
-    """Say that something will be slower or missing, and what to do about it."""
+    """Return a finding that something will be slower or missing, with the remedy."""
     return Finding(status="warning", subject=subject, text=text, remedy=remedy)
 
 
 def error(subject: str, text: str, remedy: str) -> Finding:
-    """Say that ranks won't run, and what to do about it."""
+    """Return a finding that ranks won't run, with the remedy."""
     return Finding(status="error", subject=subject, text=text, remedy=remedy)

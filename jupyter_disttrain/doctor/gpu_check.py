@@ -1,17 +1,19 @@
-"""Try the session on the GPUs of this machine (``jupyter disttrain gpu-check``).
+"""Check sessions on the GPUs of this machine (``jupyter disttrain gpu-check``).
 
-Covers: which ranks there are, running the checks one after another, the table.
+Covers: the number of ranks, running the checks one after another, the table of results.
 Does not cover: the checks (``gpu_checks``).
 
-With one GPU several ranks share it over NCCL: NCCL_HOSTID makes each a host of its own, so that NCCL talks by sockets,
-as it does between hosts. ``--device cpu`` runs the same checks on the CPU with Gloo, as far as they need no GPU: it
-shows that the checks run, and nothing of GPUs.
+With one GPU several ranks share it over NCCL: NCCL_HOSTID makes each a host of its own, so that NCCL communicates
+through sockets, as it does between hosts. ``--device cpu`` runs the checks that need no GPU on the CPU with Gloo: this
+tests the checks, not the GPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import textwrap
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,23 +21,24 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..cluster.devices import visible_gpus
 from ..framework_variables import HOST_ID
 from . import probe
-from .gpu_checks import CHECKS, Bench, NeedsGpuError
+from .gpu_bench import Bench, NeedsGpuError
+from .gpu_checks import CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from jupyter_disttrain import Cluster
 
-NO_GPU = 2  # the exit status where there is nothing to check
-ON_ONE_GPU = 4  # ranks
+NO_GPU = 2  # exit status if there is nothing to check
+ON_ONE_GPU = 4  # number of ranks
 MOST = 8
-DETAIL_CHARACTERS = 160
+LEAST_COLUMNS = 60
 ALONE = {HOST_ID: "rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one check."""
+    """Result of one check."""
 
     check: str
     result: str  # "ok", "failed", "skipped"
@@ -57,7 +60,7 @@ def run(
     only
         Names of checks; empty: all.
     long
-        Watch ranks that were freed for ten minutes each, in which torch's watchdogs could end them.
+        Watch released ranks for ten minutes each, in which torch's watchdogs could end them.
     """
     unknown = [name for name in only if name not in CHECKS]
     if unknown:
@@ -103,7 +106,7 @@ def why_not(device: str) -> str:
 
 @contextlib.contextmanager
 def _environment(device: str) -> Iterator[None]:
-    """Set what lets ranks share one GPU over NCCL, unless the user has set it."""
+    """Set the variables with which ranks share one GPU over NCCL, unless the user has set them."""
     is_alone = device != "cpu" and len(visible_gpus()) == 1
     added = {name: value for name, value in ALONE.items() if is_alone and name not in os.environ}
     os.environ.update(added)
@@ -115,8 +118,8 @@ def _environment(device: str) -> Iterator[None]:
 
 
 def _starter(device: str, ranks: int | None) -> Callable[..., Cluster]:
-    """Return what starts the ranks; options of one check come on top."""
-    from jupyter_disttrain import Cluster  # noqa: PLC0415  (brings ipyparallel)
+    """Return a function that starts the ranks; its arguments override the default options."""
+    from jupyter_disttrain import Cluster  # noqa: PLC0415  (imports ipyparallel)
 
     if device == "cpu":
         options: dict[str, Any] = {"n": ranks or 3, "backend": "gloo"}
@@ -144,14 +147,13 @@ def _try(name: str, check: Callable[[Bench], str], bench: Bench) -> Outcome:
         result, detail = "ok", check(bench)
     except NeedsGpuError as reason:
         result, detail = "skipped", str(reason)
-    except Exception as error:  # noqa: BLE001  (whatever it was, it is what came of the check)
+    except Exception as error:  # noqa: BLE001  (any error is the result of the check)
         result, detail = "failed", f"{type(error).__name__}: {error}"
-        bench.close()  # the next one begins with new ranks
+        bench.close()  # the next check starts new ranks
     return Outcome(check=name, result=result, seconds=time.monotonic() - began, detail=" ".join(detail.split()))
 
 
 def _line(outcome: Outcome) -> str:
-    detail = outcome.detail
-    if outcome.result != "failed" and len(detail) > DETAIL_CHARACTERS:
-        detail = f"{detail[:DETAIL_CHARACTERS]}…"
-    return f"{outcome.check:<20} {outcome.result:<8} {outcome.seconds:6.1f} s  {detail}\n"
+    line = f"{outcome.check:<17} {outcome.result:<7} {outcome.seconds:5.0f} s  {outcome.detail}"
+    columns = max(LEAST_COLUMNS, shutil.get_terminal_size().columns)
+    return textwrap.fill(line, columns, subsequent_indent=" " * (len(line) - len(outcome.detail))) + "\n"

@@ -1,4 +1,4 @@
-"""The GPUs, their driver, and whether this torch can use them.
+"""Check the GPUs, their driver, and whether this torch can use them.
 
 Covers: NVIDIA GPUs through NVML, MIG; the CUDA build of torch; NCCL; accelerators that are not supported.
 Does not cover: whether a collective over them works (``ranks``).
@@ -23,7 +23,7 @@ _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_
 
 
 def find() -> Iterator[Finding]:
-    """Yield the GPUs and the driver, then how torch sees them."""
+    """Yield the GPUs and the driver, then what torch detects."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as failure:
@@ -61,16 +61,16 @@ def _has_mig(index: int) -> bool:
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError:
-        return False  # a GPU, or a driver, without it
+        return False  # the GPU or the driver does not support MIG
     return bool(current)
 
 
 def _other_accelerators() -> Iterator[Finding]:
-    """Name what torch was built for beside CUDA: ranks leave it idle."""
+    """Yield a warning for an accelerator other than CUDA that torch was built for: ranks leave it idle."""
     try:
         accelerator = probe.ask_torch()["accelerator"]
     except probe.ProbeError:
-        return  # which the check of versions reports
+        return  # the check of versions reports this
     if accelerator not in ("CPU", "") and not accelerator.startswith("CUDA"):
         yield warning(
             "accelerator",

@@ -1,4 +1,4 @@
-"""Whether Jupyter finds this package's extensions.
+"""Check that Jupyter finds this package's extensions.
 
 Covers: the JupyterLab extension: installed, and not disabled.
 Does not cover: JupyterLab's version (``versions``), whether the extension works in a browser (the browser tests).
@@ -22,7 +22,7 @@ LABEXTENSION = "jupyter-disttrain"
 
 
 def find() -> Iterator[Finding]:
-    """Yield the state of the JupyterLab extension, where there is a JupyterLab."""
+    """Yield the state of the JupyterLab extension, if JupyterLab is installed."""
     if installed("jupyterlab") is None:
         return
     yield _labextension()
@@ -45,13 +45,16 @@ def _labextension() -> Finding:
 
 
 def _is_disabled() -> bool:
-    """Read what ``jupyter labextension disable`` wrote; the first folder that says something wins, as in JupyterLab."""
+    """Read the output of ``jupyter labextension disable``.
+
+    As in JupyterLab, the first folder with an entry for the extension wins.
+    """
     folders = [Path(path, "labconfig") for path in jupyter_config_path()]
     for file in (folder / "page_config.json" for folder in folders):
         if not file.is_file():
             continue
         disabled = json.loads(file.read_text(encoding="utf-8")).get("disabledExtensions", {})
-        if isinstance(disabled, list):  # as older versions wrote it
+        if isinstance(disabled, list):  # format of older versions
             disabled = dict.fromkeys(disabled, True)
         if LABEXTENSION in disabled:
             return bool(disabled[LABEXTENSION])

@@ -1,6 +1,6 @@
-"""What the operating system grants the ranks.
+"""Check the resources that the operating system gives the ranks.
 
-Covers: shared memory, limits, loopback and the host's name, room for logs.
+Covers: shared memory, limits, loopback and the host's name, disk space for logs.
 Does not cover: other hosts.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MIB, _GIB = 2**20, 2**30
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it)
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (Linux's location)
 SHARED_MEMORY_MIN_BYTES = _GIB
 SHARED_MEMORY_PER_RANK_MIN_BYTES = 64 * _MIB
 OPEN_FILES_MIN = 1024

@@ -1,7 +1,7 @@
-"""Ask another Python process, and read its answer.
+"""Run another Python process or command, and read its output.
 
-Covers: running a few lines that answer with JSON; a command that fails, hangs or isn't there.
-Does not cover: what is asked (``versions``, ``gpus``, ``ranks``).
+Covers: running a few lines that print JSON; a command that fails, hangs or does not exist.
+Does not cover: the code that is run (``versions``, ``gpus``, ``ranks``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import PROBE_GRACE_SECONDS, TIMEOUT_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TIMEOUT_S = 60.0
-GRACE_S = 5.0
 
 _TORCH = """
 import json, torch, torch.distributed as dist
@@ -37,11 +37,13 @@ print(json.dumps({
 
 
 class ProbeError(Exception):
-    """A command failed; the message is its last line on stderr, or says how it ended."""
+    """A command failed; the message is its last line on stderr, or how it ended."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """Run a command and return what it printed.
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_SECONDS
+) -> str:
+    """Run a command and return its output.
 
     Raises
     ------
@@ -49,7 +51,7 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None, ti
         If it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
     """
     try:
-        process = subprocess.Popen(  # noqa: S603  (commands of our own, never a shell)
+        process = subprocess.Popen(  # noqa: S603  (only our own commands, never a shell)
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -75,29 +77,29 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None, ti
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()  # mpiexec then ends its processes, which left its process group
+    process.terminate()  # mpiexec then ends its processes, which are in other process groups
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=GRACE_S)
+        process.communicate(timeout=PROBE_GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something: of a traceback, the error.
+    """Return the last line with a letter or digit: of a traceback, the error.
 
-    Lines of dashes, as mpiexec draws them, say nothing.
+    Lines of dashes, as mpiexec prints them, are skipped.
     """
     lines = [line.strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if any(char.isalnum() for char in line)), "")
 
 
 def ask_python(code: str) -> Any:
-    """Run lines in a fresh interpreter of this environment and return the JSON they print last."""
+    """Run code in a fresh interpreter of this environment and return the JSON it prints last."""
     return json.loads(last_line(run([sys.executable, "-c", code])))
 
 
 @functools.cache
 def ask_torch() -> dict[str, Any]:
-    """Return what torch was built with and what it finds; asked once, since importing torch takes seconds."""
+    """Return torch's build and the devices it finds; cached, since importing torch takes seconds."""
     answer: dict[str, Any] = ask_python(_TORCH)
     return answer

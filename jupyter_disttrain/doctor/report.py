@@ -1,7 +1,7 @@
-"""Show the findings.
+"""Print the findings.
 
-Covers: text for people, with colour on a terminal only; JSON for machines; the exit status.
-Does not cover: finding them (``doctor``).
+Covers: text, with colour on a terminal only; JSON; the exit status.
+Does not cover: making them (``doctor``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WIDTH = max(map(len, _COLOURS))
 
 
 def write_text(stream: TextIO) -> int:
-    """Write each finding as it is found, then the sum; return the exit status: 1 where one is an error."""
+    """Write each finding when it is made, then a summary; return the exit status: 1 if any is an error."""
     paint = _is_colourful(stream)
     statuses: list[Status] = []
     for check in CHECKS:
@@ -37,7 +37,7 @@ def write_text(stream: TextIO) -> int:
 
 
 def write_json(stream: TextIO) -> int:
-    """Write all findings as one JSON object; return the exit status: 1 where one is an error.
+    """Write all findings as one JSON object; return the exit status: 1 if any is an error.
 
     ``{"status": "warning", "findings": [{"group": ..., "status": ..., "subject": ..., "text": ..., "remedy": ...}]}``;
     the first status is the worst of all.
@@ -51,7 +51,7 @@ def write_json(stream: TextIO) -> int:
 
 
 def _as_text(finding: Finding, *, paint: bool) -> str:
-    # Words and ASCII only: they are read in any locale, and colour is never the only sign.
+    # Plain ASCII is readable in any locale, and colour is never the only sign.
     word = finding.status.ljust(_WIDTH)
     if paint:
         word = f"{_COLOURS[finding.status]}{word}{_RESET}"

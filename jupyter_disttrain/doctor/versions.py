@@ -1,6 +1,6 @@
-"""What is installed here, and whether it loads.
+"""Check what is installed here, and whether it loads.
 
-Covers: Python, this package, the packages it stands on, the MPI library.
+Covers: Python, this package, its main dependencies, the MPI library.
 Does not cover: whether they work together (``ranks``).
 """
 
@@ -37,7 +37,7 @@ def find() -> Iterator[Finding]:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed package, read from its metadata and without an import."""
+    """Return the version of an installed package from its metadata, without an import."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,8 +1,11 @@
-"""Start ranks: ``python -m jupyter_disttrain.engine``, as a launcher calls it once per rank, or once per host.
+"""Start ranks: ``python -m jupyter_disttrain.engine``, which a launcher runs once per rank or once per host.
 
-This process becomes the nanny and its child the rank. What both need is imported before the fork, so that its memory is
-shared; torch and MPI are imported after it, by the rank alone. With ``--ranks N`` this process forks N nannies first
-and stays until they have ended. With ``--join FILE`` the processes of any job become ranks that a notebook joins; see
+Covers: the forks that make the nanny and the rank, the process that waits for all nannies of a host.
+Does not cover: reading the arguments (``setup``), the rank itself (``app``), the nanny itself (``nanny``).
+
+This process becomes the nanny; its child is the rank. Modules that both need are imported before the fork, so that they
+share the memory. Only the rank imports torch and MPI, after the fork. With ``--ranks N`` this process forks N nannies
+and waits until they have exited. With ``--join FILE`` the processes of any job become ranks that a notebook joins. See
 ``setup`` for the other arguments.
 """
 
@@ -14,19 +17,19 @@ import signal
 import sys
 from typing import Any
 
-END_SECONDS = 4  # for nannies to end, who give their ranks 3 s; ipyparallel kills this process after 5
+from ..protocol.time_limits import HOST_PARENT_END_SECONDS
 
 
 def _leave_out_debugger() -> None:
-    """Import ipykernel without debugpy, which no front end can reach on a rank: 8 MB and 0.1 s of every rank."""
-    sys.modules["debugpy"] = None  # type: ignore[assignment]  # what makes an import fail
+    """Import ipykernel without debugpy, which no front end can reach on a rank; saves 8 MB and 0.1 s per rank."""
+    sys.modules["debugpy"] = None  # type: ignore[assignment]  # makes the import fail
     import ipykernel.debugger  # noqa: F401, PLC0415
 
     del sys.modules["debugpy"]  # a cell may import it
 
 
 def _word_an_error() -> None:
-    """Have IPython import what it needs to word an error: else each rank would at its first, 40 ms of a core."""
+    """Import what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core."""
     from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
 
     try:
@@ -36,8 +39,8 @@ def _word_an_error() -> None:
 
 
 def main() -> None:
-    """Fork; the parent looks after the child."""
-    from .setup import enter, read_arguments  # noqa: PLC0415  (nothing may be imported that reads the environment)
+    """Fork the rank; its parent becomes the nanny."""
+    from .setup import enter, read_arguments  # noqa: PLC0415  (no import before it may read the environment)
 
     setup = read_arguments(sys.argv[1:])
     keeper = None
@@ -47,7 +50,7 @@ def main() -> None:
         keeper = join(setup)
     enter(setup)
     _leave_out_debugger()
-    from . import app, nanny  # noqa: F401, PLC0415  (imported before the fork, and not by a mere import of this module)
+    from . import app, nanny  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
 
     if setup.ranks > 1:
         _word_an_error()
@@ -71,16 +74,16 @@ def _fork_nanny() -> int:
 
 
 def _stay_with(nannies: list[int]) -> None:
-    """Wait for all nannies: who started this process sees by it whether ranks run here.
+    """Wait for all nannies: the launcher takes this process's exit as the end of the host's ranks.
 
-    It outlives its connection to who started it, because ranks end with their cluster and not with an ssh client.
-    Asked to end it has the nannies end their ranks, and kills those that don't before it would be killed itself.
+    SIGHUP is ignored, because ranks end with their cluster and not with an ssh client. On SIGTERM, send SIGTERM to the
+    nannies, which end their ranks, and kill the remaining nannies before this process would be killed itself.
     """
 
     def pass_on(number: int, _frame: Any) -> None:
         for pid in nannies:
             os.kill(pid, signal.SIGKILL if number == signal.SIGALRM else signal.SIGTERM)
-        signal.alarm(END_SECONDS)
+        signal.alarm(HOST_PARENT_END_SECONDS)
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,23 +91,24 @@ def _stay_with(nannies: list[int]) -> None:
     signal.signal(signal.SIGALRM, pass_on)
     while nannies:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        assert ended is not None  # without WNOHANG it waits
-        if ended.si_pid in nannies:  # a shell that became this process may have left us others
-            nannies.remove(ended.si_pid)  # before its number is free: a signal must not hit who gets that next
+        assert ended is not None  # waitid blocks without WNOHANG
+        if ended.si_pid in nannies:  # there may be other children, from a shell that exec'ed this process
+            nannies.remove(ended.si_pid)  # before the pid can be reused: pass_on must not signal another process
         os.waitpid(ended.si_pid, 0)
 
 
 def _become_nanny() -> None:
     from ..errors import LaunchError  # noqa: PLC0415
+    from ..protocol.environment import CONNECTION_FILE  # noqa: PLC0415
     from .app import run_rank  # noqa: PLC0415
-    from .connection import CONNECTION_FILE, Connection  # noqa: PLC0415
+    from .connection import Connection  # noqa: PLC0415
     from .family import die_with_parent  # noqa: PLC0415
     from .host_folder import HostFolder  # noqa: PLC0415
     from .nanny import Nanny  # noqa: PLC0415
     from .setup import leave_word  # noqa: PLC0415
     from .wire import Wire  # noqa: PLC0415
 
-    os.environ.pop("PYTHONSAFEPATH", None)  # it was for this process; what the user starts is the user's
+    os.environ.pop("PYTHONSAFEPATH", None)  # meant for this process only, not for programs that the user starts
     try:
         folder = HostFolder()
     except LaunchError as error:
@@ -114,8 +118,8 @@ def _become_nanny() -> None:
     pid = os.fork()
     if pid == 0:
         die_with_parent()
-        # Linux shares the cores among sessions first (sched_autogroup). Ranks that were all in mpiexec's would often
-        # share one core: a training loop took 20 % longer on two cores.
+        # Linux divides CPU time between sessions first (sched_autogroup). Ranks in mpiexec's session would often share
+        # one core: a training loop took 20 % longer on two cores.
         os.setsid()
         wire = wire.become_rank()
         folder.forget()

@@ -1,7 +1,7 @@
-"""The rank's process: ipyparallel's engine, with our kernel and our wire.
+"""Run a rank's process: ipyparallel's engine with our kernel and our channel to the nanny.
 
-Covers: imports in the right order, sockets, registration, saying hello, ending.
-Does not cover: being told who it is (``bootstrap``), running cells (``kernel``).
+Covers: the order of imports, sockets, registration, the hello message, exit.
+Does not cover: the rank's identity (``bootstrap``), running cells (``kernel``).
 """
 
 from __future__ import annotations
@@ -37,47 +37,54 @@ from zmq.eventloop.zmqstream import ZMQStream
 from ..framework_variables import accelerator_of
 from ..job_file import can_end_calls
 from ..messages import RankHello, encrypt, is_ipv6
-from .bootstrap import Bootstrap
-from .cell_threads import watch_threads
-from .connection import (
-    CLIENT_IDENTITY,
+from ..protocol.environment import (
+    CLIENT,
     CONNECTION_FILE,
+    HOST,
     LAUNCH_RANK,
     LAUNCHER,
     LOCAL_DIR,
     MPI_HEALS,
+    NETWORK,
     PROFILE_DIR,
     WITHOUT_TORCH,
-    Connection,
 )
+from ..protocol.time_limits import FINALIZE_SECONDS
+from ..rank_sessions import boot_id
+from .bootstrap import Bootstrap
+from .cell_threads import watch_threads
+from .connection import Connection
 from .crash_reports import begin_reports
+from .error_chain import linked, walk
 from .escapes import escaping
 from .hellos import Hellos
 from .kernel import RankKernel, ignore_signal
 from .loopback import hide_listeners, is_held_to
 from .mpi_world import finalize, join_starters
 from .on_import import on_import
-from .process_group import RendezvousError
+from .pmix import outlive_mpiexec
 from .publisher import Publisher
 from .rank_exit import RankExit
-from .setup import HOST, NETWORK
+from .replacing import note_frozen
 from .shell import RankProfile
+from .store import RendezvousError
 from .streams import Descriptors, Turns, flush_all, open_streams
+from .tracebacks import is_of_user, plain_lines
 from .user_profile import ProfileApp, UserProfile
-from .wire import IDENTITY, RankEnd, Wire, reserve_descriptors
+from .wire import IDENTITY, RankEnd, ReservedDescriptors, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from traitlets.config import Config
 
-FINALIZE_SECONDS = 2.7  # after a rank was asked to end; less than a nanny's patience
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+    from .shell import RankShell
+
 MUX_IDENTITY = b"mux_out"  # the name of the controller's socket that routes to engines
 
 
 class RankEngine(IPEngine):
-    """An ipyparallel engine that belongs to a nanny and is told its rank."""
+    """An ipyparallel engine whose parent is a nanny and whose rank the client assigns."""
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
@@ -88,9 +95,9 @@ class RankEngine(IPEngine):
         hello: RankHello,
         connection: Connection,
         profile: UserProfile,
-        reserved: list[int],
+        reserved: ReservedDescriptors,
     ) -> None:
-        """Take what :func:`run_rank` prepared."""
+        """Set what :func:`run_rank` has prepared."""
         self._turns = turns
         self._descriptors, self._reserved = Descriptors(wire), reserved
         self._rank_end = RankEnd(wire)
@@ -98,11 +105,11 @@ class RankEngine(IPEngine):
         self._connection = connection
         self._profile = profile
         self._hellos = Hellos()
-        self.session.metadata = {"engine": self.ident}  # on every message: whose it is
+        self.session.metadata = {"engine": self.ident}  # identifies the sender of every message
         self.session.pack = escaping(self.session.pack)
 
     async def complete_registration(self, msg: list[bytes], *_tunnels: Any) -> None:
-        """Open the channels, start the kernel and keep saying hello until the client answers."""
+        """Open the channels, start the kernel and send hello until the client replies."""
         _, frames = self.session.feed_identities(msg)
         content = self.session.deserialize(frames)["content"]
         self.id = content["id"]
@@ -116,7 +123,7 @@ class RankEngine(IPEngine):
         self._say_hello()
 
     def _start_heart(self) -> None:
-        """Answer the controller's heartbeats, in a thread of the heart's own."""
+        """Reply to the controller's heartbeats, in a thread of their own."""
         info = self._connection.info
         keys = {name: getattr(self, name) for name in ("curve_serverkey", "curve_publickey", "curve_secretkey")}
         urls = [self._connection.url(name) for name in ("hb_ping", "hb_pong")]
@@ -150,53 +157,58 @@ class RankEngine(IPEngine):
             control_stream=ZMQStream(self.control_socket, control_thread.io_loop),
             shell_stream=ZMQStream(self.shell_socket),
         )
-        # Libraries ask for this singleton to find out that they run in a Jupyter kernel.
+        # Libraries use this singleton to detect that they run in a Jupyter kernel.
         app = ProfileApp(parent=self, shell=kernel.shell, kernel=kernel, log=self.log)  # type: ignore[no-untyped-call]
         IPKernelApp._instance = app  # type: ignore[assignment]  # noqa: SLF001
-        global _exit  # noqa: PLW0603  (of this process)
-        atexit.unregister(kernel.shell.atexit_operations)  # it deletes variables, and some would wait for other ranks
+        global _exit  # noqa: PLW0603  (one per process)
+        atexit.unregister(kernel.shell.atexit_operations)  # deletes variables, some of which would wait for other ranks
         _exit = RankExit()
         bootstrap = Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
-        bootstrap.begin_session = lambda: self._profile.run(app, kernel.shell)
+        bootstrap.begin_session = functools.partial(self._run_profile, app, kernel.shell)
         kernel.take_charge(bootstrap, publisher, self._descriptors, self._reserved)
         return kernel
+
+    def _run_profile(self, app: ProfileApp, shell: RankShell) -> list[str]:
+        with self._reserved.freed(), self._turns.muted():  # its output is not shown, as in an ordinary kernel
+            return self._profile.run(app, shell)
 
     def _say_hello(self) -> None:
         if self._hellos.is_known:
             return
         if self._hellos.is_due():
-            client = os.environ[CLIENT_IDENTITY].encode()
+            client = os.environ[CLIENT].encode()
             content = self._hello.to_content() | {"engine": self.ident}
-            # Through the stream: sending on its socket would take the event that tells it of an arrived request.
+            # Through the stream: sending on its socket would consume the event that signals an arrived request.
             stream = self.kernel.shell_stream
             self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
         self.loop.call_later(max(0.0, self._hellos.next_at - time.monotonic()), self._say_hello)
 
     def init_signal(self) -> None:
-        """SIGINT means something only while a cell runs; SIGTERM ends the process."""
+        """Ignore SIGINT, which only has an effect while a cell runs; let SIGTERM end the process."""
         signal.signal(signal.SIGINT, ignore_signal)
         signal.signal(signal.SIGTERM, _end)
 
 
-_exit: RankExit | None = None  # None until the rank's kernel is there
+_exit: RankExit | None = None  # None until the rank's kernel exists
 
 
 def _end(number: int, _frame: Any) -> None:
-    signal.signal(signal.SIGTERM, ignore_signal)  # it ends already; a launcher may ask, too
+    signal.signal(signal.SIGTERM, ignore_signal)  # already ending; a launcher may send SIGTERM as well
     signal.signal(signal.SIGINT, ignore_signal)
     began = time.monotonic()
     _flush()
     if _exit is not None:
         try:
             _exit.run()
-        except BaseException:  # noqa: BLE001  (of the user's code; the process ends all the same)
+        except BaseException:  # noqa: BLE001  (from the user's exit handlers; the process ends all the same)
             traceback.print_exc()
         flush_all(sys.stdout, sys.stderr)
-    # Neither MPI_Finalize nor a process group's destruction: both wait for ranks that may be gone or stuck. Only an
-    # mpirun of somebody else's takes a rank that ends without it for a failure of the whole job.
+    # Neither finalize MPI nor destroy the process group: both wait for ranks that may have exited or hang. The
+    # exception is a job that was started by the user's own mpirun, which treats a rank that exits without
+    # MPI_Finalize as a failure of the whole job.
     if os.environ.get(LAUNCH_RANK):
         finalize(FINALIZE_SECONDS - (time.monotonic() - began))
-    # The signal's own effect: a rank that somebody else ends is told of as what it is.
+    # Die of the signal itself, so that a rank that was ended from outside is reported with that signal.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
@@ -207,7 +219,7 @@ def _flush() -> None:
 
 
 def _free_children_of_end() -> None:
-    """Let SIGTERM end a forked child as it ends a script's, e.g. by ``Process.terminate()``, however early it comes."""
+    """Let SIGTERM, e.g. ``Process.terminate()``, end a forked child as in a script, even right after the fork."""
     mask = threading.local()
 
     def hold() -> None:
@@ -225,10 +237,10 @@ def _free_children_of_end() -> None:
 
 
 def _place_temporary_files() -> None:
-    """Have multiprocessing make its sockets in the cluster's folder, and TensorFlow the code that it generates.
+    """Put multiprocessing's sockets and TensorFlow's generated code into the cluster's folder.
 
-    A rank, its DataLoaders' workers and its pools may be ended by a signal, and then nobody would remove what they made
-    in a folder of their own; this one goes with the cluster.
+    A signal may end a rank, its DataLoader workers and its pools, which then leave their temporary files behind. The
+    cluster's folder is removed with the cluster.
     """
     folder = os.environ.get(LOCAL_DIR)
     if not folder or not Path(folder).is_dir():
@@ -237,14 +249,15 @@ def _place_temporary_files() -> None:
 
     def place_code(module: Any) -> None:
         named = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
-        module.tempfile = SimpleNamespace(NamedTemporaryFile=named)  # all that it takes of tempfile
+        module.tempfile = SimpleNamespace(NamedTemporaryFile=named)  # the only name of tempfile that it uses
 
     on_import("tensorflow.python.autograph.pyct.loader", place_code)
 
 
 def run_rank(wire: Wire) -> None:
-    """Be a rank; returns never."""
-    reserved = reserve_descriptors()
+    """Run a rank in this process; never returns."""
+    note_frozen()
+    reserved = ReservedDescriptors()
     turns = Turns(wire)
     stdout, stderr = open_streams(turns)
     watch_threads()
@@ -255,7 +268,7 @@ def run_rank(wire: Wire) -> None:
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
     _place_temporary_files()
-    # IPython's advice after sys.exit(), which would be wrong here.
+    # IPython's advice after sys.exit(), which does not apply to a rank.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]
     sys.path.insert(0, "")
@@ -263,44 +276,62 @@ def run_rank(wire: Wire) -> None:
     connection = Connection.wait(os.environ[CONNECTION_FILE])
     profile = UserProfile()
     engine = RankEngine.instance(config=_config(profile.config), log_level=logging.ERROR)
-    # Its handler has a level too, but there records are made only to be dropped.
+    # The level of its handler alone would still have records made, only to drop them.
     engine.log.setLevel(logging.ERROR)
-    # The files that cells are compiled from get one name on all ranks, so that warnings which name them are alike.
+    # Give the files that cells are compiled from the same names on all ranks, so that warnings with them are equal.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
-    # Our addresses need no such look, which relies on assertions; PYTHONOPTIMIZE leaves these out.
+    # Our addresses need no disambiguation, which relies on assertions that PYTHONOPTIMIZE removes.
     ipyparallel.engine.app.disambiguate_url = lambda url, _location=None: url
     engine.connection_info = connection.info
     engine.registration_url = connection.url("registration")
     if is_ipv6(connection.info):
         engine.context.set(zmq.IPV6, 1)
-    encrypt(engine, connection.info)  # it has traits of the same names as sockets have options
+    encrypt(engine, connection.info)  # the engine's traits have the names of the socket options
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
     engine.attach(wire, turns, hello, connection, profile, reserved)
-    engine.start()
+    _serve(engine)
     sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
     _flush()
     os._exit(os.EX_SOFTWARE)
 
 
+def _serve(engine: RankEngine) -> None:
+    """Run the event loop; continue if a signal handler set by a cell raises while no cell runs."""
+    run: Callable[[], Any] = functools.partial(engine.loop.run_sync, engine._start)  # noqa: SLF001
+    while True:
+        try:
+            run()
+        except (Exception, KeyboardInterrupt) as error:
+            if _exit is None:
+                raise  # the kernel was not started yet
+            frames = [trace for trace in walk(error.__traceback__) if is_of_user(trace.tb_frame.f_code.co_filename)]
+            error.__traceback__ = linked(frames)
+            lines = plain_lines(error, engine.kernel.shell)
+            sys.stderr.write("\n".join(["a signal handler raised this while no cell ran:", *lines, ""]))
+            run = engine.loop.start
+        else:
+            return
+
+
 def _number(connection: Connection) -> int:
-    """Return a number that the ranks of one cluster share, in place of the process's."""
+    """Return a number that all ranks of a cluster share, used in place of the pid."""
     return int(hashlib.sha256(connection.key).hexdigest()[:8], 16)
 
 
 def _config(config: Config) -> Config:
-    """Return the user's configuration with what a rank needs."""
+    """Return the user's configuration with a rank's settings added."""
     config.IPEngine.enable_nanny = False
     config.IPEngine.timeout = 60.0
     config.HistoryManager.enabled = False
     config.InteractiveShell.separate_in = ""
-    config.IPKernelApp.setdefault("ignore_cwd", False)  # libraries look for this section to tell a kernel
+    config.IPKernelApp.setdefault("ignore_cwd", False)  # libraries detect a kernel by this section
     return config
 
 
 def _prepare() -> RankHello:
-    """Import MPI before torch, so that it owns MPI's start, and say what was found."""
+    """Import mpi4py before torch, so that mpi4py initializes MPI; return the hello message with what was found."""
     mpi = torch_version = failure = None
     accelerator = ""
     cuda_devices = 0
@@ -325,7 +356,7 @@ def _prepare() -> RankHello:
         launch_rank=_launch_rank(),
         launcher=os.environ[LAUNCHER],
         launch_host=os.environ.get(HOST, ""),
-        boot=_boot(),
+        boot=boot_id(),
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         mpi=mpi,
         torch=torch_version,
@@ -339,16 +370,16 @@ def _launch_rank() -> int | None:
     if os.environ.get(LAUNCH_RANK):
         return int(os.environ[LAUNCH_RANK])
     if os.environ[LAUNCHER] != "mpi":
-        return None  # such variables are of the job that Jupyter itself runs in, and say the same to every rank
+        return None  # such variables belong to the job that Jupyter itself runs in and are equal on every rank
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
 
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: str) -> Iterator[None]:
-    """Have MPI put its files where they go with the cluster: without its mpiexec it begins a job of its own.
+    """Have MPI put its files where they are removed with the cluster: without its mpiexec it starts a job of its own.
 
-    By a descriptor, which stays open: where the folder is gone already, nothing makes it anew.
+    TMPDIR names an open descriptor, so that MPI cannot create the folder again if it was removed.
     """
     before = os.environ.get("TMPDIR")
     try:
@@ -369,8 +400,9 @@ def _init_mpi() -> str:
 
     if MPI.COMM_WORLD.size != int(os.environ.get("OMPI_COMM_WORLD_SIZE", MPI.COMM_WORLD.size)):
         _give_up("mpiexec has ended")
+    outlive_mpiexec()
     version = str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip()
-    if os.environ.get(LAUNCH_RANK):  # a job's listeners are its own
+    if os.environ.get(LAUNCH_RANK):  # a rank of a job that was joined: its listeners are left alone
         if not can_end_calls(version):
             os.environ.pop(MPI_HEALS, None)
     elif os.environ.get(MPI_HEALS) or is_held_to(os.environ.get(NETWORK, ""), os.environ):
@@ -383,13 +415,6 @@ def _init_mpi() -> str:
 
 
 def _give_up(why: str) -> NoReturn:
-    """End this process: nobody else would. Not by the interpreter: MPI's own end would wait for the others."""
+    """Exit this process, which nothing else would end; skip the interpreter's exit, as MPI's would wait for others."""
     sys.stderr.write(f"this process can't join the MPI job: {why}\n")
     os._exit(1)
-
-
-def _boot() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""

@@ -1,7 +1,7 @@
-"""What a nanny tells aside: figures, metrics, use, wishes.
+"""Publish a nanny's own messages: node and rank figures, metrics, use of the rank, records that the client requests.
 
-Covers: publishing it past the backlog, because it is of no use to who joins later.
-Does not cover: what a rank says (``voice``), when figures are read (``vitals``).
+Covers: publishing them without the backlog, because a client that attaches later does not need them.
+Does not cover: a rank's output (``voice``), when figures are read (``vitals``).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Aside:
     def __init__(self, pub: zmq.Socket[bytes], session: Session) -> None:
         self._pub = pub
         self._session = session
-        self.engine = ""  # of whom it is told
+        self.engine = ""  # the rank's engine, named in every message
 
     def tell(self, msg_type: str, content: dict[str, Any], topic: bytes = b"asked") -> None:
-        """Tell who listens now."""
+        """Publish a message to the current subscribers."""
         self._session.send(self._pub, msg_type, content, ident=topic, metadata={"engine": self.engine})
 
     def tell_use(self) -> None:
-        """Tell that the rank is used."""
+        """Publish that the rank is used."""
         self.tell(Used.msg_type, {}, USED_TOPIC)
 
     def tell_figures(self, record: Record) -> None:
-        """Tell figures of the rank or of its node."""
+        """Publish figures of the rank or of its node."""
         self._send(record.msg_type, self._session.pack(record.to_content()))
 
     def tell_metrics(self, data: bytes) -> None:
-        """Tell what the rank logged: see ``samples.pack``."""
+        """Publish metrics that the rank logged, packed by ``samples.pack``."""
         self._send(METRICS, data)
 
     def _send(self, msg_type: str, data: bytes) -> None:

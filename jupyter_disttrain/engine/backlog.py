@@ -1,7 +1,7 @@
-"""What a rank said in its present cell, kept for who joins the cluster later.
+"""Keep the messages that a rank published since its latest cell began, for a client that attaches later.
 
-Covers: keeping published messages within a limit, handing them out.
-Does not cover: what was said before that cell; all text is in the rank's log.
+Covers: keeping published messages up to a limit, returning them.
+Does not cover: output of earlier cells; all text is in the rank's log.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LIMIT_BYTES = 16 << 20
 
 
 class Backlog:
-    """Publishes on a socket, and keeps what it has published since the cell began; the oldest goes first.
+    """Publish on a socket and keep the messages since the cell began; beyond ``LIMIT_BYTES`` the oldest are dropped.
 
     Parameters
     ----------
     keeps
-        Whether anybody may join later: otherwise it only publishes.
+        Whether to keep messages, because a client may attach later; otherwise only publish.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], *, keeps: bool) -> None:
@@ -34,7 +34,7 @@ class Backlog:
         self._lost = 0
 
     def begin_cell(self) -> None:
-        """Forget what was said in earlier cells."""
+        """Drop the messages of earlier cells."""
         self._kept.clear()
         self._size = self._lost = 0
 
@@ -51,6 +51,6 @@ class Backlog:
             self._lost += 1
 
     def dump(self) -> tuple[dict[str, Any], list[bytes]]:
-        """Return how many frames each message has with how many messages are lost, and all frames in a row."""
+        """Return the number of frames of each message and the number of dropped messages, and all frames in a list."""
         told = {"counts": [len(message) for message in self._kept], "lost": self._lost}
         return told, [frame for message in self._kept for frame in message]

@@ -1,10 +1,11 @@
-"""Versions that are written beside the cells.
+"""Write versions of a checkpoint in background threads, while cells run.
 
-Covers: the process group in which the writing threads meet, waiting for them, what came of a version.
+Covers: the process group of the writing threads, waiting for them, the outcome of a version.
 Does not cover: what is in a version (``checkpoints``), its folder (``checkpoint_folder``).
 
-What ends the session's process group, a death or an interrupt that releases ranks, ends that of the writers as well. It
-is not made anew with the others: a thread that has not noticed yet would go on in the new group, where nobody follows.
+A rank's death, or an interrupt that releases ranks, ends the session's process group and the writers' group as well.
+The writers' group is not formed again with the others: a thread that has not noticed yet would go on in the new group,
+where no other rank takes part.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..ranks import label_ranks
-from .cell_errors import is_of_group
 from .checkpoint_folder import CheckpointError, disk_words
+from .group_errors import is_of_group
 from .groups import BESIDE
 
 if TYPE_CHECKING:
@@ -31,45 +32,45 @@ class Beside:
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._writing: _Writing | None = None  # the last that was begun
+        self._writing: _Writing | None = None  # the version that was begun last
 
     def write(self, state: Mapping[str, Any], folder: Path, finish: Callable[[], object]) -> None:
-        """Copy a state and begin to write it; called on all ranks, after :meth:`wait`.
+        """Copy a state and start to write it; called on all ranks, after :meth:`wait`.
 
         Parameters
         ----------
         state
-            What ``torch.distributed.checkpoint`` saves.
+            The state dict that ``torch.distributed.checkpoint`` saves.
         folder
-            Of the version.
+            The version's folder.
         finish
             Called once all ranks have written.
         """
         import torch.distributed as dist  # noqa: PLC0415
         from torch.distributed.checkpoint.state_dict_saver import async_save  # noqa: PLC0415
 
-        # Ranks may differ in this: one is new, or an interrupt came while they made it.
+        # Only some ranks may have the group: a rank is new, or an interrupt came while they made it.
         if not all(_of_all(self._has_group)):
             self._group = dist.new_group(backend="gloo", group_desc=BESIDE)
         writing = self._writing = _Writing(finish, folder)
         try:
             done: Any = async_save(dict(state), checkpoint_id=folder, process_group=self._group)
-        except BaseException:  # an interrupt too: no thread of this rank can be waited for
+        except BaseException:  # including an interrupt: there is no thread of this rank to wait for
             self._writing = self._group = None
             raise
         done.add_done_callback(writing.end)
 
     def wait(self) -> None:
-        """Wait until the last version is written that was begun; called on all ranks.
+        """Wait until the version that was begun last is written; called on all ranks.
 
         Raises
         ------
         CheckpointError
-            If it could not be, on whichever rank; not for one that was cut off, which is told when it happens.
+            If it could not be written on any rank; not if writing was aborted, which is reported when it happens.
         """
         writing = self._writing
         if not all(_of_all(writing is not None and self._has_group)) and writing is not None:
-            writing.give_up()  # its thread may wait for ever, for one that takes no part or has left the group
+            writing.give_up()  # its thread may wait forever for a rank that takes no part or has left the group
             self._group = None
         outcomes = _of_all("" if writing is None else writing.outcome.result())
         self._writing = None
@@ -79,7 +80,7 @@ class Beside:
 
     @property
     def _has_group(self) -> bool:
-        """Whether there is a group, and nobody has destroyed it."""
+        """Whether the group exists and was not destroyed."""
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
         return self._group in c10d._world.pg_map  # noqa: SLF001
@@ -91,17 +92,17 @@ class _Writing:
     def __init__(self, finish: Callable[[], object], folder: Path) -> None:
         self._finish = finish
         self._folder = folder
-        self._turns = threading.Lock()  # of the thread that writes, and of who gives up
-        self.outcome: Future[str] = Future()  # why it was not saved; nothing if it was, or was cut off, which is told
+        self._turns = threading.Lock()  # between the writing thread and the one that gives up
+        self.outcome: Future[str] = Future()  # why it was not saved; empty if it was saved or aborted
 
     def end(self, done: Future[Any]) -> None:
-        """Take what the thread has come to."""
+        """Set the outcome from the thread's result."""
         with self._turns:
             if not self.outcome.done():
                 self.outcome.set_result(self._come_to(done))
 
     def give_up(self) -> None:
-        """Wait no longer for a thread that other ranks have left alone."""
+        """Stop waiting for the thread, whose collective other ranks do not join."""
         with self._turns:
             if not self.outcome.done():
                 self.outcome.set_result(_cut_off())
@@ -113,7 +114,7 @@ class _Writing:
         if error is None:
             try:
                 self._finish()
-            except Exception as failed:  # noqa: BLE001  (a thread calls this: who waits would wait for ever)
+            except Exception as failed:  # noqa: BLE001  (called in a thread; wait() would otherwise block forever)
                 error = failed
         if error is None:
             return ""
@@ -123,7 +124,7 @@ class _Writing:
 
 
 def words_of(error: BaseException, folder: Path) -> str:
-    """Say why a version could not be written; torch puts the tracebacks of all ranks into its error."""
+    """Return why a version could not be written; torch puts the tracebacks of all ranks into its error."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict):
         return _words_of_one(error, folder)
@@ -138,18 +139,18 @@ def _words_of_one(error: BaseException, folder: Path) -> str:
 
 
 def _is_left_alone(error: BaseException) -> bool:
-    """Whether other ranks can't be reached any more: who died is told elsewhere, and so is an interrupt."""
-    # torch raises ValueError for a group that has been destroyed; what goes wrong with a file comes in its own type.
+    """Whether other ranks can't be reached any more; a death or an interrupt is reported elsewhere."""
+    # torch raises ValueError for a destroyed group; an error with a file has its own type.
     return is_of_group(error) or isinstance(error, ValueError)
 
 
 def _cut_off() -> str:
-    sys.stderr.write(f"{CUT_OFF}\n")  # alike on all ranks, so that it is shown once
+    sys.stderr.write(f"{CUT_OFF}\n")  # equal on all ranks, so that it is shown once
     return ""
 
 
 def _of_all(own: Any) -> list[Any]:
-    """Return what every rank has, by rank."""
+    """Return every rank's value, by rank."""
     import torch.distributed as dist  # noqa: PLC0415
 
     found: list[Any] = [None] * dist.get_world_size()

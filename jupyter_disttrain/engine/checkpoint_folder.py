@@ -1,9 +1,9 @@
-"""The folder of a checkpoint, and its versions.
+"""Manage the folder of a checkpoint and its versions.
 
-Covers: which versions there are, giving a new one its name, removing old ones and what was left by who died saving.
+Covers: listing versions, naming a new one, removing old ones and incomplete ones of processes that died.
 Does not cover: what is in a version (``checkpoints``).
 
-A version is written under another name, and gets its own once all of it is on the disk: it is whole or not there.
+A version is written under a temporary name and renamed once all of it is on the disk, so it is complete or absent.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ..protocol.time_limits import LEFT_SECONDS
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-ABOUT = "disttrain.json"  # says what is in a version
+ABOUT = "disttrain.json"  # lists the content of a version
 SAVING = ".saving-"
 _LEFT = re.compile(r"\.saving-.+\.[0-9a-f]{8}(\.\d+)?")  # being written, or an old version being removed
 _OF_WRITER = re.compile(r"inline_container|PytorchStreamWriter|unexpected pos|File cannot be opened")
 _NUMBER = re.compile(r"[0-9]{6,}")
-LEFT_SECONDS = 24 * 3600.0  # without a change: another session's version that nobody writes any more
 
 
 class CheckpointError(Exception):
     """A checkpoint can't be saved or loaded."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return one line: no code of the person's is at fault."""
+        """Return one line without a traceback: the error does not come from the user's code."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -44,13 +45,13 @@ _REASONS = {
     errno.EACCES: "this user may not write there",
     errno.EPERM: "this user may not write there",
 }
-PROBE_BYTES = 1 << 16  # that are written to learn why more could not be
+PROBE_BYTES = 1 << 16  # to write, to find out why writing fails
 
 
 def disk_words(error: BaseException, folder: Path) -> str:
-    """Say what the disk has to do with it that something could not be written; empty if it is no error of a disk.
+    """Return the disk's reason for a failed write; empty if the error does not come from the disk.
 
-    torch's own writer raises a RuntimeError which does not tell why, so the disk is asked.
+    torch's own writer raises a RuntimeError without the reason, so this writes a probe to find it.
     """
     is_of_torch = type(error) is RuntimeError and _OF_WRITER.search(str(error)) is not None
     if not isinstance(error, OSError) and not is_of_torch:
@@ -69,7 +70,7 @@ def disk_words(error: BaseException, folder: Path) -> str:
 
 
 def _probe(folder: Path) -> int | None:
-    """Return with which error a file can't be written, None if it can."""
+    """Return the errno with which writing a file fails; None if it succeeds."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(PROBE_BYTES))
@@ -92,28 +93,28 @@ def begin(root: Path, session: str, tag: str) -> Path:
     root
         The checkpoint's folder.
     session
-        Names this session among those that write there.
+        Identifies this session among those that write there.
     tag
-        Names this version among the session's: eight hexadecimal digits.
+        Identifies this version within the session: eight hexadecimal digits.
     """
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"{SAVING}*"):
-        with suppress(FileNotFoundError):  # another session's was finished at this moment
+        with suppress(FileNotFoundError):  # another session has just finished its version
             is_own = left.name.startswith(f"{SAVING}{session}.")
             if _LEFT.fullmatch(left.name) and (is_own or time.time() - left.stat().st_mtime > LEFT_SECONDS):
-                shutil.rmtree(left, ignore_errors=True)  # what is still there is in nobody's way
+                shutil.rmtree(left, ignore_errors=True)  # remains do no harm
     folder = root / f"{SAVING}{session}.{tag}"
     folder.mkdir()
     return folder
 
 
 def finish(folder: Path, keep: int | None) -> Path:
-    """Give a version that is whole its name, and remove old ones; returns where it is.
+    """Give a complete version its final name and remove old versions; return its path.
 
     Parameters
     ----------
     keep
-        How many versions stay; None: all.
+        Number of versions to keep; None keeps all.
     """
     root = folder.parent
     for inner in (folder, *(each for each in folder.iterdir() if each.is_dir())):
@@ -124,7 +125,7 @@ def finish(folder: Path, keep: int | None) -> Path:
         number += 1
         version = root / f"{number:06}"
         if os.path.lexists(version):
-            continue  # a person's own, or another session's that was finished meanwhile
+            continue  # a folder of the user, or a version that another session has finished meanwhile
         try:
             folder.rename(version)
         except OSError:
@@ -140,15 +141,15 @@ def finish(folder: Path, keep: int | None) -> Path:
 
 
 def _remove(version: Path, folder: Path) -> None:
-    """Remove an old version under another name: cut off meanwhile, no half of it must pass for a version."""
+    """Rename an old version, then remove it: if that is interrupted, the rest must not be taken for a version."""
     gone = folder.with_name(f"{folder.name}.{version.name}")
-    with suppress(OSError):  # one that can't be removed stays
+    with suppress(OSError):  # keep a version that can't be removed
         version.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Have a file or a folder reach the disk."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -157,12 +158,12 @@ def sync(path: Path) -> None:
 
 
 def latest(path: Path) -> Path:
-    """Return the newest version in a checkpoint's folder; a version itself stands for itself.
+    """Return the newest version in a checkpoint's folder; if ``path`` is a version, return it.
 
     Raises
     ------
     CheckpointError
-        If there is none.
+        If there is no version.
     """
     if (path / ABOUT).exists():
         return path
@@ -173,11 +174,11 @@ def latest(path: Path) -> Path:
 
 
 def versions_in(root: Path) -> list[Path]:
-    """Return the whole versions in a folder, the newest last; a person may keep something else of such a name there."""
+    """Return the complete versions in a folder, newest last; skip what the user keeps there under such a name."""
     found = [each for each in root.iterdir() if _NUMBER.fullmatch(each.name)] if root.is_dir() else []
     return sorted((each for each in found if (each / ABOUT).is_file()), key=lambda each: int(each.name))
 
 
 def size_of(version: Path) -> int:
-    """Return the bytes of all its files."""
+    """Return the size of a version's files in bytes."""
     return sum(each.stat().st_size for each in version.rglob("*") if each.is_file())

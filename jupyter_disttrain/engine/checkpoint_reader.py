@@ -1,6 +1,6 @@
-"""Read the files of a checkpoint only where this user wrote them: they are pickles, and loading runs what is in them.
+"""Read the files of a checkpoint only if they belong to this user, because loading a pickle runs its code.
 
-Covers: refusing another user's checkpoint with an error that says how to load it all the same; a reader for
+Covers: refusing another user's checkpoint with an error that names the option to load it all the same; a reader for
 ``torch.distributed.checkpoint`` that checks each file it opens.
 Does not cover: where a checkpoint is (``checkpoint_folder``), what is in it (``checkpoints``, ``checkpoint_values``).
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def check_version(version: Path) -> Path:
-    """Return a version of a checkpoint of which this user owns all files.
+    """Return the version after checking that this user owns all its files.
 
     Raises
     ------
     CheckpointError
-        If another user owns one.
+        If another user owns a file.
     """
     for path in (version, *sorted(version.rglob("*"))):
         owner = path.lstat().st_uid
@@ -43,12 +43,12 @@ def _refusal(path: str | os.PathLike[str], owner: str) -> str:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], *, trust_owner: bool) -> Iterator[IO[bytes]]:
-    """Open a file of a checkpoint; another user's only if that user is trusted.
+    """Open a file of a checkpoint; with ``trust_owner``, also another user's.
 
     Raises
     ------
     CheckpointError
-        If it belongs to another user.
+        If it belongs to another user, without ``trust_owner``.
     """
     if trust_owner:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -58,14 +58,14 @@ def opened(path: str | os.PathLike[str], *, trust_owner: bool) -> Iterator[IO[by
         except PermissionError as error:
             owner = Path(path).stat().st_uid
             if owner == os.geteuid():
-                raise  # its mode is the reason
+                raise  # the file's mode is the reason
             raise CheckpointError(_refusal(path, owner_of(owner))) from error
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
 
 def reader_of(version: Path, *, trust_owner: bool) -> Any:
-    """Return what ``torch.distributed.checkpoint.load`` reads a version with."""
+    """Return a storage reader for ``torch.distributed.checkpoint.load``."""
     from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader  # noqa: PLC0415
 
     class OwnFiles(FileSystem):

@@ -1,4 +1,4 @@
-"""A rank's own part of a checkpoint: plain values, what tells its state, and where random numbers stand.
+"""Save and load a rank's own part of a checkpoint: plain values, state dicts, states of random number generators.
 
 Covers: a file for each variable.
 Does not cover: models and optimizers, of which each rank may hold a part (``checkpoints``).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-RANDOM = ".random"  # no variable's name
+RANDOM = ".random"  # a file name that no variable can have
 
 
 def tells_its_state(value: Any) -> bool:
@@ -26,12 +26,12 @@ def tells_its_state(value: Any) -> bool:
 
 
 def write_values(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write variables, each into a file of its own, and where random numbers stand.
+    """Write each variable and the states of random number generators into files of their own.
 
     Raises
     ------
     CheckpointError
-        If one can't be pickled, or the disk takes it not; the message names it.
+        If one can't be pickled or written; the message names it.
     """
     try:
         folder.mkdir()
@@ -47,20 +47,20 @@ def _write(path: Path, value: Any, name: str) -> None:
     import torch  # noqa: PLC0415
 
     try:
-        torch.save(value, path, pickle_module=cloudpickle)  # functions and classes of cells, too
+        torch.save(value, path, pickle_module=cloudpickle)  # which also pickles functions and classes of cells
         sync(path)
-    except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
+    except Exception as error:  # noqa: BLE001  (the value's own code may raise anything; it is reported)
         why = disk_words(error, path.parent) or f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{name} can't be saved: {why}") from None
 
 
 def read_value(folder: Path, name: str, *, trust_owner: bool) -> Any:
-    """Return what was written of a variable; tensors that were on a GPU are on this rank's.
+    """Return a variable's saved value; tensors that were on a GPU are loaded to this rank's GPU, if it has one.
 
     Raises
     ------
     CheckpointError
-        If it can't be made again, or another user wrote it who is not trusted; the message names it.
+        If it can't be loaded, or the file belongs to another user who is not trusted; the message names it.
     """
     import torch  # noqa: PLC0415
 
@@ -69,7 +69,7 @@ def read_value(folder: Path, name: str, *, trust_owner: bool) -> Any:
             return torch.load(file, map_location=_place, weights_only=False)
     except (OSError, CheckpointError):
         raise
-    except Exception as error:  # noqa: BLE001  (whatever the value's own code raises; it is told)
+    except Exception as error:  # noqa: BLE001  (the value's own code may raise anything; it is reported)
         raise CheckpointError(f"{name} can't be loaded: {type(error).__name__}: {error}") from None
 
 
@@ -82,7 +82,7 @@ def _place(storage: Any, where: str) -> Any:
 
 
 def _random_states() -> dict[str, Any]:
-    """Return where the random numbers of Python, numpy and torch stand."""
+    """Return the states of the random number generators of Python, numpy and torch."""
     import torch  # noqa: PLC0415
 
     numpy = sys.modules.get("numpy")
@@ -95,7 +95,7 @@ def _random_states() -> dict[str, Any]:
 
 
 def set_random_states(folder: Path, *, trust_owner: bool) -> None:
-    """Set the states of random number generators to those that were saved."""
+    """Restore the saved states of random number generators."""
     import torch  # noqa: PLC0415
 
     with opened(folder / f"{RANDOM}.pt", trust_owner=trust_owner) as file:

@@ -1,8 +1,8 @@
-"""Checkpoints of what cells have made: ``%dist_save`` and ``%dist_load`` on this rank.
+"""Save and load variables of the cells on this rank, for ``%dist_save`` and ``%dist_load``.
 
-Covers: models and optimizers through ``torch.distributed.checkpoint``, on another number of ranks too; that all ranks
-load the same version.
-Does not cover: other values (``checkpoint_values``), versions (``checkpoint_folder``), writing beside the cells
+Covers: models and optimizers through ``torch.distributed.checkpoint``, also on another number of ranks; loading the
+same version on all ranks.
+Does not cover: other values (``checkpoint_values``), versions (``checkpoint_folder``), writing in the background
 (``checkpoint_beside``).
 """
 
@@ -23,13 +23,13 @@ from .checkpoint_values import read_value, set_random_states, tells_its_state, w
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-MODEL, OPTIMIZER, STATE, VALUE = "model", "optimizer", "state", "value"  # what a variable is
-KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+|_i{1,3}|_i\d+")  # what cells returned, which another session has not
-MARK = ".saved"  # no variable's name
+MODEL, OPTIMIZER, STATE, VALUE = "model", "optimizer", "state", "value"  # kinds of variables
+KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+|_i{1,3}|_i\d+")  # results and inputs of cells, missing in another session
+MARK = ".saved"  # a name that no variable can have
 
 
 class Checkpoints:
-    """Save and load what cells have made.
+    """Save and load variables of the cells.
 
     Parameters
     ----------
@@ -47,20 +47,20 @@ class Checkpoints:
         Parameters
         ----------
         path
-            The checkpoint's folder, which all ranks see.
+            The checkpoint's folder, on a file system that all ranks share.
         names
-            Variables.
+            Variables to save.
         beside
             Return once the values are copied, and write them while cells run.
         keep
-            How many versions stay; None: all.
+            Number of versions to keep; None keeps all.
         session, tag
-            Tell this save from every other.
+            Identify this save.
 
         Raises
         ------
         CheckpointError
-            If a variable is missing or can't be saved, or the save before this one has failed.
+            If a variable is missing or can't be saved, or the previous save has failed.
         """
         import torch.distributed as dist  # noqa: PLC0415
         from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
@@ -97,35 +97,36 @@ class Checkpoints:
         _from_rank_0(lambda: _finish(folder, keep, began), folder)
 
     def wait(self) -> None:
-        """Wait until the last version is written that was begun beside the cells; called on all ranks.
+        """Wait until the last version that is written in the background is complete; called on all ranks.
 
         Raises
         ------
         CheckpointError
-            If it could not be, on whichever rank.
+            If it could not be written on any rank.
         """
         self._beside.wait()
 
     def load(self, path: str, names: Sequence[str], *, trust_owner: bool = False) -> None:
-        """Load variables from a version, or the latest in a folder; called on all ranks.
+        """Load variables from a version, or from the latest in a folder; called on all ranks.
 
-        Models and optimizers are filled in place, on as many ranks as there are now; other values are this rank's own,
-        or rank 0's where fewer ranks had saved. Random numbers go on where they stood if all is loaded.
+        Models and optimizers are filled in place, on any number of ranks. Other values are those that this rank saved,
+        or rank 0's if fewer ranks had saved. If all variables are loaded, the random number generators are restored on
+        ranks that had saved.
 
         Parameters
         ----------
         path
             The folder, or a version in it.
         names
-            Variables; empty: all that were saved.
+            Variables to load; empty loads all that were saved.
         trust_owner
             Load files of another user, which may run any code.
 
         Raises
         ------
         CheckpointError
-            If there is none, or it has no such variable, or a model or optimizer was not made yet, or another user
-            wrote it.
+            If there is no version, it lacks a variable, a model or optimizer was not made yet, or another user wrote
+            it.
         """
         import torch.distributed as dist  # noqa: PLC0415
         from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
@@ -155,7 +156,7 @@ class Checkpoints:
         if rank == 0:
             print(f"loaded {folder}: {', '.join(kinds)}")  # noqa: T201
 
-    # What variables are
+    # Kinds of variables
 
     def _kinds(self, names: Sequence[str]) -> dict[str, Any]:
         import torch  # noqa: PLC0415
@@ -170,7 +171,7 @@ class Checkpoints:
         for name in names:
             value = there[name]
             if isinstance(value, torch.optim.Optimizer):
-                # Before its first step it has nothing but settings; torch would step it to have something to save.
+                # Before its first step an optimizer has only settings; torch would step it to create a state to save.
                 model = self._model_of(name, value, names) if value.state else ""
                 kinds[name] = [OPTIMIZER, model] if model else STATE
             elif isinstance(value, torch.nn.Module) and value.state_dict():
@@ -180,9 +181,9 @@ class Checkpoints:
         return kinds
 
     def _model_of(self, name: str, optimizer: Any, names: Sequence[str]) -> str:
-        """Return the name of the model whose parameters an optimizer steps; one that is saved comes first.
+        """Return the name of the model whose parameters an optimizer steps; prefer one that is saved.
 
-        Empty if there is none and each rank holds the whole of every parameter.
+        Empty if there is none and each rank holds every parameter completely.
         """
         import torch  # noqa: PLC0415
 
@@ -214,7 +215,7 @@ class Checkpoints:
     # Models and optimizers
 
     def _states(self, kinds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what ``torch.distributed.checkpoint`` saves, or fills."""
+        """Return the state dicts that ``torch.distributed.checkpoint`` saves or fills."""
         from torch.distributed.checkpoint import state_dict as states  # noqa: PLC0415
 
         there = self._namespace()
@@ -239,7 +240,7 @@ class Checkpoints:
                     states.set_optimizer_state_dict(there[kind[1]], there[name], state[name], options=_flat())
 
     def _take(self, folder: Path, kinds: Mapping[str, Any], *, trust_owner: bool) -> None:
-        """Set the values, and fill what tells its state."""
+        """Set plain values, and load the state of objects that are saved as a state dict."""
         there = self._namespace()
         for name, kind in kinds.items():
             if kind == VALUE:
@@ -250,7 +251,7 @@ class Checkpoints:
 
 @contextmanager
 def _gradients_aside(optimizer: Any) -> Iterator[None]:
-    """Take gradients away for a moment: where there are some, torch takes an optimizer's state for complete."""
+    """Remove gradients temporarily: if there are any, torch assumes that an optimizer's state is complete."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     gradients = [each.grad for each in parameters]
     for parameter in parameters:
@@ -272,9 +273,9 @@ def _write_about(folder: Path, words: Mapping[str, Any]) -> None:
 
 
 def _from_rank_0(ask: Callable[[], str], written: Path | None = None) -> str:
-    """Return on all ranks what rank 0 finds; an error of it is every rank's.
+    """Return rank 0's result on all ranks; an error on rank 0 is raised on every rank.
 
-    ``written``: the folder that it writes to.
+    ``written`` is the folder to which rank 0 writes.
     """
     import torch.distributed as dist  # noqa: PLC0415
 

@@ -1,11 +1,11 @@
-"""Whether the cluster that a rank belongs to is still there.
+"""Detect that the cluster's controller has exited or cannot be reached.
 
-Covers: the controller's end, told by ZeroMQ or seen by looking; a network that is cut for a while or for good.
-Does not cover: what follows from it (``nanny``), whether the client reaches this host (``cluster.host_watch``).
+Covers: the controller's exit, reported by ZeroMQ or found by a check; a network that is down for a while or for good.
+Does not cover: the reaction to it (``nanny``), whether the client reaches this host (``cluster.host_watch``).
 
-On the notebook's host the controller's Unix socket tells at once. Over a network a connection that is silent may be
-whole: so a socket of its own, the probe, sends heartbeats and is connected anew as soon as they fail, while all the
-others wait for TCP to deliver what they have sent.
+On the notebook's host the controller's Unix socket reports its exit at once. Over a network a silent connection may
+still work. So a separate socket, the probe, sends heartbeats and reconnects as soon as they fail, while all other
+sockets wait for TCP to deliver what they have sent.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ..protocol.time_limits import (
+    CLUSTER_WATCH_GRACE_SECONDS,
+    CLUSTER_WATCH_LOOK_SECONDS,
+    CUT_SECONDS,
+    EARLY_LOOK_SECONDS,
+)
+
 if TYPE_CHECKING:
     from .connection import Connection
 
 EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-LOOK_SECONDS = 2.0  # between two looks whether the cluster is still there: ZeroMQ has been seen not to tell
-EARLY_LOOK_SECONDS = 0.5  # the same while ranks start: a start that is given up only removes a file
-GRACE_SECONDS = 2.0  # without a controller, before the rank is ended
-CUT_SECONDS = 30.0  # the same over a network, which may come back
-BEAT_MS, MISSED_MS = 500, 1500  # of the probe
+BEAT_MS, MISSED_MS = 500, 1500  # the probe's heartbeat interval and timeout
 CONNECT_MS, RECONNECT_MS = 150, 20
 
 
 def open_probe(connection: Connection, context: zmq.Context[zmq.Socket[bytes]], name: str) -> zmq.Socket[bytes] | None:
-    """Open a socket that notices soon that the network is cut, and that it is back; None where there is no network."""
+    """Open a socket that soon detects that the network is down or up again; None if no network is used."""
     if not connection.over_network:
         return None
     sock = context.socket(zmq.ROUTER)
@@ -52,14 +55,14 @@ class ClusterWatch:
 
     def __init__(self, connection: Connection, sock: zmq.Socket[bytes]) -> None:
         self._connection = connection
-        self._grace_s = CUT_SECONDS if connection.over_network else GRACE_SECONDS
+        self._grace_s = CUT_SECONDS if connection.over_network else CLUSTER_WATCH_GRACE_SECONDS
         self.monitor = sock.get_monitor_socket(EVENTS)
         self._orphan_at: float | None = None
         self._next_look = 0.0
         self.is_gone = False
 
     def hear(self) -> None:
-        """Take what ZeroMQ tells."""
+        """Read one event of ZeroMQ's monitor."""
         event = recv_monitor_message(self.monitor)["event"]
         if event != zmq.EVENT_DISCONNECTED:
             self._orphan_at = None
@@ -68,7 +71,7 @@ class ClusterWatch:
 
     @property
     def hears(self) -> bool:
-        """Whether somebody is there to hear what is sent, as far as was told."""
+        """Whether the controller is connected, as far as ZeroMQ has reported."""
         return not self.is_gone and self._orphan_at is None
 
     @property
@@ -77,11 +80,11 @@ class ClusterWatch:
         return self._next_look if self._orphan_at is None else min(self._orphan_at, self._next_look)
 
     def look(self, *, once_reached: bool) -> bool:
-        """Return whether it was found now that the controller is gone."""
+        """Check the controller if a check is due; return True if this call found that it is gone."""
         now = time.monotonic()
         is_due = now >= self._next_look
         if is_due:
-            self._next_look = now + (LOOK_SECONDS if once_reached else EARLY_LOOK_SECONDS)
+            self._next_look = now + (CLUSTER_WATCH_LOOK_SECONDS if once_reached else EARLY_LOOK_SECONDS)
         is_orphan = self._orphan_at is not None and now >= self._orphan_at
         if not is_orphan and not (is_due and not self.is_there(once_reached=once_reached)):
             return False
@@ -89,5 +92,5 @@ class ClusterWatch:
         return True
 
     def is_there(self, *, once_reached: bool) -> bool:
-        """Look, whenever that was done last."""
+        """Check now whether the controller is there."""
         return self._connection.is_there(once_reached=once_reached, is_silent=self._orphan_at is not None)

@@ -1,9 +1,9 @@
-"""Run a shell command of a cell: ``!ls``.
+"""Run a shell command of a cell, e.g. ``!ls``.
 
-Covers: a terminal that the command writes to, no input, its exit code, interrupting it.
+Covers: a terminal for the command's output, no input, its exit code, interrupting it.
 Does not cover: ``got = !ls`` and ``%%bash``, which IPython runs without a terminal and without input.
 
-IPython gives such a command a terminal for its input too, and one that asks a question then waits for ever.
+IPython itself gives such a command a terminal for its input too, so that a command that asks a question waits forever.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import subprocess
 import sys
 import termios
 
-LINES, COLUMNS = 24, 80  # of the terminal
-POLL_SECONDS = 0.05  # for the command's end, while what it has left behind still holds the terminal
-GRACE_SECONDS = 0.3  # for an interrupted command to end
-SIGNALLED = 128  # a shell's exit code for a program that was ended by a signal, beside the signal's number
+from ..protocol.time_limits import COMMANDS_GRACE_SECONDS, COMMANDS_POLL_SECONDS
+
+LINES, COLUMNS = 24, 80  # size of the terminal
+SIGNALLED = 128  # a shell adds this to a signal's number for the exit code of a program that the signal ended
 
 
 def run_command(command: str) -> int:
-    """Run a command to its end, and write what it prints to ``sys.stdout``.
+    """Run a command until it exits and write its output to ``sys.stdout``.
 
     Returns
     -------
     int
-        Its exit code; the negative number of the signal that ended it.
+        The exit code, or the negative number of the signal that ended the command.
     """
     name = os.environ.get("SHELL") or "sh"
     shell = shutil.which(name)
@@ -41,15 +41,17 @@ def run_command(command: str) -> int:
     sys.stdout.flush()
     reader, terminal = pty.openpty()
     try:
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-        # In the rank's session, which has no terminal: one that opens /dev/tty to ask for a password fails, too.
-        process = subprocess.Popen(  # noqa: S603
-            [shell, "-c", command], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal
-        )
-        os.close(terminal)
+        fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        # In the rank's session, which has no terminal: opening /dev/tty, e.g. to ask for a password, fails as well.
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                [shell, "-c", command], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal
+            )
+        finally:
+            os.close(terminal)
         try:
             _wait_for_command(process, reader)
-        except BaseException:  # an interrupt, most of all; it is raised again
+        except BaseException:  # mostly an interrupt
             _end(process)
             raise
     finally:
@@ -59,17 +61,19 @@ def run_command(command: str) -> int:
 
 
 def _wait_for_command(process: subprocess.Popen[bytes], reader: int) -> None:
-    """Write what it prints until it ends; an interrupt ends this as if it were the user's code (``untimely``)."""
+    """Write the command's output until it exits; an interrupt raises here as in the user's code (``untimely``)."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    output = select.poll()  # select() fails for descriptors above 1023, and a cell may have opened that many
+    output.register(reader, select.POLLIN)
     while True:
         has_ended = process.poll() is not None
-        if select.select([reader], [], [], 0 if has_ended else POLL_SECONDS)[0]:
+        if output.poll(0 if has_ended else COMMANDS_POLL_SECONDS * 1000):
             try:
                 data = os.read(reader, 65536)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                data = b""  # nobody holds the terminal any more
+                data = b""  # no process has the terminal open
             sys.stdout.write(decode(data, not data))
             sys.stdout.flush()
             if not data:
@@ -80,13 +84,13 @@ def _wait_for_command(process: subprocess.Popen[bytes], reader: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command; the nanny has interrupted it, as its terminal would have done."""
+    """End a command that the nanny has already interrupted, as a terminal would."""
     try:
-        process.wait(GRACE_SECONDS)
+        process.wait(COMMANDS_GRACE_SECONDS)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.terminate()
         try:
-            process.wait(GRACE_SECONDS)
+            process.wait(COMMANDS_GRACE_SECONDS)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()

@@ -1,12 +1,13 @@
-"""C++ parts that a framework compiles when it first needs them, as DeepSpeed does.
+"""Recover builds of C++ extensions that a framework compiles on first use, e.g. DeepSpeed.
 
-Covers: a build that its process did not live to end, or that was cut off; saying that one goes on.
+Covers: a build whose process died or that was interrupted; a message that a build runs.
 Does not cover: the build, which torch leaves to one process of a host while the others wait.
 
-They wait for a file to go away, and a process that was killed takes none away: without this, nobody on this host could
-build that part any more, nor be told why. An interrupt can do the same, between the making of the file and the ``try``
-that removes it: that is where one ends up that came while the code below ran. And torch takes who has begun to build a
-part, or to wait for it, for one who has it: after an interrupt the next attempt would load what was never built.
+The others wait until a lock file is removed. A process that was killed does not remove it: without this module, no
+process on this host could build that extension any more, and no message would give the reason. An interrupt has the
+same effect between the creation of the file and the ``try`` that removes it; an interrupt that arrives while the code
+below runs is raised there. Also, torch treats an extension as built as soon as the process has started to build it or
+to wait for it: after an interrupt the next attempt would load an extension that was never built.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from .on_import import on_import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_held: dict[int, Callable[[], None]] = {}  # by the file's object: how to give it back; those of the main thread
+_held: dict[int, Callable[[], None]] = {}  # id of a baton that the main thread holds: function that releases it
 
 
 def watch_builds() -> None:
-    """From now on sign the file that others wait for, remove one whose process has ended, build what is not there."""
+    """Patch torch to sign its lock files, remove those of dead processes, and rebuild what was not built completely."""
     on_import("torch.utils.file_baton", _watch)
     on_import("torch.utils._cpp_extension_versioner", _watch_versions)
 
@@ -65,17 +66,17 @@ def _watch(module: Any) -> None:
 
 
 def give_back_files() -> None:
-    """Take away, after a cell, the files of builds that were cut off before they had begun."""
+    """Remove, after a cell, the lock files of builds that were interrupted before they began."""
     while _held:
         _, release = _held.popitem()
-        with suppress(FileNotFoundError):  # the cell has removed it
+        with suppress(FileNotFoundError):  # the cell has removed the file
             release()
 
 
 def _watch_versions(module: Any) -> None:
     versioner = module.ExtensionVersioner
     get, bump = versioner.get_version, versioner.bump_version_if_changed
-    folders: dict[str, Path] = {}  # by the part's name
+    folders: dict[str, Path] = {}  # by the extension's name
 
     @functools.wraps(get)
     def get_version(self: Any, name: str) -> int | None:
@@ -92,7 +93,7 @@ def _watch_versions(module: Any) -> None:
 
 
 def _is_built(folder: Path, name: str) -> bool:
-    """Whether there is a library of that name which ninja has written to its end."""
+    """Whether there is a library of that name that ninja has finished."""
     try:
         log = (folder / ".ninja_log").read_text()
     except FileNotFoundError:
@@ -102,7 +103,7 @@ def _is_built(folder: Path, name: str) -> bool:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Have no other rank look at the file while this one does."""
+    """Lock the folder, so that only one rank at a time checks the lock file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -120,9 +121,9 @@ def _signature(process: psutil.Process) -> str:
 
 
 def _is_abandoned(lock: Path) -> bool:
-    """Whether a rank of this host has begun to build and is no more; other hosts' and programs' can't be told."""
+    """Whether the file was signed by a rank of this host that has died; unknown, so False, for other hosts' files."""
     try:
-        signature = lock.read_text()  # once: whoever built may end, and remove it, at this moment
+        signature = lock.read_text()  # once: the process that builds may finish and remove it meanwhile
         host, pid, _ = signature.split()
     except (OSError, ValueError):
         return False

@@ -1,6 +1,8 @@
-"""How a rank and its nanny reach the controller.
+"""Connect a rank and its nanny to the controller.
 
-Covers: waiting for ipyparallel's connection file, connecting a socket to one of its channels.
+Covers: waiting for ipyparallel's connection file, connecting a socket to one of its channels, checking the ports and
+that the controller runs.
+Does not cover: watching the controller (``cluster_watch``).
 """
 
 from __future__ import annotations
@@ -16,34 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..messages import channel_url, prepare
 from ..private_files import read_own
+from ..protocol.time_limits import CONNECTION_CONNECT_SECONDS, REACH_SECONDS, RETRY_SECONDS
 
 if TYPE_CHECKING:
     import zmq
 
 CHANNELS = ("registration", "mux", "control", "iopub", "hb_ping", "hb_pong")
-CONNECT_SECONDS = 0.25  # to ask a host that may be cut off, again and again
-RETRY_SECONDS = 0.02  # between two attempts
-# Between two looks for the connection file: 256 ranks and their nannies that look often leave the controller no core.
+# Pause between checks for the connection file: frequent checks by 256 ranks and nannies leave the controller no core.
 SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.005, 0.05
-REACH_SECONDS = 5.0  # for a connection over a network that should be whole
-
-# The environment of a rank's process, set by the launcher.
-CONNECTION_FILE = "DISTTRAIN_CONNECTION_FILE"
-CLIENT_IDENTITY = "DISTTRAIN_CLIENT"
-PROFILE_DIR = "DISTTRAIN_PROFILE_DIR"
-LOCAL_DIR = "DISTTRAIN_LOCAL_DIR"  # of the cluster on the notebook's host; a rank elsewhere has none
-WITHOUT_TORCH = "DISTTRAIN_WITHOUT_TORCH"
-LAUNCHER = "DISTTRAIN_LAUNCHER"
-LAUNCH_RANK = "DISTTRAIN_LAUNCH_RANK"  # that a job's launcher has given, in a cluster that a notebook joined
-MPI_HEALS = "DISTTRAIN_MPI_HEALS"  # this MPI can be made whole after a death
-SAMPLE = "DISTTRAIN_SAMPLE_SECONDS"  # between two messages with figures of a rank; 0: there are none
-KEEP = "DISTTRAIN_KEEP"  # somebody may join later, and ask for what was said meanwhile
-TELL_USE = "DISTTRAIN_TELL_USE"  # seconds between two words of having been used
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What ipyparallel's engine connection file says."""
+    """The content of ipyparallel's engine connection file."""
 
     file: Path
     info: dict[str, Any]
@@ -55,9 +42,9 @@ class Connection:
         Raises
         ------
         TimeoutError
-            If it does not come in time, or its folder is gone: then the cluster has ended.
+            If the file is not written in time, or its folder is gone because the cluster has ended.
         ConnectionError
-            If the file is another user's, who would be sent this rank.
+            If the file is not this user's own: the rank would connect where another user wants it to.
         """
         deadline = time.monotonic() + timeout_s
         pause = SHORTEST_LOOK_SECONDS
@@ -82,7 +69,7 @@ class Connection:
 
     @property
     def signature_scheme(self) -> str:
-        """How messages are signed."""
+        """The scheme that signs every message."""
         return str(self.info["signature_scheme"])
 
     def url(self, channel: str) -> str:
@@ -91,13 +78,13 @@ class Connection:
 
     @property
     def over_network(self) -> bool:
-        """Whether the controller is reached by TCP, not by Unix sockets."""
+        """Whether the controller is reached through TCP and not through Unix sockets."""
         return self.url("control").startswith("tcp:")
 
     def is_there(self, *, once_reached: bool, is_silent: bool) -> bool:
-        """Whether the controller is: its file, which comes first, and once it was reached the end of a socket.
+        """Whether the controller is there: its connection file and, after ``once_reached``, its socket.
 
-        ``is_silent``: it was reached over a network, and is no longer.
+        ``is_silent``: its connection, which worked before, is lost; only used over a network.
         """
         has_file = self._has_file()
         if not once_reached or not has_file:
@@ -109,7 +96,7 @@ class Connection:
             return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
 
     def _has_file(self) -> bool:
-        """Whether the file is there, or can't be looked for: a shared file system may be out of order for a while."""
+        """Whether the file exists or cannot be checked: a shared file system may fail for a while."""
         try:
             self.file.stat()
         except FileNotFoundError:
@@ -119,9 +106,9 @@ class Connection:
         return True
 
     def _takes_connections(self) -> bool:
-        """Whether its host does not refuse us; one that does not answer may be cut off for a while."""
+        """Whether the controller's host does not refuse a connection; without an answer the network may be down."""
         try:
-            socket.create_connection(self.place("control"), timeout=CONNECT_SECONDS).close()
+            socket.create_connection(self.place("control"), timeout=CONNECTION_CONNECT_SECONDS).close()
         except ConnectionRefusedError:
             return False
         except OSError:
@@ -134,12 +121,12 @@ class Connection:
         return host.strip("[]"), int(port)
 
     def check_ports(self) -> None:
-        """See that all channels can be reached over the network.
+        """Check that all channels can be reached over the network.
 
         Raises
         ------
         ConnectionError
-            If one can't; the message names both hosts and what to do.
+            If one can't; the message names both hosts and the remedy.
         """
         if not self.over_network:
             return
@@ -165,7 +152,7 @@ class Connection:
 
 
 def _why_closed(host: str, port: int) -> str:
-    """Return why a port can't be reached; the controller opens the last ones after it has written their numbers."""
+    """Return why a port can't be reached; retries, as the controller opens some after it has written their numbers."""
     deadline = time.monotonic() + REACH_SECONDS
     while True:
         try:

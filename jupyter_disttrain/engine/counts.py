@@ -1,6 +1,6 @@
-"""How many collectives this rank has called, by group, and how many messages it has sent and received, by rank.
+"""Count this rank's collectives by group, and its sent and received messages by rank.
 
-Covers: torch's own numbers of collectives, without the messages that Gloo counts among them.
+Covers: torch's own counts of collectives, less the point-to-point messages that Gloo includes.
 Does not cover: comparing ranks (``cluster.steps``).
 """
 
@@ -10,6 +10,7 @@ import functools
 import inspect
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..ranks import label_ranks
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from .groups import GroupRecord
 
-# They go from one rank to another, so that ranks may call different numbers of them and be in step all the same. Each
-# with its parameter that names the other rank, where that is one.
+# Functions that send messages between two ranks, each with its parameter that names the other rank, if that is a single
+# one. Ranks may call them different numbers of times and still be in step.
 _BETWEEN_TWO = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src", "monitored_barrier": ""}
 
 
@@ -28,9 +29,9 @@ class Counts:
     """The collectives of each group since it was made."""
 
     def __init__(self) -> None:
-        self._between_two: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # that are no collectives
-        self._messages: dict[str, int] = {}  # by sender and receiver, as in "0>1"
-        self._has_unknown_senders = False  # messages are awaited from any rank
+        self._between_two: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # counts to subtract
+        self._messages: dict[str, int] = {}  # by sender and receiver, e.g. "0>1"
+        self._has_unknown_senders = False  # whether a receive accepts messages from any rank
         self._inside = threading.local()
         self._hook()
 
@@ -40,7 +41,7 @@ class Counts:
 
         for name, peer in _BETWEEN_TWO.items():
             wrapped = self._wrap(getattr(c10d, name), peer)
-            # Both are the names by which scripts and libraries reach it; torch compares functions with them.
+            # Scripts and libraries use the function by either name; torch compares functions with both.
             setattr(c10d, name, wrapped)
             setattr(dist, name, wrapped)
 
@@ -54,7 +55,7 @@ class Counts:
         @functools.wraps(original)
         def call(*args: Any, **options: Any) -> Any:
             if getattr(self._inside, "call", False):
-                return original(*args, **options)  # one of them calls another
+                return original(*args, **options)  # called by another wrapped function
             group = _default_or(argument("group", args, options))
             before = _number(group)
             result = None
@@ -70,22 +71,22 @@ class Counts:
                 counted = 0 if before is None or after is None else after - before
                 if counted:
                     self._between_two[group] = self._between_two.get(group, 0) + counted
-                if peer and (counted or not was_cut_off):  # else there was no message yet
+                if peer and (counted or not was_cut_off):  # else it was interrupted before the message
                     other = argument(peer, args, options), argument(f"group_{peer}", args, options)
                     self._note_message(group, peer, *other, result)
 
         return call
 
     def _note_message(self, group: Any, peer: str, other: int | None, at: int | None, result: Any) -> None:
-        """Count a message to or from another rank, which is named as such or ``at`` its place in the group."""
+        """Count a message to or from a rank, given as global rank ``other`` or as rank ``at`` within the group."""
         import torch.distributed as dist  # noqa: PLC0415
 
         if not isinstance(group, dist.ProcessGroup):
-            return  # this rank is not in it, and the call did nothing
+            return  # this rank is not in the group, and the call had no effect
         if other is None and at is not None:
             other = dist.get_global_rank(group, at)
         if other is None and isinstance(result, int):
-            other = result  # who has sent what recv() took from any rank
+            other = result  # recv() from any rank returns the sender
         if other is None or other < 0:
             self._has_unknown_senders = True
             return
@@ -94,19 +95,19 @@ class Counts:
         self._messages[pair] = self._messages.get(pair, 0) + 1
 
     def begin_again(self) -> None:
-        """Forget messages: the groups through which they went are gone."""
+        """Reset the message counts after the groups were replaced."""
         self._messages.clear()
         self._has_unknown_senders = False
 
     @property
     def messages(self) -> dict[str, int] | None:
-        """How many messages this rank has sent or received since the default group was made; None: not known."""
+        """Numbers of messages sent or received since the default group was made; None if unknown."""
         return None if self._has_unknown_senders else dict(self._messages)
 
     def totals(self, live: Mapping[str, GroupRecord]) -> dict[str, int]:
-        """Return how many collectives were called in each group; the ranks of a subgroup are part of its name.
+        """Return the number of collectives called in each group; keys contain the ranks of a subgroup.
 
-        Two groups may have one name where only their own ranks have called ``new_group``.
+        Two groups may have the same name if only their own ranks called ``new_group``.
         """
         totals = {}
         for record in live.values():
@@ -124,14 +125,16 @@ def _default_or(group: Any) -> Any:
 
 
 def _number(group: Any) -> int | None:
-    """Return torch's number of the last collective; None for a group that has none, or that this rank is not in."""
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+    """Return torch's count of a group's collectives; None if it has none or this rank is not in the group.
 
+    Each backend of a group counts separately. A backend may serve several devices, and many do not count.
+    """
     try:
-        if group is None or ":" not in str(c10d.get_backend(group)):
-            return None if group is None else int(group._get_sequence_number_for_group())  # noqa: SLF001
-        # Torch gives the number of one backend; those of a group with one for each device count apart.
-        backends = [group._get_backend(device) for device in group._device_types]  # noqa: SLF001
-        return sum(int(each._get_sequence_number_for_group()) for each in backends)  # noqa: SLF001
+        backends = {group._get_backend(device) for device in group._device_types}  # noqa: SLF001
     except (AttributeError, RuntimeError):
-        return None  # many backends don't count
+        return None
+    numbers = []
+    for backend in backends:
+        with suppress(AttributeError, RuntimeError):
+            numbers.append(int(backend._get_sequence_number_for_group()))  # noqa: SLF001
+    return sum(numbers) if numbers else None

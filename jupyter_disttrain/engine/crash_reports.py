@@ -1,11 +1,11 @@
-"""What Python writes down by itself when it crashes, or when it is asked where it is.
+"""Have faulthandler write the stack when Python crashes or receives the stack signal.
 
-Covers: having faulthandler do it, and keep doing it.
-Does not cover: reading it (``witness``).
+Covers: installing faulthandler's handlers and keeping them installed.
+Does not cover: reading the stacks (``witness``).
 
-faulthandler sets its handlers past the signal module, which goes on saying that they are the default's. A library that
-puts all handlers back as it has found them, as Lightning does after each fit, would take them away, and who asks a
-rank where it is would kill it then.
+faulthandler bypasses the signal module, which still reports the default handlers. A library that restores all handlers
+as it found them, as Lightning does after each fit, would remove faulthandler's; the stack signal would then kill the
+rank.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _wire: Wire | None = None
 
 
 def enable_reports() -> None:
-    """Report crashes again, whatever a program has done about it."""
+    """Install faulthandler's handlers, also if a program has disabled them."""
     if _wire is not None:
         faulthandler.enable(file=_wire.crash_file, all_threads=False)
         faulthandler.register(STACK_SIGNAL, file=_wire.stack_file, all_threads=False)
 
 
 def begin_reports(wire: Wire) -> None:
-    """From now on name the cell's line after a crash in C code, and on request."""
+    """Write stacks after a crash in C code and on request from now on, and protect the handlers from being replaced."""
     global _wire  # noqa: PLW0603
     _wire = wire
     enable_reports()
@@ -43,7 +43,7 @@ def begin_reports(wire: Wire) -> None:
     @functools.wraps(original)
     def set_handler(signalnum: Any, handler: Any) -> Any:
         if signalnum in OURS and handler == signal.SIG_DFL:
-            return signal.getsignal(signalnum)  # it is what the signal module takes for the default
+            return signal.getsignal(signalnum)  # the signal module takes faulthandler's handler for the default
         return original(signalnum, handler)
 
     signal.signal = set_handler

@@ -1,18 +1,18 @@
-"""Clean up after imports that an interrupt cut off.
+"""Clean up after imports that an interrupt aborted.
 
-Covers: modules whose import had begun and did not end, those that were imported meanwhile and refer to them, the names
-of libraries that may be damaged for good.
-Does not cover: when an import may be cut off (``untimely``).
+Covers: modules whose import had begun and did not finish, modules imported meanwhile that refer to them, the names of
+libraries that may be damaged permanently.
+Does not cover: when an import may be interrupted (``untimely``).
 
-Python takes a module out of ``sys.modules`` whose code fails, but not the parts of a package that were whole by then:
-the next import finds these and makes a package that does not have them as attributes. Nor does it take out a module
-that caught the interrupt of an import of its own and went on without it. Here all of them are taken out, and whatever
-was imported meanwhile and holds something of theirs, so that the next import begins from the start. Modules that were
-whole and hold nothing of them stay.
+Python removes a module whose code fails from ``sys.modules``, but not the submodules of a package that were complete by
+then: the next import finds these and makes a package that does not have them as attributes. Nor does it remove a module
+that caught the interrupt of one of its own imports and went on without that import. This module removes all of them,
+and all modules that were imported meanwhile and hold an object of theirs, so that the next import starts from the
+beginning. Complete modules that hold nothing of them stay.
 
-Two kinds can't be imported a second time. C extensions stay, and are put back into their package when that is imported.
-What has registered itself somewhere fails at its second import; then, and whenever the import of a library was cut off,
-the cell's reply names the module.
+Two kinds of modules can't be imported a second time. C extensions stay and are put back into their package when it is
+imported. A module that has registered itself somewhere fails at its second import. In that case, and whenever the
+import of a library was interrupted, the cell's reply names the module.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What an interrupt cut off."""
+    """The imports that one interrupt aborted."""
 
-    stack: Mapping[str, ModuleType | None]  # modules whose import had begun and not ended, innermost first
-    begun: Mapping[str, ModuleType]  # all modules whose import had begun since the outermost of these
-    library: str  # the outermost module on the stack that is a library's, or C code; empty if there is none
+    stack: Mapping[str, ModuleType | None]  # modules whose import was under way, innermost first
+    begun: Mapping[str, ModuleType]  # all modules whose import began since that of the outermost on the stack
+    library: str  # the outermost module on the stack that belongs to a library or is a C extension; empty if none
 
 
 class CutImports:
-    """The imports that interrupts cut off in this process."""
+    """The imports that interrupts aborted in this process."""
 
     def __init__(self) -> None:
-        self._cuts: list[_Cut] = []  # of the cell that runs
-        self._taken_out: dict[str, str] = {}  # modules, each with the one to name; its library where it is of one
+        self._cuts: list[_Cut] = []  # in the running cell
+        self._taken_out: dict[str, str] = {}  # removed modules, each with the module to report (its library, if any)
         self._libraries: set[str] = set()
 
     def note(self, frame: FrameType | None) -> None:
-        """Note what is being imported; called by a handler of SIGINT, right before it raises."""
+        """Record what is being imported; a SIGINT handler calls this right before it raises."""
         stack: dict[str, ModuleType | None] = {}
         library = ""
         for each in outwards(frame):
@@ -71,13 +71,13 @@ class CutImports:
         self._cuts.append(_Cut(stack, begun, library))
 
     def clean_up(self) -> list[str]:
-        """Take out what the cell's interrupts left half imported; return the modules that may still be damaged."""
+        """Remove modules that the cell's interrupts left incomplete; return those that may still be damaged."""
         cuts, self._cuts = self._cuts, []
         damaged = []
         for cut in cuts:
             whole = [name for name, module in cut.stack.items() if _is_whole(name, module)]
             if next(iter(cut.stack)) in whole:
-                continue  # the innermost one's own code dealt with the interrupt
+                continue  # the innermost module's own code handled the interrupt
             half = [name for name in cut.stack if name not in whole]
             for name in _take_out({*half, *whole[:1]}, cut):
                 self._taken_out[name] = cut.library or name
@@ -85,11 +85,11 @@ class CutImports:
                 self._libraries.add(cut.library)
                 damaged.append(cut.library)
             elif whole:
-                damaged.append(half[-1])  # what caught the interrupt has gone on without it
+                damaged.append(half[-1])  # the module that caught the interrupt went on without it
         return damaged
 
     def behind(self, error: BaseException) -> list[str]:
-        """Return which modules, whose import was cut off earlier, an error seems to come from."""
+        """Return the modules with an earlier interrupted import from which an error seems to come."""
         found: dict[str, None] = {}
         link: BaseException | None = error
         seen: set[int] = set()
@@ -97,14 +97,14 @@ class CutImports:
             seen.add(id(link))
             for name in _modules_in(link):
                 culprit = self._taken_out.get(name, "")
-                if culprit in self._libraries or (culprit and name not in sys.modules):  # else it is whole by now
+                if culprit in self._libraries or (culprit and name not in sys.modules):  # else it is complete by now
                     found[culprit] = None
             link = link.__cause__ or link.__context__
         return list(found)
 
 
 def _modules_in(error: BaseException) -> Iterator[str]:
-    """Yield the modules whose code an error went through, and the one of which it says that something is missing."""
+    """Yield the modules on an error's traceback, and the module in which an import or attribute was not found."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         yield str(frame.f_globals.get("__name__", ""))
     if isinstance(error, ImportError):
@@ -115,7 +115,7 @@ def _modules_in(error: BaseException) -> Iterator[str]:
 
 
 def _spec_of(frame: FrameType) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of the module that a frame is importing, if it is."""
+    """Return the spec of the module that a frame is importing; None if it imports none."""
     spec: Any = None
     if frame.f_code.co_name == "<module>":
         spec = frame.f_globals.get("__spec__")
@@ -126,12 +126,12 @@ def _spec_of(frame: FrameType) -> importlib.machinery.ModuleSpec | None:
 
 
 def _is_whole(name: str, module: ModuleType | None) -> bool:
-    """Whether a module that was being imported has been imported since."""
+    """Whether the import of a module has finished since."""
     return module is not None and sys.modules.get(name) is module
 
 
 def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
-    """Take modules out, and those imported meanwhile that hold something of them; return the names of all."""
+    """Remove modules, and those imported meanwhile that hold an object of theirs; return the names of all."""
     modules = {**cut.begun, **{name: module for name, module in cut.stack.items() if module is not None}}
     extensions = {name: module for name, module in modules.items() if _is_extension(module)}
     kept = {name for name, module in modules.items() if name in extensions or not (cut.library or _is_own(module))}
@@ -163,7 +163,7 @@ def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """Puts a C extension back into its package."""
+    """Put a C extension back into its package."""
 
     name: str
     extension: ModuleType
@@ -173,9 +173,9 @@ class _Put:
 
 
 def _holds(module: ModuleType, names: Collection[str], objects: Collection[int]) -> bool:
-    """Whether a module holds one of these modules, or something that one of them defines.
+    """Whether a module holds one of these modules, or an object that one of them defines.
 
-    Nothing is asked of the values themselves: those of libraries may import more when they are.
+    This accesses no attribute of an ordinary value: that could make a library's object import more.
     """
     return any(id(value) in objects or _defined_in(value) in names for value in list(vars(module).values()))
 
@@ -188,11 +188,11 @@ def _defined_in(value: Any) -> str:
 
 
 def _unregister_operators(module: ModuleType) -> None:
-    """Let go of the operators that a module registered with torch, which refuses to register them a second time."""
+    """Unregister a module's operators from torch, which refuses to register them a second time."""
     library = getattr(sys.modules.get("torch.library"), "Library", None)
     for name, value in list(vars(module).items()) if library is not None else ():
         if type(value) is library:
-            setattr(module, name, None)  # nothing else holds it, as a rule; its end unregisters them
+            setattr(module, name, None)  # usually the last reference; deleting the library unregisters its operators
 
 
 def _is_extension(module: ModuleType) -> bool:
@@ -201,7 +201,7 @@ def _is_extension(module: ModuleType) -> bool:
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Whether a module is the user's: a library that was imported whole by one stays whole."""
+    """Whether a module is the user's own; a complete library that it imported is kept."""
     file = str(vars(module).get("__file__"))
     return not (INSTALLED.search(file) or file.startswith(STANDARD_LIBRARY))
 

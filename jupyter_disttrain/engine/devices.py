@@ -1,10 +1,10 @@
-"""What NVML tells of the GPU of a rank.
+"""Read the state of a rank's GPU from NVML.
 
-Covers: use, memory, temperature, power, limited clocks, ECC errors, processes of others.
+Covers: utilization, memory, temperature, power, throttled clocks, ECC errors, processes of others.
 Does not cover: which GPU a rank gets (``cluster.devices``).
 
-NVML counts all GPUs of the machine, in the order of the bus; CUDA those that CUDA_VISIBLE_DEVICES lets it see, in an
-order that CUDA_DEVICE_ORDER chooses. So a GPU is asked for by the UUID that CUDA has for it.
+NVML numbers all GPUs of the machine in the order of the bus. CUDA numbers those in CUDA_VISIBLE_DEVICES, in an order
+that CUDA_DEVICE_ORDER chooses. So a GPU is looked up by its UUID in CUDA.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from .connection import CLIENT_IDENTITY
+from ..protocol.environment import CLIENT
 from .family import descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Reasons for which a GPU runs slower than it could that say something is wrong; idling is none.
+# Throttle reasons that indicate a problem; idling is not among them.
 _LIMITS = {0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake", 0x4: "power cap"}
 _MILLI = 1000.0
 
 
 def open_gpu(device: str, pid: int, uuid: str = "") -> Gpu | None:
-    """Return the GPU that torch calls ``device`` in this environment; None for a CPU, or where NVML can't be asked.
+    """Return the GPU that torch calls ``device`` in this environment; None for a CPU or if NVML is not available.
 
-    ``uuid`` is CUDA's, as in ``"GPU-8932f937-…"``; empty: unknown, and the GPU is found by its number.
+    ``uuid`` is CUDA's, e.g. ``"GPU-8932f937-…"``; if it is empty, the GPU is found by its index.
     """
     if not device.startswith("cuda"):
         return None
@@ -49,7 +49,7 @@ def open_gpu(device: str, pid: int, uuid: str = "") -> Gpu | None:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """Return the GPU whose UUID begins like that, as CUDA takes it; NVML itself wants the whole."""
+    """Return the GPU whose UUID begins with ``uuid``, as CUDA allows; NVML itself requires the complete UUID."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if str(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid):
@@ -64,11 +64,11 @@ class Gpu:
         self._nvml = nvml
         self._handle = handle
         self._pid = pid
-        self._of_cluster: dict[int, bool] = {}  # other processes, by number
+        self._of_cluster: dict[int, bool] = {}  # by pid: whether another process is a rank of this cluster
         self._name = str(self._ask(nvml.nvmlDeviceGetName) or "GPU")
 
     def read(self) -> dict[str, Any]:
-        """Return the figures; what this GPU does not tell is left out."""
+        """Return the figures; those that this GPU does not report are left out."""
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
         use = self._ask(nvml.nvmlDeviceGetUtilizationRates)
@@ -90,9 +90,9 @@ class Gpu:
         return {name: value for name, value in figures.items() if value is not None}
 
     def _others(self) -> int | None:
-        """Return how many processes beside those of this cluster use this GPU; None where that can't be known.
+        """Return the number of processes outside this cluster that use this GPU; None if unknown.
 
-        In a container NVML reports the host's numbers of processes: then the rank's own is not among them.
+        In a container NVML reports the host's pids, so the rank's own is not among them.
         """
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses) or []
         pids = {process.pid for process in processes}
@@ -102,17 +102,17 @@ class Gpu:
         return sum(not self._is_of_cluster(pid) for pid in pids - own)
 
     def _is_of_cluster(self, pid: int) -> bool:
-        """Return whether a process is another rank of this cluster, with which this one shares the GPU."""
+        """Return whether a process is another rank of this cluster that shares the GPU."""
         if pid not in self._of_cluster:
             try:
-                told = psutil.Process(pid).environ().get(CLIENT_IDENTITY)
+                told = psutil.Process(pid).environ().get(CLIENT)
             except psutil.Error:
-                told = None  # it has ended, or is another user's
-            self._of_cluster[pid] = told is not None and told == os.environ.get(CLIENT_IDENTITY)
+                told = None  # it has ended, or belongs to another user
+            self._of_cluster[pid] = told is not None and told == os.environ.get(CLIENT)
         return self._of_cluster[pid]
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or not allowed to this user
+        with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or no permission
             return question(self._handle, *arguments)
         return None
 

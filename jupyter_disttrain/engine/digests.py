@@ -1,7 +1,7 @@
-"""What a variable holds, in short, so that ranks can be compared without sending it.
+"""Compute digests of a variable's parts, so that ranks can be compared without sending the values.
 
 Covers: taking models, optimizers and containers apart, a digest of each part, the numbers of one part.
-Does not cover: comparing (``cluster.differences``).
+Does not cover: comparing ranks (``cluster.differences``).
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from ..values import dump_value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHOWN = 60  # characters of a text
+SHOWN = 60  # characters shown of a plain value
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digests(value: Any) -> list[dict[str, Any]]:
-    """Return for each part of a value its path, what it is and a digest; None for what is sharded or can't be compared.
+    """Return path, kind and digest of each part of a value; the digest is None if the part can't be compared.
 
-    Parts are the tensors of a model and of an optimizer, and what lists, tuples and dicts hold. A tensor that is
-    sharded over ranks differs on each by design.
+    Parts are the tensors of a model or an optimizer and the items of lists, tuples and dicts. A tensor that is sharded
+    over ranks differs on each by design and gets no digest.
     """
     return [_describe(path, part) for path, part in _parts("", value)]
 
 
 def numbers(value: Any, path: str) -> np.ndarray | None:
-    """Return one part of a value as numbers that can be subtracted; None if it is no array of numbers.
+    """Return one part of a value as an array of numbers that can be subtracted; None if it is no array of numbers.
 
     Raises
     ------
     UsageError
-        If there is no such part any more.
+        If the part no longer exists.
     """
     for found, part in _parts("", value):
         if found == path:
             array = _array(part)
             if array is None or array.dtype.kind not in "biuf":
                 return None
-            # Neighbouring whole numbers may be one float64.
+            # Large integers that differ by one may be the same float64.
             return array.astype(np.float64 if array.dtype.kind in "bf" else object)
     raise UsageError(f"there is no {path or 'such value'} here any more")
 
 
 def _parts(path: str, value: Any, within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Take a value apart; ``within`` holds the ids of what it is a part of."""
+    """Yield path and value of each part; ``within`` holds the ids of the enclosing containers."""
     state = getattr(value, "state_dict", None)
     if callable(state) and not isinstance(value, type):
         value = state()
@@ -68,7 +68,7 @@ def _parts(path: str, value: Any, within: tuple[int, ...] = ()) -> Iterator[tupl
 
 
 def _is_dotted(key: Any, within: dict[Any, Any]) -> bool:
-    """Whether a key is a name such as a state dict's, of which no part is a key itself."""
+    """Whether a key is a dotted name, as in a state dict, whose first part is not a key itself."""
     return isinstance(key, str) and key.partition(".")[0] not in within
 
 
@@ -88,7 +88,7 @@ def _describe(path: str, part: Any) -> dict[str, Any]:
             "digest": hashlib.sha256(text.encode()).hexdigest(),
         }
     if isinstance(part, (set, frozenset)):
-        part = sorted(map(repr, part))  # in an order of its own in each process
+        part = sorted(map(repr, part))  # the order of a set differs between processes
     try:
         pickled, buffers = dump_value(part)
     except UnserializableValueError:
@@ -100,7 +100,7 @@ def _describe(path: str, part: Any) -> dict[str, Any]:
 
 
 def _is_sharded(part: Any) -> bool:
-    placements = getattr(part, "placements", None)  # of a DTensor
+    placements = getattr(part, "placements", None)  # only a DTensor has them
     return placements is not None and not all(placement.is_replicate() for placement in placements)
 
 
@@ -109,7 +109,7 @@ def _dtype(part: Any) -> str:
 
 
 def _array(part: Any) -> np.ndarray | None:
-    """Return the numbers of a tensor or an array, in memory of the CPU; None for anything else."""
+    """Return a tensor or an array as a numpy array; None for anything else."""
     if isinstance(part, np.ndarray):
         return None if part.dtype.hasobject else part
     if not hasattr(part, "detach") or part.is_meta:

@@ -1,12 +1,13 @@
-"""Process groups that were destroyed, kept for a moment.
+"""Keep references to destroyed process groups for a while, so that freeing them can't deadlock.
 
-Covers: keeping whoever lets go of a destroyed group last from waiting for ever; groups that are half ended.
+Covers: delaying the release of destroyed groups, removing groups that an interrupt left half destroyed.
+Does not cover: forming groups (``process_group``).
 
-A finished collective of Gloo is put away by one of the group's own threads, which needs Python's lock for it. A group
-that nobody holds any more waits for its threads. Let go of by Python it waits without the lock, but where a model in
-DistributedDataParallel is the last to hold it, with the lock: a script that makes a model, trains it, destroys the
-group and returns hangs at times (seen with torch 2.13, in two plain processes as well). So a destroyed group is held
-here until its threads have put away what they had to.
+A finished collective of Gloo is freed by one of the group's own threads, which needs the GIL for it. The destructor of
+a group waits for these threads. It waits without the GIL if Python drops the last reference, but with the GIL if a
+model in DistributedDataParallel does: a script that makes a model, trains it, destroys the group and returns sometimes
+hangs (seen with torch 2.13, also in two plain processes). So this module holds a destroyed group until its threads have
+finished.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import KEPT_SECONDS
 from .replacing import Aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KEPT_SECONDS = 1.0  # much longer than a thread waits for Python's lock
-
 
 def keep_ended_groups() -> Callable[[], None]:
-    """From now on hold for a moment what ``destroy_process_group`` destroys; returns torch's, for aborted groups."""
+    """Patch ``destroy_process_group`` to keep destroyed groups for a while; return torch's own, for aborted groups."""
     import torch.distributed as dist  # noqa: PLC0415
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
@@ -44,10 +44,10 @@ def keep_ended_groups() -> Callable[[], None]:
 
 
 def forget_half_ended_groups() -> None:
-    """Forget what an interrupt has left of a group, in the midst of its making or its end.
+    """Remove what is left of a group whose creation or destruction was interrupted.
 
-    There is no default group then, and still one of that name, so that none could be made. The steps are the last ones
-    of ``destroy_process_group``.
+    torch then has no default group but still has its name registered, so that no new one can be made. The steps are the
+    last ones of ``destroy_process_group``.
     """
     from torch._C._distributed_c10d import _unregister_all_process_groups  # noqa: PLC0415
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415

@@ -1,6 +1,6 @@
-"""Escape what JSON in UTF-8 can't hold.
+"""Escape text that UTF-8 can't encode, so that it fits into a JSON message.
 
-Covers: lone surrogates in the user's texts, e.g. half an emoji, or a file's name that is no text.
+Covers: lone surrogates in the user's text, e.g. half an emoji, or a file name that is not valid text.
 Does not cover: printed text (``streams``), values that are pickled (``values``).
 """
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def escape(text: str) -> str:
-    """Return a text as ``print`` shows it on a rank: a lone surrogate by its number."""
+    """Return a text as ``print`` shows it on a rank, with lone surrogates as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def escaping(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Return a packer of messages that escapes what ``pack`` can't encode."""
+    """Return a function that packs messages like ``pack`` and escapes what ``pack`` can't encode."""
 
     def pack_any(message: Any) -> bytes:
         try:

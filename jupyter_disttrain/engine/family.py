@@ -1,6 +1,7 @@
-"""What the nanny and the rank ask of the operating system about each other: adoption, death, interrupts.
+"""Signal, adopt and list processes for the nanny and the rank.
 
-Covers: Linux' prctl and tgkill; the programs that a rank waits for.
+Covers: Linux' prctl and tgkill, interrupting the programs that a rank waits for, whether a process runs.
+Does not cover: ending processes in order (``rank_sessions``).
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
+from ..protocol.time_limits import PROGRAM_SECONDS
+from ..rank_sessions import end
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROGRAM_SECONDS = 0.3  # for a program to end that was interrupted
-
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's descendants leave."""
+    """Become the parent of descendants whose own parent has exited."""
     _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
@@ -34,22 +38,22 @@ def die_with_parent() -> None:
 def signal_main_thread(pid: int, number: int) -> None:
     """Send a signal to a process's main thread.
 
-    Sent to the process, Linux may give it to any thread, say while the process is stopped or just goes on. Python then
-    only takes a note of an interrupt, and the main thread sleeps on.
+    Linux may deliver a signal to the process to any thread, e.g. while the process is stopped or just continues. Python
+    then only sets a flag for an interrupt, and the main thread goes on sleeping.
     """
     import ctypes  # noqa: PLC0415
 
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "tgkill"):
         os.kill(pid, number)  # a C library from before 2019
-    elif libc.tgkill(pid, pid, number) != 0 and ctypes.get_errno() != errno.ESRCH:  # it has just ended
+    elif libc.tgkill(pid, pid, number) != 0 and ctypes.get_errno() != errno.ESRCH:  # ESRCH: it has just ended
         raise OSError(ctypes.get_errno(), "tgkill")
 
 
 def interrupt(pid: int) -> None:
-    """Interrupt a process's main thread, and the programs that it has started, as a terminal would.
+    """Interrupt a process's main thread and the programs that it has started, as a terminal would.
 
-    ``os.system`` has its caller ignore SIGINT until the program has ended; then the caller is interrupted again.
+    ``os.system`` makes its caller ignore SIGINT until the program has ended; the caller is then interrupted again.
     """
     is_deaf = _ignores_interrupts(pid)
     signal_main_thread(pid, signal.SIGINT)
@@ -65,31 +69,31 @@ def _ignores_interrupts(pid: int) -> bool:
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return False  # it has ended, or this is no Linux
+        return False  # it has ended, or this is not Linux
     ignored = next((line.split()[1] for line in text.splitlines() if line.startswith("SigIgn:")), "0")
     return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
 
 
 def _interrupt_programs(pid: int) -> None:
-    """Interrupt what runs in the process's own group, but for its forks, as a DataLoader's workers are."""
+    """Interrupt the descendants in the process's own process group, except its forks, e.g. DataLoader workers."""
     own, group = _command(pid), os.getpgid(pid)
     for child in descendants(pid):
         try:
             if _command(child) != own and os.getpgid(child) == group:
                 os.kill(child, signal.SIGINT)
         except (ProcessLookupError, PermissionError):
-            continue  # it has just ended, or is another user's, as what sudo runs is
+            continue  # it has just ended, or runs as another user, e.g. under sudo
 
 
 def _command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return b""  # it has ended, or this is no Linux
+        return b""  # it has ended, or this is not Linux
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that a process has started, and those that they have."""
+    """Yield the pids of a process's descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -100,28 +104,29 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def end_descendants() -> None:
-    """End what this process has adopted: its rank's children have left it."""
-    import psutil  # noqa: PLC0415
-
-    left = psutil.Process().children(recursive=True)
-    for process in left:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(left, timeout=2)
+    """End all descendants, including those that this process adopted from its rank."""
+    end(psutil.Process().children(recursive=True))
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has reaped does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
 
 
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended or is inside its exit system call, which closes its files."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[6]) & 4)  # PF_EXITING
+
+
 def _prctl(option: int, value: int) -> None:
-    import ctypes  # noqa: PLC0415  (only the two ends of the fork need it)
+    import ctypes  # noqa: PLC0415  (only nanny and rank need it)
 
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")

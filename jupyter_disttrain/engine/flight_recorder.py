@@ -1,11 +1,11 @@
 """Read torch's record of the collectives that this rank has called.
 
-Covers: Gloo's record and NCCL's, which are two; the oldest pending collective; what was called under a number.
+Covers: the separate records of Gloo and NCCL; the oldest pending collective; collectives by their number.
 Does not cover: whether the main thread waits for a collective of NCCL (``standstill``), comparing ranks
 (``cluster.hang``).
 
-To read NCCL's record asks CUDA for the state of events. That may wait as long as the driver does, and it fails in a
-process that has lost its CUDA context.
+Reading NCCL's record queries CUDA events. That may wait as long as the driver does, and it fails in a process that has
+lost its CUDA context.
 """
 
 from __future__ import annotations
@@ -15,34 +15,38 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import FLIGHT_RECORDER_LIMIT_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-LIMIT_SECONDS = 0.5  # for NCCL's record, on a thread that has others to serve
 
-_reading = threading.Lock()  # NCCL's record, on a thread of its own
+_reading = threading.Lock()  # held while NCCL's record is read
 
 
 def pending_collective() -> dict[str, Any] | None:
-    """Return the oldest collective of Gloo that has not come to its end; whoever has called it waits for it."""
+    """Return the oldest unfinished collective of Gloo; its caller waits for it."""
     return _oldest(_of_gloo(only_active=True))
 
 
 def pending_on_device(limit_s: float = 0.0) -> dict[str, Any] | None:
-    """Return the oldest collective of NCCL that has not come to its end; calling it waits for nothing.
+    """Return the oldest unfinished collective of NCCL; its caller need not wait for it.
 
     Parameters
     ----------
     limit_s
-        Take it for unknown after this many seconds; 0: wait for the driver.
+        Return None after this many seconds; 0 waits for the driver without limit.
     """
     return _oldest(_of_nccl(only_active=True, limit_s=limit_s))
 
 
 def called(about: Collection[Sequence[Any]], since_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield collectives by group, number and backend; numbers begin again with the process group, at ``since_ns``."""
+    """Yield the collectives with a group, number and backend in ``about`` that were called at ``since_ns`` or later.
+
+    Numbers start again with each process group, so ``since_ns`` is the time at which the current one was made.
+    """
     asked = {tuple(each) for each in about}
-    for entry in (*_of_gloo(only_active=False), *_of_nccl(only_active=False, limit_s=LIMIT_SECONDS)):
+    for entry in (*_of_gloo(only_active=False), *_of_nccl(only_active=False, limit_s=FLIGHT_RECORDER_LIMIT_SECONDS)):
         if int(entry["time_created_ns"]) >= since_ns:
             summary = _summary(entry)
             if (summary["group"], summary["number"], summary["backend"]) in asked and not summary["is_p2p"]:
@@ -59,10 +63,10 @@ def _of_gloo(*, only_active: bool) -> list[dict[str, Any]]:
 
 
 def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
-    """Return NCCL's entries; none where there are none, where the device does not answer or its context is lost."""
+    """Return NCCL's entries; an empty list also if the device does not respond or its context is lost."""
     dump = _dump_of("_dump_nccl_trace_json")
     if dump is None or not _reading.acquire(timeout=limit_s or -1):
-        return []  # an earlier reading still waits for the driver
+        return []  # an earlier read still waits for the driver
     found: list[list[dict[str, Any]]] = []
 
     def read() -> None:
@@ -75,7 +79,11 @@ def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
 
     if limit_s:
         reader = threading.Thread(target=read, name="disttrain flight recorder", daemon=True)
-        reader.start()
+        try:
+            reader.start()
+        except RuntimeError:  # can't start a thread now
+            _reading.release()
+            return []
         reader.join(limit_s)
     else:
         read()
@@ -83,7 +91,7 @@ def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
 
 
 def _dump_of(name: str) -> Callable[..., str | bytes] | None:
-    """Return the function that writes a record; None where this torch has none."""
+    """Return torch's function that dumps a record; None if this torch has none."""
     from torch._C import _distributed_c10d  # noqa: PLC0415
 
     return getattr(_distributed_c10d, name, None)

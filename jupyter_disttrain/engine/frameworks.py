@@ -1,6 +1,6 @@
-"""Frameworks that a cell wants and this host has not, or has too old, or that can't be started again.
+"""Give advice on frameworks that are missing, too old, or can't be started again in a process.
 
-Covers: which version works with the ranks, how to get it; those that start once in a process.
+Covers: the versions that work with the ranks, how to install them; frameworks that start once per process.
 Does not cover: the error itself (``cell_errors``).
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """One that runs on ranks."""
+    """A framework that runs on ranks."""
 
     distribution: str  # its name for pip
-    least: tuple[int, ...]  # the oldest version that is known to work
+    least: tuple[int, ...]  # the oldest version known to work
     needs_torch: bool = True
-    command: str = ""  # that installs it, where pip alone can't
+    command: str = ""  # the command that installs it, if pip alone can't
 
     @property
     def remedy(self) -> str:
-        """How to get it, in words; torch is named so that pip does not bring another one along."""
+        """The command that installs it; it pins torch so that pip does not install another version."""
         if self.command:
             return self.command
         version = ".".join(map(str, self.least))
@@ -47,10 +47,10 @@ FRAMEWORKS = {
 
 
 class MissingFrameworkError(RuntimeError):
-    """A person has asked for something that needs a framework which is not there."""
+    """The user requested a feature whose framework is not installed."""
 
 
-# What frameworks say that start once in a process, which ranks are for days.
+# Messages of frameworks that start once per process; a rank's process runs for days.
 _ONCE = {
     "jax.distributed.initialize() must be called before": "JAX starts once in a process",
     "jax.distributed.initialize should only be called once": "JAX starts once in a process",
@@ -60,7 +60,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def hint(error: BaseException, text: str) -> str:
-    """Return what a person can do about a framework that is missing, too old or started again; empty if nothing."""
+    """Return advice on a framework that is missing, too old or started twice; empty if the error is not about one."""
     for said, why in _ONCE.items():
         if said in text:
             return f"{why}: go on with what is there, take %dist_run --fresh for a script, or begin with %dist_reset"
@@ -68,7 +68,7 @@ def hint(error: BaseException, text: str) -> str:
         name = (error.name or "").partition(".")[0]
         if name in FRAMEWORKS and not _is_installed(name):
             return f"on this rank's host: {FRAMEWORKS[name].remedy}"
-        said = _say_old(name)  # it has no such part
+        said = _say_old(name)  # an installed framework lacks the module
         if said:
             return said
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -82,13 +82,13 @@ def hint(error: BaseException, text: str) -> str:
 def _is_installed(name: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
-    except ValueError:  # a module without a spec, which somebody has put there
+    except ValueError:  # a module without a spec in sys.modules
         return True
-    return spec is not None and spec.origin is not None  # else it is a folder that happens to have this name
+    return spec is not None and spec.origin is not None  # without origin it is only a folder of this name
 
 
 def _say_old(name: str) -> str:
-    """Say so if a framework that was imported is older than what is known to work; empty if not."""
+    """Return advice if an imported framework is older than the versions known to work; empty if not."""
     framework, module = FRAMEWORKS.get(name), sys.modules.get(name)
     if framework is None or not _is_old(module, framework):
         return ""
@@ -97,7 +97,7 @@ def _say_old(name: str) -> str:
 
 
 def check_tensorflow() -> None:
-    """Raise a MissingFrameworkError where there is no TensorFlow that could read TF_CONFIG."""
+    """Raise a MissingFrameworkError if TensorFlow, which reads TF_CONFIG, is not installed."""
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingFrameworkError(
             f"TF_CONFIG was asked for, and there is no TensorFlow: {FRAMEWORKS['tensorflow'].remedy}, "

@@ -1,6 +1,6 @@
-"""Advice for errors of CUDA and NCCL.
+"""Give advice on errors of CUDA and NCCL.
 
-Covers: a lost CUDA context, too little memory of a GPU, a device that is not there, errors of NCCL that say little.
+Covers: a lost CUDA context, GPU memory exhausted, an invalid device, NCCL errors without a cause.
 Does not cover: the error itself (``cell_errors``), replacing the rank (``cluster.guardian``).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-# After these every later call of CUDA in the process fails; other errors of CUDA leave the process usable.
+# After one of these errors every later CUDA call in the process fails; other CUDA errors leave the process usable.
 _LOST = re.compile(
     r"(CUDA|HIP) error: .*(device-side assert|illegal memory access|illegal address|unspecified launch failure"
     r"|misaligned address|illegal instruction|invalid program counter|hardware stack|invalid address space"
@@ -18,12 +18,12 @@ _NCCL = re.compile(r"NCCL error|unhandled (system|cuda) error|ncclSystemError|nc
 
 
 def is_context_lost(text: str) -> bool:
-    """Return whether an error of this text means that the process can't use its GPU any more."""
+    """Return whether an error with this text means that the process can't use its GPU any more."""
     return bool(_LOST.search(text))
 
 
 def advice(error: BaseException, text: str) -> str:
-    """Return what the user can do about an error of this text; empty if there is nothing to say."""
+    """Return advice on an error with this text; empty if there is none."""
     if _LOST.search(text):
         return (
             "this process can't use its GPU any more, so it ends and the rank gets a new one; with "
@@ -39,7 +39,8 @@ def advice(error: BaseException, text: str) -> str:
         )
     if "invalid device ordinal" in text:
         return (
-            "the variable device holds this rank's GPU; with --share-gpus, LOCAL_RANK may be larger than their number"
+            "the variable device holds this rank's GPU; LOCAL_RANK is larger than the number of GPUs that a rank sees "
+            "with --share-gpus, and in jobs that give each process a GPU of its own"
         )
     if _NCCL.search(text):
         return (

@@ -1,7 +1,6 @@
-"""Every process group of this rank: who made it, and how it is released.
+"""Record every process group of this rank and release them.
 
-Covers: taking note of groups as they are made, by the session or by a cell; aborting all of them, those of GPUs side by
-side.
+Covers: recording groups as the session or a cell makes them; aborting all of them, those on GPUs concurrently.
 Does not cover: sockets (``sockets``), the session's own group (``process_group``).
 """
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-BESIDE = "disttrain beside"  # describes the group of threads that write a checkpoint beside the cells
+BESIDE = "disttrain beside"  # description of the process group of threads that write a checkpoint in the background
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +39,21 @@ class GroupRecord:
     timeout: timedelta
     tag: str | None
     description: str | None
-    made_at: str  # the cell's line that made it; empty for the session's own
-    held: weakref.ref[Any]  # the group: one that a person has destroyed must not live on here
+    made_at: str  # the line of the cell that made it; empty for the session's own group
+    held: weakref.ref[Any]  # the ProcessGroup; weak, so that a destroyed group is freed
     loops: tuple[EventLoop, ...]
 
     @property
     def is_beside(self) -> bool:
-        """Whether it is of threads that write a checkpoint, and no cell knows of it."""
+        """Whether it is the group of threads that write a checkpoint, which cells do not see."""
         return self.description == BESIDE
 
 
 def leave_defaults_open() -> None:
-    """Have the functions of ``torch.distributed.nn`` use the default group of the moment in which they are called.
+    """Have the functions of ``torch.distributed.nn`` use the default group at the time of the call.
 
-    Theirs is that of the moment in which they are imported, which any optimizer does: none in a program that imports it
-    before it makes a group.
+    Their default argument is the default group at the time of the import, which any optimizer triggers. In a program
+    that imports them before it makes a group, the default is None.
     """
     on_import("torch.distributed.nn.functional", _open_defaults)
 
@@ -73,13 +72,13 @@ class Groups:
 
     def __init__(self) -> None:
         self._records: dict[str, GroupRecord] = {}
-        self._before: set[int] | None = None  # the epoll instances there were when a group began to be made
+        self._before: set[int] | None = None  # epoll descriptors from before the group that is being made, if any
         self._hook()
 
     def _hook(self) -> None:
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        # The function through which init_process_group and new_group go, and DeviceMesh but where it splits a group.
+        # init_process_group and new_group call this function, and so does DeviceMesh unless it splits a group.
         original: Callable[..., Any] = c10d._new_process_group_helper  # noqa: SLF001
 
         signature = inspect.signature(original)
@@ -110,7 +109,7 @@ class Groups:
 
     @property
     def live(self) -> dict[str, GroupRecord]:
-        """The groups that nobody has destroyed, by name."""
+        """The groups that were not destroyed, by name."""
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
         names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001
@@ -122,23 +121,23 @@ class Groups:
 
     @property
     def of_cells(self) -> dict[str, GroupRecord]:
-        """Those of them that cells know, and that are made anew after a release."""
+        """The live groups that cells see; they are formed again after a release."""
         return {name: record for name, record in self.live.items() if not record.is_beside}
 
     def keep_line(self, name: str, made_at: str) -> None:
-        """Take over the line that made a group from the group in whose place it stands."""
+        """Set the line that made a group to that of the group that it replaces."""
         self._records[name] = replace(self._records[name], made_at=made_at)
 
     @property
     def have_devices(self) -> bool:
-        """Whether a group has collectives that are done on a GPU, so that no connection ends them."""
+        """Whether a group has collectives on a GPU, which ending connections does not end."""
         return any(_devices_of(record.held()) for record in self.live.values())
 
     def abort_devices(self, limit_s: float) -> list[str]:
-        """Abort what groups do on GPUs; returns the groups whose abort has not come back in time.
+        """Abort the groups' collectives on GPUs; return the groups whose abort did not return within ``limit_s``.
 
-        All aborts begin at once: one may wait for the device, which a kernel of another group occupies. NCCL wants them
-        in the same order on all ranks.
+        All aborts start at the same time, because one may wait for the device while a kernel of another group occupies
+        it. NCCL requires the same order on all ranks.
         """
         records = sorted(self.live.items(), reverse=True)
         aborts = {
@@ -154,10 +153,10 @@ class Groups:
         return [name for name, abort in aborts.items() if abort.is_alive()]
 
     def release(self) -> int:
-        """End every group's connections, so that whoever waits in a collective of the CPU gets an error.
+        """Shut down every group's connections, so that a thread that waits in a collective on the CPU gets an error.
 
-        Called on the control thread while the main thread waits. Groups that are just being made are reached as well.
-        Returns how many were ended.
+        Called on the control thread while the main thread waits. Includes a group that is being made. Returns the
+        number of connections that were shut down.
         """
         ended = 0
         for record in self.live.values():
@@ -169,7 +168,7 @@ class Groups:
 
 
 def _record_of(pg: Any, name: str) -> GroupRecord:
-    """Describe a group that was split off another, as DeviceMesh does with NCCL; it has no event loop of its own."""
+    """Describe a group that was split from another, as DeviceMesh does with NCCL; it has no event loop of its own."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
     backend = c10d._world.pg_map[pg][0]  # noqa: SLF001
@@ -187,7 +186,7 @@ def _record_of(pg: Any, name: str) -> GroupRecord:
 
 
 def _devices_of(pg: Any) -> list[Any]:
-    """Return the devices other than the CPU on which a group does collectives: Gloo copies what is on a GPU."""
+    """Return the devices other than the CPU on which a group runs collectives; Gloo copies GPU tensors to the CPU."""
     if pg is None:
         return []
     devices = [device for device in pg._device_types if device.type != "cpu"]  # noqa: SLF001
@@ -195,18 +194,18 @@ def _devices_of(pg: Any) -> list[Any]:
 
 
 def _abort_devices(pg: Any) -> None:
-    """Abort NCCL communicators; Gloo's own abort does nothing while somebody waits."""
+    """Abort NCCL communicators; Gloo's own abort has no effect while a thread waits in it."""
     import torch  # noqa: PLC0415
 
     for device in _devices_of(pg):
         try:
             pg._get_backend(torch.device(device.type)).abort()  # noqa: SLF001
-        except RuntimeError as error:  # e.g. of CUDA, whose context is lost: there is nothing left to abort
+        except RuntimeError as error:  # e.g. from CUDA after its context is lost: there is nothing left to abort
             sys.stderr.write(f"a process group was aborted, and reports: {error}\n")
 
 
 def _cell_line_of_caller() -> str:
-    """Return the innermost line of a cell on the stack: number and text."""
+    """Return the number and text of a cell's innermost line on the stack; empty if no cell's code is on it."""
     frame = sys._getframe()  # noqa: SLF001
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -1,31 +1,29 @@
-"""When a new process says hello to the client.
+"""Schedule the hello messages that a new process sends to the client.
 
-Covers: soon again while nobody seems to listen, seldom once it was heard, no more once it is known.
-Does not cover: what is said, and on which socket (``app``, ``nanny``).
+Covers: sending often until the first acknowledgement, seldom after it, not at all once the client knows the process.
+Does not cover: the message and its socket (``app``, ``nanny``).
 
-The first words of a process may be lost: the client, or the way to it, may not be there yet. But 256 ranks and their
-nannies that repeat theirs until the last of them has come keep each other from coming.
+A process's first message may be lost because the client or the connection to it is not ready yet. But if 256 ranks and
+their nannies kept repeating their hellos until the last has registered, they would delay each other's start.
 """
 
 from __future__ import annotations
 
 import time
 
-FIRST_PAUSE_SECONDS = 0.05  # then twice as long each time
-LONGEST_PAUSE_SECONDS = 1.0
-HEARD_SECONDS = 5.0  # from being heard to the next hello: who has heard it may go, and another client come
+from ..protocol.time_limits import FIRST_PAUSE_SECONDS, HELLOS_HEARD_SECONDS, LONGEST_PAUSE_SECONDS
 
 
 class Hellos:
-    """The hellos of one process."""
+    """The schedule of one process's hello messages."""
 
     def __init__(self) -> None:
-        self.is_known = False  # nothing more has to be said
-        self.next_at = 0.0  # as ``time.monotonic`` counts
+        self.is_known = False  # the client knows the process: send no more
+        self.next_at = 0.0  # time of the next hello, by ``time.monotonic``
         self._pause = FIRST_PAUSE_SECONDS
 
     def is_due(self) -> bool:
-        """Whether it is time to say hello; then it is taken as said."""
+        """Whether to send a hello now; if so, schedule the next one."""
         now = time.monotonic()
         if self.is_known or now < self.next_at:
             return False
@@ -34,5 +32,5 @@ class Hellos:
         return True
 
     def was_heard(self) -> None:
-        """Wait long before the next one; may be called from any thread."""
-        self.next_at = time.monotonic() + HEARD_SECONDS
+        """Delay the next hello, which the client has acknowledged; may be called from any thread."""
+        self.next_at = time.monotonic() + HELLOS_HEARD_SECONDS

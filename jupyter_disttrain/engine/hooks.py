@@ -1,6 +1,6 @@
-"""What happens on a rank after each cell.
+"""Clean up after each cell and collect the state of the process group for the cell's reply.
 
-Covers: what the client has to know of the process group after a cell, files that a cell that was cut off has left.
+Covers: the group's state and collective counts after a cell, lock files left by an interrupted cell.
 Does not cover: the group itself (``process_group``).
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .cell_errors import is_of_group
 from .compiled_parts import give_back_files
+from .group_errors import is_of_group
 from .models import is_step_cut_off
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def counts(group: Group | None, horovod: HorovodCalls) -> dict[str, Any]:
-    """Return how many collectives this rank has called in each process group since that was made, and messages."""
+    """Return this rank's counts of collectives in each process group since it was made, and of messages."""
     if group is None:
         return {"collectives": {}, "messages": None}
     told = group.counts
@@ -26,10 +26,10 @@ def counts(group: Group | None, horovod: HorovodCalls) -> dict[str, Any]:
 
 
 def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException | None) -> tuple[str, dict[str, Any]]:
-    """Return which process group the rank is in, and what the cell's reply says of it.
+    """Return the rank's process group, and the entries about groups for the cell's reply.
 
-    The first is ``Group.tag``, or ``"none"`` on a rank without torch. The reply says whether the error came out of a
-    group, how many collectives the rank has called in each, and whether a step of an FSDP2 model was cut off.
+    The first is ``Group.tag``, or ``"none"`` on a rank without torch. The entries state whether the error comes from a
+    group, how many collectives the rank has called in each, and whether a step of an FSDP2 model was interrupted.
     """
     give_back_files()
     of_group = error is not None and is_of_group(error)

@@ -1,10 +1,10 @@
-"""What a cell calls of Horovod on torch's tensors.
+"""Record a cell's calls of Horovod for torch.
 
-Covers: the operation that the main thread waits in, how many were called since Horovod was started.
-Does not cover: starting and ending Horovod (``horovod_world``).
+Covers: the operation that the main thread waits in, the number of operations since Horovod was started.
+Does not cover: starting and stopping Horovod (``horovod_world``).
 
-Horovod matches operations by name. Those without one are counted on each rank: ranks that have called different numbers
-of them never meet again.
+Horovod matches operations by name. Each rank numbers operations without a name: once ranks have called different
+numbers of them, their operations never match again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GROUP = "horovod"  # what stands in the place of a process group's name
+GROUP = "horovod"  # used as the name of a process group
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One that was begun."""
+    """An operation that was started."""
 
     kind: str  # e.g. "allreduce"
     name: str | None
@@ -31,32 +31,32 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """Its kind, with the name that Horovod knows it by, e.g. a parameter's."""
+        """Its kind and its name in Horovod, e.g. a parameter's."""
         return f"hvd.{self.kind}" + (f" of {self.name!r}" if self.name else "")
 
 
 class HorovodCalls:
-    """The operations of the cell that runs."""
+    """The operations of the running cell."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, Operation] = {}  # and not waited for, by handle
-        self._wait: tuple[Operation, float] | None = None  # and since when, by the wall clock
-        self.is_join_cut_off = False  # for good: Horovod 0.28 keeps half of it over a shutdown, and crashes later
-        self._count: int | None = None  # since the start, or a join; None if ranks need not have called the same number
+        self._begun: dict[int, Operation] = {}  # by handle: started and not waited for yet
+        self._wait: tuple[Operation, float] | None = None  # what the main thread waits in, since when (wall clock)
+        self.is_join_cut_off = False  # never cleared: Horovod 0.28 keeps half a join over a shutdown and crashes later
+        self._count: int | None = None  # since the start or a join; None if ranks may have called different numbers
 
     def begin_anew(self, *, on_all_ranks: bool) -> None:
-        """Count from here: Horovod was started; operations on some ranks alone are not counted."""
+        """Restart the count, as Horovod was started; without ``on_all_ranks`` operations are not counted."""
         self._begun.clear()
         self._count = 0 if on_all_ranks else None
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many operations of all ranks were called since Horovod was started, or since a join."""
+        """The number of operations on all ranks since Horovod was started or since a join."""
         return {} if self._count is None else {GROUP: self._count}
 
     @property
     def waiting(self) -> dict[str, Any] | None:
-        """What the main thread waits in, as ``where.pending_collective`` tells of torch's own; None if in nothing."""
+        """What the main thread waits in, in the form of ``where.pending_collective``; None if it does not wait."""
         wait = self._wait
         if wait is None:
             return None
@@ -65,8 +65,8 @@ class HorovodCalls:
         shown = [each for each in tensors if each is not None]
         return {
             "name": operation.title,
-            "number": None,  # ranks meet by names
-            "is_p2p": True,  # so that it is not looked for by its number
+            "number": None,  # Horovod matches by name
+            "is_p2p": True,  # so that it is not matched by its number
             "sizes": [list(each.shape) for each in shown],
             "dtypes": [str(each.dtype).rpartition(".")[2] for each in shown],
             "group": GROUP,
@@ -75,7 +75,7 @@ class HorovodCalls:
         }
 
     def watch(self, mpi_ops: Any) -> None:
-        """Take note of what is called in ``horovod.torch.mpi_ops``."""
+        """Wrap the functions of ``horovod.torch.mpi_ops`` to record their calls."""
         for name, function in list(vars(mpi_ops).items()):
             if name.startswith("_") and name.endswith("_async") and callable(function):
                 setattr(mpi_ops, name, self._note(function, name.strip("_").removesuffix("_async")))
@@ -112,14 +112,14 @@ class HorovodCalls:
         return synchronize
 
     def _meet(self, original: Callable[..., Any], *, is_last: bool) -> Callable[..., Any]:
-        """Wrap what waits for all ranks by itself; ``is_last``: until then they may call different numbers."""
+        """Wrap a blocking call of all ranks; before one with ``is_last`` (join), ranks may call different numbers."""
 
         @functools.wraps(original)
         def meet(*args: Any, **options: Any) -> Any:
             self._wait = Operation(original.__name__, None, None), time.time()
             try:
                 result = original(*args, **options)
-            except BaseException:  # an interrupt too cuts it off; it goes on to the caller
+            except BaseException:  # including an interrupt
                 self.is_join_cut_off = self.is_join_cut_off or is_last
                 raise
             finally:

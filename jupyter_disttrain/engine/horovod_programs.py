@@ -1,10 +1,10 @@
-"""Horovod in programs that this rank starts.
+"""Prepare Horovod for programs that this rank starts.
 
-Covers: a place where they meet, their variables, as ``horovodrun --gloo`` would set them.
+Covers: their rendezvous server, their environment variables, as ``horovodrun --gloo`` would set them.
 Does not cover: Horovod in this process (``horovod_world``), starting the programs (``programs``).
 
-A rank's own Horovod talks over MPI; a program that a rank starts is in no MPI job, where Horovod would take it for the
-only one without a word. Over Gloo the programs meet at a small server of Horovod's.
+A rank's own Horovod uses MPI. A program that a rank starts is in no MPI job, so Horovod would silently run it as the
+only process. With Gloo, the programs find each other through a small rendezvous server of Horovod.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class HorovodMeeting:
-    """The server at which the programs of one run meet."""
+    """The rendezvous server for the programs of one run."""
 
     def __init__(self, address: str) -> None:
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer  # noqa: PLC0415
@@ -34,14 +34,14 @@ class HorovodMeeting:
         threading.Thread(target=self._server.serve_forever, name="horovod programs", daemon=True).start()
 
     def end(self) -> None:
-        """Close it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
 
 @cache
 def has_gloo() -> bool:
-    """Whether Horovod is installed here, and was built with Gloo."""
+    """Whether Horovod is installed here and was built with Gloo."""
     spec = importlib.util.find_spec("horovod")
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     libraries = sorted(folder.glob("torch/mpi_lib_v2*.so")) if folder is not None else []
@@ -49,14 +49,14 @@ def has_gloo() -> bool:
 
 
 def horovod_environment(info: RankInfo, master: str, port: int, own: str) -> dict[str, str]:
-    """Return what Horovod's programs read; see ``create_slot_env_vars`` and ``create_run_env_vars`` of horovodrun.
+    """Return a program's variables for Horovod; see ``create_slot_env_vars`` and ``create_run_env_vars`` of horovodrun.
 
     Parameters
     ----------
     master, port
-        Of the server.
+        The server's address and port.
     own
-        This rank's address, which tells the network interface to use.
+        This rank's address, which determines the network interface to use.
     """
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": master,

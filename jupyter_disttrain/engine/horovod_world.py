@@ -1,10 +1,10 @@
-"""Horovod on this rank.
+"""Run Horovod on this rank over the session's MPI world.
 
-Covers: having it run over the session's MPI world, ending whoever waits in it, having it again with the next world.
-Does not cover: what a cell calls of it (``horovod_calls``), getting it (``horovod_wheel``).
+Covers: starting it over the session's world, ending operations that wait, restarting it with the next world.
+Does not cover: a cell's calls of it (``horovod_calls``), installing it (``horovod_wheel``).
 
-Horovod's own thread talks to its peers all the time, so it notices by itself that one has died or has shut it down: all
-operations end with an error then. It can be started again once all ranks have shut it down.
+Horovod's own thread communicates with its peers all the time, so it detects that one has died or has shut Horovod down:
+all operations then end with an error. It can be started again once all ranks have shut it down.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..protocol.time_limits import MPI_WORLD_LIMIT_SECONDS, START_SECONDS
 from .horovod_calls import HorovodCalls
-from .mpi_world import LIMIT_SECONDS, within
+from .mpi_world import within
 from .on_import import on_import
-from .process_group import RendezvousError
+from .replacing import thaw
+from .store import RendezvousError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,36 +31,35 @@ if TYPE_CHECKING:
     from .mpi_world import MpiWorld
 
 TORCH = "horovod.torch.mpi_ops"
-ADDS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"  # its variable that lets process sets be added after init
-START_SECONDS = 30.0  # for all ranks to start it; a new process has to import it first
+ADDS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"  # Horovod's variable that allows adding process sets after init
 JOIN_CUT_OFF = "hvd.join() was cut off, after which Horovod 0.28 can't start in the same processes; run %dist_reset"
-# What may be asked of Horovod before it runs.
+# Names of Horovod that can be used before it is started.
 _BEFORE_INIT = ("init", "shutdown", "is_initialized", "ProcessSet")
 
 
 class _Told(NamedTuple):
-    """What a rank says of its Horovod before it is started anew."""
+    """The state of a rank's Horovod, which all ranks exchange before it is restarted."""
 
-    modules: list[str]  # that were started
-    sets: list[tuple[int, ...]]  # the ranks of each process set but the first
+    modules: list[str]  # modules whose bindings were started
+    sets: list[tuple[int, ...]]  # the ranks of each process set except the first
     adds_sets: bool
     is_join_cut_off: bool
 
 
 class HorovodWorld:
-    """Horovod's bindings that this rank has started; each, say torch's, runs by itself."""
+    """Horovod's bindings that this rank has started; each, e.g. torch's, runs by itself."""
 
     def __init__(self, mpi: MpiWorld) -> None:
         self._mpi = mpi
         self.calls = HorovodCalls()
-        self._started: dict[str, Any] = {}  # what Horovod calls its basics, by the name of the module that has them
-        self._generation = 0  # of the process group that was formed last
+        self._started: dict[str, Any] = {}  # Horovod's "basics" objects, by the name of their module
+        self._generation = 0  # of the process group, as of the last call of settle
         self._ending: threading.Thread | None = None
         self._ends: defaultdict[Any, threading.Lock] = defaultdict(threading.Lock)  # two ends at once abort the process
-        self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which forms
+        self._turns = threading.Lock()  # between the control thread, which releases, and the main thread, which forms
 
     def enter(self) -> None:
-        """From now on have every ``hvd.init()`` use the session's world."""
+        """Patch Horovod so that every ``hvd.init()`` uses the session's world."""
         on_import("horovod.common.basics", self._hook)
         on_import(TORCH, self.calls.watch)
 
@@ -66,19 +67,19 @@ class HorovodWorld:
         start, end = module.HorovodBasics.init, module.HorovodBasics.shutdown
 
         def init(basics: Any, comm: Any = None, process_sets: Any = None) -> None:
-            """Start Horovod over the session's MPI world, or over the communicator or ranks that are given."""
+            """Start Horovod over the session's MPI world, or over the given communicator or ranks."""
             if self.calls.is_join_cut_off:
                 raise RendezvousError(JOIN_CUT_OFF)
             communicator = self._communicator(comm)
             if not basics.is_initialized():
-                # A rank that waits in Horovod's own code for one that never comes can't be released alive.
+                # A rank that waits in Horovod's own start for another rank can't be released without killing it.
                 communicator.Barrier()
             start(basics, communicator, process_sets)
             self._started[_module_of(basics)] = basics
             self.calls.begin_anew(on_all_ranks=communicator.Get_size() == self._mpi.comm.Get_size())
 
         def shutdown(basics: Any) -> None:
-            """End Horovod."""
+            """Shut Horovod down."""
             self._started.pop(_module_of(basics), None)
             with self._ends[basics]:
                 end(basics)
@@ -87,18 +88,18 @@ class HorovodWorld:
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
 
     def _communicator(self, asked: Any) -> Any:
-        """Return the communicator that Horovod is to use; MPI's own may hold a rank that has died since.
+        """Return the communicator that Horovod is to use; MPI's own COMM_WORLD may contain a rank that has died.
 
         Raises
         ------
         RendezvousError
-            If this rank is in no MPI world, or not among the ranks that were asked for.
+            If this rank is in no MPI world or not among the requested ranks.
         """
         if self._mpi.comm is None and self._mpi.shown is None:
             raise RendezvousError("Horovod needs ranks that MPI has started: %dist_init --launcher mpi")
         world = self._mpi.shown
         if asked is None or (isinstance(asked, (list, tuple, range)) and not asked):
-            world.Get_size()  # where there is no world of all ranks this says why
+            world.Get_size()  # raises the reason if there is no world of all ranks
             return world
         if not isinstance(asked, (list, tuple, range)):
             return asked
@@ -113,20 +114,21 @@ class HorovodWorld:
     def release(self, generation: int) -> None:
         """End every operation of Horovod that a rank waits in.
 
-        One that comes late, when a next ``generation`` was formed, does nothing.
+        A release that arrives after a later ``generation`` was formed has no effect.
         """
         with self._turns:
             is_ending = self._ending is not None and self._ending.is_alive()
             if generation < self._generation or not self._started or is_ending:
                 return
-            # It ends together with the others'; they are told as well, but one may be stopped.
+            # In a thread: Horovod shuts down together with the other ranks' Horovod. These are released too, but one
+            # may be stopped.
             basics = list(self._started.values())
             self._ending = threading.Thread(target=self._shut_down, args=(basics,), name="end horovod", daemon=True)
             self._ending.start()
 
     def _shut_down(self, basics: Sequence[Any]) -> None:
         for each in basics:
-            if self._ends[each].acquire(blocking=False):  # else the cell itself has begun to
+            if self._ends[each].acquire(blocking=False):  # else the cell itself is shutting it down
                 try:
                     each.MPI_LIB_CTYPES.horovod_shutdown()
                 finally:
@@ -135,9 +137,9 @@ class HorovodWorld:
     # When no cell runs
 
     def settle(self, generation: int) -> list[str]:
-        """Have Horovod run on all ranks again if it ran on one; all ranks call this together.
+        """Restart Horovod on all ranks if it ran on any; all ranks call this together.
 
-        ``generation`` counts the process groups of the session. Returns what is not there again, in words.
+        ``generation`` counts the process groups of the session. Returns descriptions of what could not be restarted.
         """
         with self._turns:
             self._generation = generation
@@ -149,7 +151,7 @@ class HorovodWorld:
             told = within(START_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in told):
                 within(START_SECONDS, lambda: self._start_anew(told))
-        except Exception as error:  # noqa: BLE001  (a session without Horovod is worth more than none)
+        except Exception as error:  # noqa: BLE001  (the session goes on without Horovod)
             remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
             return [f"Horovod ({type(error).__name__}: {error}){remedy}"]
         return []
@@ -166,24 +168,24 @@ class HorovodWorld:
         sets = max((each.sets for each in told), key=len)
         for name in sorted({name for each in told for name in each.modules}):
             module = importlib.import_module(name)
-            module.shutdown()  # which also has it count from 0
+            module.shutdown()  # also resets Horovod's numbering to 0
             module.init(self._mpi.comm, [module.ProcessSet(list(ranks)) for ranks in sets])
         _renew_process_sets()
         renew_optimizers()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """End with a program what the program has started, as its process would have done."""
+        """Shut down the Horovod that a program has started when the program ends, as its process would have done."""
         before = set(self._started)
         try:
             yield
         finally:
             for name in self._started.keys() - before:
-                within(LIMIT_SECONDS, sys.modules[name].shutdown)
+                within(MPI_WORLD_LIMIT_SECONDS, sys.modules[name].shutdown)
 
 
 def _module_of(basics: Any) -> str:
-    """Return the name of the module that has a binding's basics."""
+    """Return the name of the module that holds a binding's basics."""
     names = [name for name in sys.modules if name.startswith("horovod.") and name.endswith(".mpi_ops")]
     return next((name for name in names if getattr(sys.modules[name], "_basics", None) is basics), TORCH)
 
@@ -193,7 +195,7 @@ def _adds_sets() -> bool:
 
 
 def _process_sets() -> list[tuple[int, ...]]:
-    """Return the ranks of each process set beside that of all ranks, in the order of their numbers."""
+    """Return the ranks of each process set except that of all ranks, ordered by id."""
     sets = {each.process_set_id: tuple(each.ranks) for each in _process_set_objects() if each.process_set_id}
     return [sets[number] for number in sorted(sets)]
 
@@ -202,11 +204,12 @@ def _process_set_objects() -> list[Any]:
     process_sets = sys.modules.get("horovod.common.process_sets")
     if process_sets is None:
         return []
+    thaw()
     return [thing for thing in gc.get_objects() if type(thing) is process_sets.ProcessSet and thing.ranks]
 
 
 def _renew_process_sets() -> None:
-    """Give the process sets that cells hold their new numbers."""
+    """Set the new ids on the process set objects that cells hold."""
     basics = sys.modules["horovod.common.process_sets"]._basics  # noqa: SLF001
     numbers = {tuple(ranks): number for number, ranks in basics._get_process_set_ids_and_ranks().items()}  # noqa: SLF001
     for each in _process_set_objects():
@@ -215,10 +218,12 @@ def _renew_process_sets() -> None:
 
 
 def renew_optimizers() -> None:
-    """Have each ``hvd.DistributedOptimizer`` forget the step that an error or an interrupt has cut off.
+    """Reset each ``hvd.DistributedOptimizer`` after a step that an error or an interrupt has ended early.
 
-    As its own ``load_state_dict`` does; it has no class by which it could be told.
+    This does the same as its own ``load_state_dict``. The optimizers have no common class, so they are found by a
+    method.
     """
+    thaw()
     for thing in gc.get_objects():
         if not hasattr(type(thing), "_allreduce_grad_async"):
             continue
@@ -231,7 +236,7 @@ def renew_optimizers() -> None:
 
 
 class Horovod:
-    """``hvd`` in cells: ``horovod.torch``, started when something is asked of it that needs it to run."""
+    """``hvd`` in cells: ``horovod.torch``, initialized at the first use of a name that requires it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

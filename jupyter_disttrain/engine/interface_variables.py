@@ -1,4 +1,4 @@
-"""Name the network interfaces that variables ask for and that this host does not have.
+"""Find environment variables that name network interfaces which this host does not have.
 
 Covers: the variables by which Gloo, NCCL and TensorPipe choose an interface.
 Does not cover: choosing one (``cluster.network``, ``setup``).
@@ -13,11 +13,11 @@ import psutil
 
 from .setup import INTERFACE_VARIABLES
 
-NCCL = "NCCL_SOCKET_IFNAME"  # which takes beginnings of names, "=" before whole ones, "^" before those to leave out
+NCCL = "NCCL_SOCKET_IFNAME"  # takes prefixes of names; "=" before complete names, "^" before names to exclude
 
 
 def wrong_interfaces() -> str:
-    """Return which variables name no interface of this host, with those that there are; empty if all do."""
+    """Return a message about variables that name no interface of this host; empty if all are right."""
     there = psutil.net_if_addrs()
     wrong = [f"{name}={value}" for name in INTERFACE_VARIABLES if (value := _missing(name, list(there)))]
     if not wrong:
@@ -32,7 +32,7 @@ def wrong_interfaces() -> str:
 
 
 def _missing(variable: str, there: list[str]) -> str:
-    """Return a variable's value if it names interfaces of which this host has none."""
+    """Return a variable's value if this host lacks the interfaces that it names; else an empty string."""
     value = os.environ.get(variable, "")
     if not value or value.startswith("^"):
         return ""

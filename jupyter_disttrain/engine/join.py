@@ -1,11 +1,11 @@
 """Make the processes of any job the ranks of a cluster that a notebook joins: ``--join FILE``.
 
 Covers: what the first process does for all of them, what the others wait for, the environment of each.
-Does not cover: what the job's launcher tells (``launched``), the notebook's side (``cluster.job``).
+Does not cover: reading the launcher's variables (``launched``), the notebook's side (``cluster.job``).
 
-The first process starts the controller and stays as its keeper beside the nanny, because the other ranks must not lose
-their controller with rank 0. It writes FILE, by which the others and the notebook find the controller. Nobody but the
-job's user can read FILE, or the folder beside it.
+The first process starts the controller and stays alive as its keeper, apart from the nanny, because the other ranks
+must not lose their controller with rank 0. It writes FILE, through which the others and the notebook find the
+controller. Only the job's user can read FILE and the folder beside it.
 """
 
 from __future__ import annotations
@@ -28,50 +28,47 @@ from ..controller_arguments import choose_ports, controller_arguments
 from ..errors import LaunchError, UsageError
 from ..framework_variables import PCI_ORDER
 from ..job_file import JobFile, JobTrace, check_beside, package_version, remove_own
-from ..locks import check_locks
 from ..private_files import check_private, read_own
-from ..ranks import counted
-from ..shelf import PREFIX, ROOT
-from .connection import (
-    CHANNELS,
-    CLIENT_IDENTITY,
+from ..protocol.environment import (
+    CLIENT,
     CONNECTION_FILE,
+    HOST,
     KEEP,
     LAUNCH_RANK,
     LAUNCHER,
     LOCAL_DIR,
     MPI_HEALS,
     PROFILE_DIR,
-    SAMPLE,
+    SAMPLE_SECONDS,
     WITHOUT_TORCH,
-    Connection,
 )
+from ..protocol.file_lock import check_locks
+from ..protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS
+from ..ranks import counted
+from ..shelf import PREFIX, ROOT
+from .connection import CHANNELS, Connection
 from .host_folder import make_private
 from .launched import Launched, interface_towards, network_of, own_address
-from .setup import HOST, INTERFACE_VARIABLES, JoinSetup
+from .setup import INTERFACE_VARIABLES, JoinSetup
 
 if TYPE_CHECKING:
     from .setup import Setup
 
-POLL_SECONDS = 0.02
-CONTROLLER_SECONDS = 60.0  # for it to come up
-PORTS = 8  # of the controller, for ranks and for clients each
-SAMPLE_SECONDS = 1.0
-OTHERS_SECONDS = 5.0  # for an earlier job's cluster to end
-MPI_ENDS = "OMPI_MCA_mpi_ft_enable"  # that mpirun sets by --with-ft ulfm
+PORTS = 8  # number of the controller's ports for ranks, and of those for clients
+MPI_ENDS = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 _MPI_WAYS = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
 INFINIBAND = Path("/sys/class/infiniband")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class Keeper:
-    """The controller of a job, and the process that stays with it."""
+    """Wait for a job's rank 0 and its controller, and remove their files."""
 
     def __init__(self, controller: subprocess.Popen[bytes], told: JobFile, path: Path) -> None:
         self._controller, self._told, self._path = controller, told, path
 
     def stay(self, nanny: int) -> None:
-        """Stay until this host's rank 0 and the controller have ended: it ends once no rank is left."""
+        """Wait for this host's rank 0 and then for the controller, which exits once no rank is left."""
         nannies = [nanny]
 
         def pass_on(number: int, _frame: Any) -> None:
@@ -83,18 +80,18 @@ class Keeper:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, pass_on)
         os.waitid(os.P_PID, nanny, os.WEXITED | os.WNOWAIT)
-        nannies.clear()  # before its number is free: a signal must not hit who gets that next
+        nannies.clear()  # before the pid can be reused: pass_on must not signal another process
         os.waitpid(nanny, 0)
         self._controller.wait()
-        # The controller does this itself, unless it was killed, say for want of memory.
+        # The controller does this itself, unless it was killed, e.g. by the OOM killer.
         remove_own(self._path, self._told.cluster_id)
         shutil.rmtree(self._told.profile, ignore_errors=True)
-        with contextlib.suppress(OSError):  # there are logs in it
+        with contextlib.suppress(OSError):  # the folder has logs in it
             Path(self._told.run).rmdir()
 
 
 def join(setup: Setup) -> Keeper | None:
-    """Find the cluster of this job, which its first process starts, and take what this process needs of it.
+    """Start the job's cluster in its first process, find it in the others; set this process's environment for it.
 
     Returns
     -------
@@ -104,7 +101,7 @@ def join(setup: Setup) -> Keeper | None:
     Raises
     ------
     SystemExit
-        If this can't be; the message says on which host, why, and what to do.
+        If this fails; the message gives the host, the reason and the remedy.
     """
     assert setup.join is not None
     path = Path(setup.join.file).absolute()
@@ -156,7 +153,7 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
             started_s=time.time(),
             connection=connection,
         )
-        _check_free(path)  # another job may have begun with it meanwhile
+        _check_free(path)  # another job may have written it meanwhile
         try:
             told.write(path)
         except OSError as error:
@@ -173,10 +170,10 @@ def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
     try:
         profile.parent.mkdir(parents=True, exist_ok=True)
         for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup"))):
-            folder.mkdir(mode=0o700)  # not one that is there already: another user may have made it
-        with contextlib.suppress(FileExistsError):  # another job's of the same second
+            folder.mkdir(mode=0o700)  # without exist_ok: another user may have made an existing one
+        with contextlib.suppress(FileExistsError):  # of another job that was started in the same second
             run.mkdir(mode=0o700)
-        keeps_modes = not profile.stat().st_mode & 0o077  # network shares may show one mode for all files
+        keeps_modes = not profile.stat().st_mode & 0o077  # some network shares report the same mode for all files
         check_private(run, 0o077 if keeps_modes else 0)
         check_locks(profile)
         make_private(local)
@@ -188,10 +185,10 @@ def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
 
 
 def _remove(profile: Path, run: Path, local: Path) -> None:
-    """Remove the folders of a job that did not begin."""
+    """Remove the folders of a job that failed to start."""
     for folder in (profile, local):
         shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another job's of the same second has its logs in it
+    with contextlib.suppress(OSError):  # has logs of another job that was started in the same second
         run.rmdir()
 
 
@@ -201,9 +198,10 @@ def _end(controller: subprocess.Popen[bytes]) -> None:
 
 
 def _frees_mpi() -> bool:
-    """Whether MPI is to be told that calls may be ended: the job says so, or leaves open how MPI talks.
+    """Whether to enable MPI's fault tolerance, with which calls can be ended.
 
-    Of Open MPI's ways, that over InfiniBand can't be ended; which one a job takes is its own choice.
+    The job's own setting decides. Without one, enable it if the job selects no transport and the host has no
+    InfiniBand: with Open MPI's transport over InfiniBand calls can't be ended, and the job's choice is kept.
     """
     chosen = os.environ.get(MPI_ENDS)
     if chosen is not None:
@@ -212,7 +210,7 @@ def _frees_mpi() -> bool:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse to take a file of something else, or that of a job that still runs."""
+    """Refuse a file that no job has written, or that of a job that still runs."""
     deadline = time.monotonic() + OTHERS_SECONDS
     while (there := _trace(path)) is not None and not there.is_refused():
         if time.monotonic() > deadline:
@@ -221,11 +219,11 @@ def _check_free(path: Path) -> None:
                 f"{there.launcher}); give this one another file, or end that one: %dist_attach {path}, then "
                 "%dist_shutdown; if its host is gone for good, remove the file"
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(JOIN_POLL_SECONDS)
 
 
 def _trace(path: Path) -> JobTrace | None:
-    """Return whose file this is; None if there is none, or an empty one."""
+    """Return which job has written the file; None if the file is missing or empty."""
     text = _text(path)
     try:
         return JobTrace.parse(text) if text.strip() else None
@@ -258,7 +256,7 @@ def _start_controller(
     )
     command += [f"--profile-dir={profile}", f"--cluster-id={cluster_id}"]
     with _controller_log(cluster_id).open("wb") as log:
-        # A session of its own: what ends the job's processes by a signal must let it tell the other ranks.
+        # In its own session: a signal that ends the job's processes must leave it time to notify the other ranks.
         return subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
@@ -270,20 +268,20 @@ def _start_controller(
 
 
 def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, cluster_id: str) -> dict[str, Any]:
-    """Wait for its files and, because it writes those first, for all its sockets; return what clients need."""
+    """Wait for the controller's files and, as it writes those first, for its sockets; return the clients' file."""
     files = [profile / "security" / f"ipcontroller-{cluster_id}-{who}.json" for who in ("engine", "client")]
     deadline = time.monotonic() + CONTROLLER_SECONDS
     while not all(map(_listens, files)):
         if controller.poll() is not None or time.monotonic() > deadline:
             said = _controller_log(cluster_id).read_text(errors="replace").strip()[-2000:]
             raise LaunchError(f"the controller on {socket.gethostname()} did not come up: {said or 'it said nothing'}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(JOIN_POLL_SECONDS)
     found: dict[str, Any] = json.loads(files[1].read_text())
     return found
 
 
 def _listens(file: Path) -> bool:
-    """Whether a controller takes connections on all channels that its file names for us."""
+    """Whether a controller accepts connections on all channels in its file."""
     try:
         connection = Connection(file, json.loads(file.read_text()))
     except FileNotFoundError:
@@ -310,11 +308,11 @@ def _wait_for(launched: Launched, path: Path, timeout_s: float) -> JobFile:
             return there
         if time.monotonic() > deadline:
             raise LaunchError(_why_not(launched, path, there, timeout_s))
-        time.sleep(POLL_SECONDS)
+        time.sleep(JOIN_POLL_SECONDS)
 
 
 def _check_folder(profile: Path, path: Path) -> None:
-    """Refuse the folder beside FILE if another user has put it there: its files say where to connect."""
+    """Refuse the folder beside FILE if another user has made it: its files determine where to connect."""
     try:
         check_beside(profile, path)
     except OSError as error:
@@ -337,7 +335,7 @@ def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: f
 
 
 def _read(path: Path) -> JobFile | None:
-    """Return what is in the file; None if there is nothing that a job of this version has written."""
+    """Return the content of the file; None unless a job of this version has written it."""
     try:
         return JobFile.parse(_text(path))
     except ValueError:
@@ -357,7 +355,7 @@ def _text(path: Path) -> str:
 
 
 def _controller_log(cluster_id: str) -> Path:
-    """Return where its output goes: not beside FILE, whose folder NFS would then keep until the controller ends."""
+    """Return the controller's log; not in FILE's folder, which NFS could not remove before the controller exits."""
     return _local(cluster_id) / "controller.log"
 
 
@@ -366,18 +364,18 @@ def _local(cluster_id: str) -> Path:
 
 
 def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
-    """Return what a client would have given this process; what the job has set stays."""
+    """Return the variables that a client would have set for this process; for defaults, the job's own values stay."""
     local = str(_local(told.cluster_id))
     environment = {
         CONNECTION_FILE: str(Path(told.profile) / "security" / f"ipcontroller-{told.cluster_id}-engine.json"),
-        CLIENT_IDENTITY: told.cluster_id,
+        CLIENT: told.cluster_id,
         PROFILE_DIR: told.profile,
         LOCAL_DIR: local,
         LAUNCHER: "mpi" if told.has_mpi else "local",
         LAUNCH_RANK: str(launched.rank),
         HOST: socket.gethostname(),
         KEEP: "1",
-        SAMPLE: str(SAMPLE_SECONDS),
+        SAMPLE_SECONDS: str(FIGURES_SECONDS),
     }
     if told.backend == "none":
         environment[WITHOUT_TORCH] = "1"
@@ -385,8 +383,8 @@ def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
     defaults = {name: sign + interface for name, sign in INTERFACE_VARIABLES.items() if interface}
     defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launched.on_this_host))
     if told.has_mpi:
-        defaults["OMPI_MCA_btl_sm_backing_directory"] = local  # goes with the cluster, however its ranks end
-        defaults["OMPI_MCA_opal_signal"] = ""  # Python's report of a crash names the cell's line
+        defaults["OMPI_MCA_btl_sm_backing_directory"] = local  # removed with the cluster, even if ranks are killed
+        defaults["OMPI_MCA_opal_signal"] = ""  # leaves crashes to Python, whose report names the cell's line
     if told.frees_mpi:
         defaults[MPI_ENDS] = defaults[MPI_HEALS] = "1"
     defaults |= PCI_ORDER

@@ -1,10 +1,10 @@
-"""The kernel on a rank: cells and requests of the client.
+"""Run cells and serve the client's requests on a rank.
 
-Covers: one execute_request from arrival to reply, the rank_request messages, ``input()`` refused.
+Covers: one execute_request from arrival to reply, the rank_request messages, refusing ``input()``.
 Does not cover: the process group (``process_group``), identity (``bootstrap``).
 
-A cell that says nothing costs one request and one reply: no busy, no idle, no echo of the input. The reply tells the
-client whether to wait for an idle message, which then comes after all output.
+A cell without output costs one request and one reply: no busy or idle status, no echo of the input. The reply states
+whether the client must wait for an idle status, which follows all output.
 """
 
 from __future__ import annotations
@@ -25,85 +25,81 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from ..errors import UnserializableValueError
-from ..messages import OPTIONS, RANK_REQUEST
+from ..messages import OPTIONS
+from ..protocol.environment import KEEP
+from ..protocol.requests import RankRequest
 from ..shelf import lend
 from ..values import dump_value
 from . import cell_errors, hooks
-from .connection import KEEP
 from .cut_imports import CutImports
-from .own_code import is_cell
+from .group_errors import ReleasedError
 from .process_group import RELEASE_SIGNAL
 from .questions import InputOnRankError
 from .shell import NO_VALUE, RankShell
 from .streams import Descriptors, flush_all, restore_streams
 from .switches import Switches
-from .untimely import Untimely, outwards
+from .untimely import Untimely, is_statement, outwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from .bootstrap import Bootstrap
     from .publisher import Publisher
+    from .wire import ReservedDescriptors
 
 
 def ignore_signal(_number: int, _frame: Any) -> None:
-    """Do nothing; unlike SIG_IGN this is not inherited by the programs that a rank starts."""
+    """Ignore a signal; unlike SIG_IGN, programs that a rank starts do not inherit this handler."""
 
 
-CELLS_REMEMBERED = 100  # to tell one that has ended from one that never came
+CELLS_REMEMBERED = 100  # ids of the latest cells: distinguish a cell that has ended from one that never arrived
 _DO_EXECUTE = IPythonParallelKernel.do_execute.__code__
 
 
-def _is_cell(frame: FrameType) -> bool:
-    """Whether it is the whole cell, or a statement of it, that IPython has called."""
-    caller = frame.f_back
-    return caller is not None and caller.f_code.co_name == "run_code" and is_cell(frame.f_code.co_filename)
-
-
 class _NoShellChannelThread:
-    """What ipykernel asks, before it awaits a cell, for the thread that signals reach."""
+    """Stand in for ipykernel's shell channel thread, from which it takes the thread that receives signals."""
 
     parent_thread = threading.main_thread()
 
     def __bool__(self) -> bool:
-        """Return False: shell messages are read on the main thread."""
+        """Return False: the main thread reads shell messages."""
         return False
 
 
 class RankKernel(IPythonParallelKernel):
-    """Run what the client sends."""
+    """Run the client's cells and serve its requests."""
 
     shell_class = Type(RankShell)
     _supports_kernel_subshells = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.shell_handlers[RANK_REQUEST] = self.rank_request
-        self.control_handlers[RANK_REQUEST] = self.control_request
+        self.shell_handlers[RankRequest.msg_type] = self.rank_request
+        self.control_handlers[RankRequest.msg_type] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
         self._ours = False
-        self._cell: dict[str, Any] | None = None  # that runs
+        self._cell: dict[str, Any] | None = None  # the running cell
         self._untimely = Untimely()
         self._imports = CutImports()
         self._interrupted = False
         self._switches = Switches()
         self._keeps_replies = bool(os.environ.get(KEEP))
-        self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for who joins the cluster later
+        self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
 
     def take_charge(
-        self, bootstrap: Bootstrap, publisher: Publisher, descriptors: Descriptors, reserved: list[int]
+        self, bootstrap: Bootstrap, publisher: Publisher, descriptors: Descriptors, reserved: ReservedDescriptors
     ) -> None:
-        """Take what serves the requests.
+        """Set the objects that serve the requests.
 
         Parameters
         ----------
         reserved
-            File descriptors to close before the first cell.
+            File descriptors to free before the first cell.
         """
         self._descriptors, self._reserved = descriptors, reserved
         self._bootstrap = bootstrap
+        bootstrap.repeat_reply = self._repeat_reply
         self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
         bootstrap.bind(self.shell)
@@ -111,13 +107,13 @@ class RankKernel(IPythonParallelKernel):
 
     @property
     def cell(self) -> dict[str, Any] | None:
-        """What is known of the cell that runs: its number, its request, its prompt number; None while none runs."""
+        """The running cell's number, request id and execution count; None while no cell runs."""
         return self._cell
 
     def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
-        """Note whether the request is ours: ipyparallel's own clients expect busy and idle messages."""
+        """Record whether the request comes from our client: ipyparallel's own clients expect busy and idle status."""
         if channel == "shell":
-            ours = parent["header"]["msg_type"] == RANK_REQUEST or OPTIONS in parent.get("metadata", {})
+            ours = parent["header"]["msg_type"] == RankRequest.msg_type or OPTIONS in parent.get("metadata", {})
             self._ours = ours
         super().set_parent(ident, parent, channel)
 
@@ -139,7 +135,7 @@ class RankKernel(IPythonParallelKernel):
             with self._publisher.in_use():
                 await self._serve_cell(stream, ident, parent, options)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
-            # A fault of this package's own: without a reply the notebook would wait for ever.
+            # A bug of this package: without a reply the client would wait forever.
             self._stop_hearing()
             self._cell = None
             reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
@@ -149,12 +145,11 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
-        while self._reserved:
-            os.close(self._reserved.pop())
+        self._reserved.free()
         self._interrupted = False
         self._untimely.begin_cell()
         signal.signal(signal.SIGINT, self._note_interrupt)
-        # From here on the nanny passes this cell's interrupts on; one that came earlier it has kept.
+        # From here on the nanny passes on this cell's interrupts, including one that it kept until now.
         mark = self._publisher.begin_cell(parent["header"], self.session.pack(parent["header"]))
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
@@ -168,7 +163,6 @@ class RankKernel(IPythonParallelKernel):
             "number": options["cell"],
             "request": parent["header"]["msg_id"],
             "execution_count": options["execution_count"],
-            "lines_before": options["lines_before"],
         }
         content = parent["content"]
         start = time.time()
@@ -183,6 +177,7 @@ class RankKernel(IPythonParallelKernel):
             sys.stderr.write(f"{words}\n")
         self._bootstrap.metrics.end_cell()
         self._cell = None
+        self._bootstrap.progress.show()  # clears the position in a loop before the end of the cell is reported
         error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
@@ -195,8 +190,8 @@ class RankKernel(IPythonParallelKernel):
         reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
         if error is not None:
             interrupts = self._interrupted, self._publisher.was_interrupted
-            cell_errors.complete(reply, shell, options["lines_before"], *interrupts)
-            cell_errors.let_go(error)
+            cell_errors.complete(reply, shell, *interrupts)
+            cell_errors.let_go(error, shell.user_ns)
         shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
@@ -209,40 +204,45 @@ class RankKernel(IPythonParallelKernel):
         )
 
     async def _execute(self, code: str) -> dict[str, Any]:
-        """Run the code; SIGINT is raised in what this calls and nowhere else, so it can't cost the reply."""
+        """Run the code; SIGINT raises only in what this calls, so that it cannot prevent the reply."""
         signal.signal(signal.SIGINT, self._interrupt)
         try:
             if self._interrupted:
-                raise KeyboardInterrupt  # noqa: TRY301  (as if it had come a moment later)
+                raise KeyboardInterrupt  # noqa: TRY301  (an interrupt that arrived just before counts too)
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
         except KeyboardInterrupt as error:
-            # It came in the moment before or after the cell's own code, or while ipykernel asked for the error's text.
+            # Raised just before or after the cell's own code, or while ipykernel formatted the error.
             if not self.shell.has_report:
                 self.shell.end_with(error)
             return {"status": "error"}
         except Exception:
             if self.shell.error is None:
                 raise
-            return {"status": "error"}  # ipykernel asked for the error's text, and that raised
+            return {"status": "error"}  # raised by the error's own __str__ or the like, which ipykernel called
 
     def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """Return an error in place of a cell's good end where what it did on the GPU was aborted meanwhile."""
+        """Replace an "ok" reply with an error if a release aborted the cell's collectives on the GPU."""
         group = self._bootstrap.group
         if reply["status"] != "ok" or group is None or not group.lost_work:
             return reply
-        self.shell.end_with(cell_errors.ReleasedError(cell_errors.LOST_WORK))
+        self.shell.end_with(ReleasedError(cell_errors.LOST_WORK))
         return {"status": "error"}
 
     def _on_release(self, _number: int, frame: Any) -> None:
-        """Raise in the cell's code before a collective on the GPU that is aborted gives it values that are not valid.
+        """Raise in the cell's code before it can use invalid values from a collective on the GPU that is aborted.
 
-        Where the cell can't bear that, or catches it, ``_with_lost_work`` reports it at the end.
+        If an interrupt came with the release, it was already raised in the cell, which is then left alone. Where an
+        error must not be raised at this point, or the cell catches it, ``_with_lost_work`` reports it at the end.
         """
-        if any(map(_is_cell, outwards(frame))) and not self._untimely.is_bad_moment(frame):
-            raise cell_errors.ReleasedError(cell_errors.LOST_WORK)
+        group = self._bootstrap.group
+        if group is None or group.is_raised:
+            return
+        if any(map(is_statement, outwards(frame))) and not self._untimely.is_bad_moment(frame):
+            group.is_raised = True
+            raise ReleasedError(cell_errors.LOST_WORK)
 
     def _stop_hearing(self) -> None:
-        """Have SIGINT mean nothing from here on; one whose handler is the cell's own may come at this very moment."""
+        """Ignore SIGINT from here on; a handler that the cell installed may still raise while it is replaced."""
         while True:
             try:
                 signal.signal(signal.SIGINT, ignore_signal)
@@ -253,16 +253,15 @@ class RankKernel(IPythonParallelKernel):
 
     @contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
-        """Interrupt a cell that awaits: at once, where ipykernel's own way waits until the loop has something to do."""
+        """Interrupt a cell that awaits, at once: ipykernel's own version waits until the event loop has work to do."""
         loop = asyncio.get_running_loop()
 
         def interrupt(_number: int, frame: Any) -> None:
             self._interrupted = True
             if self.shell.puts_off() or self._untimely.puts_off(frame):
                 return
-            if any(_is_cell(each) for each in outwards(frame)):
-                self._imports.note(frame)
-                raise KeyboardInterrupt  # IPython catches it; what else a task raises would end the loop
+            if any(map(is_statement, outwards(frame))):
+                self._cut_off(frame)  # IPython catches it; raised in another task it would end the loop
             loop.call_soon_threadsafe(future.cancel)
 
         before = signal.signal(signal.SIGINT, interrupt)
@@ -271,13 +270,18 @@ class RankKernel(IPythonParallelKernel):
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _interrupt(self, number: int, frame: Any) -> None:
+    def _interrupt(self, _number: int, frame: Any) -> None:
         self._interrupted = True
         if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
-            return  # the cell has not begun, and won't, or it has ended
+            return  # the cell has ended, or has not begun and will not run
         if not self.shell.puts_off() and not self._untimely.puts_off(frame):
-            self._imports.note(frame)
-            signal.default_int_handler(number, frame)
+            self._cut_off(frame)
+
+    def _cut_off(self, frame: Any) -> NoReturn:
+        self._imports.note(frame)
+        if self._bootstrap.group is not None:
+            self._bootstrap.group.is_raised = True
+        raise KeyboardInterrupt
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
         self._interrupted = True
@@ -289,7 +293,7 @@ class RankKernel(IPythonParallelKernel):
         """Leave SIGINT to :meth:`_execute`."""
 
     def _end_cell(self, parent: dict[str, Any], mark: tuple[int, int]) -> bool:
-        """Close the cell's output; True when there was none."""
+        """Close the cell's output; return True if there was none."""
         flush_all(sys.stdout, sys.stderr)
         if self._publisher.is_silent_since(mark):
             return True
@@ -314,38 +318,31 @@ class RankKernel(IPythonParallelKernel):
         return [pickled, *frames]
 
     def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Serve one of the client's own requests: bootstrap, push, pull."""
+        """Serve one of our client's requests between cells, e.g. identify, push or pull."""
         content = parent["content"]
         try:
             with self._publisher.in_use():
-                if content["do"] == "repeat":
-                    reply, buffers = self._repeat_reply(content["cell"])
-                else:
-                    reply, buffers = self._bootstrap.serve(content, parent["buffers"])
+                reply, buffers = self._bootstrap.serve(content, parent["buffers"])
         except Exception as error:
-            # Whatever went wrong is the client's to tell, with this rank's name.
+            # The client reports every error, with this rank's number.
             self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
             reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Serve what can't wait for the cell that runs, on the control thread."""
-        buffers: list[Any] = []
+        """Serve a request that can't wait for the running cell, on the control thread."""
         try:
-            if parent["content"]["do"] == "repeat":
-                reply, buffers = self._repeat_reply(parent["content"]["cell"])
-            else:
-                reply = self._bootstrap.serve_beside(parent["content"], self._cell)
+            reply, buffers = self._bootstrap.serve_beside(parent["content"], self._cell)
         except Exception as error:  # noqa: BLE001
-            # Whatever went wrong is the client's to tell, with this rank's name. Nothing on this thread may log: a
-            # cell that was cut off could have left the lock of ``logging`` taken.
-            reply = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
+            # The client reports every error, with this rank's number. Nothing on this thread may log: an interrupted
+            # cell may have left the lock of ``logging`` held.
+            reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
     def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
-        """Return the reply of a cell once more, if it ended last; whether it runs; which group the rank is in."""
+        """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
         group = self._bootstrap.group
-        running = self._cell  # another thread may end it at this moment
+        running = self._cell  # read once: another thread may clear it at any time
         runs = running is not None and running["request"] == cell
         begun = cell in self._begun
         told = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
@@ -356,9 +353,9 @@ class RankKernel(IPythonParallelKernel):
         return (told | content | {"ended": True}, buffers) if content.get("cell") == cell else (told, [])
 
     def raw_input(self, prompt: str = "") -> NoReturn:
-        """Refuse: nobody could tell which rank asks."""
+        """Refuse ``input()``: the user could not see which rank asks."""
         raise InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
-        """Refuse, for the same reason."""
+        """Refuse ``getpass()``, for the same reason."""
         raise InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")

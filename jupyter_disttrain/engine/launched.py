@@ -1,8 +1,8 @@
-"""What the one who started this process tells of it: mpirun, srun, torchrun.
+"""Read what the launcher (mpirun, srun, torchrun) has set in this process's environment.
 
-Covers: rank and number of processes, which job they belong to, which IPv4 address of this host the others reach: the
-controller's sockets speak no other.
-Does not cover: joining them (``join``), who a rank is in the end (``cluster.rank_table``).
+Covers: rank and number of processes, their job, the IPv4 address at which others reach this host; the controller's
+sockets use IPv4 only.
+Does not cover: joining the processes (``join``), a rank's final identity (``cluster.rank_table``).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Rank, number of processes, number on this host. mpirun's come first: below it SLURM_PROCID is 0 everywhere. PMI_RANK
-# alone may be Slurm's.
+# Rank, number of processes, number on this host. mpirun's come first, because under mpirun SLURM_PROCID is 0
+# everywhere. PMI_RANK alone may be Slurm's.
 _VARIABLES = (
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),  # a batch script is in no step
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),  # a batch script runs in no step
 )
-# What is alike in all processes of a job, and not in those of the next.
+# Variables with the same values in all processes of a job and other values in the next job.
 _JOBS = {
     "mpirun": ("PMIX_NAMESPACE",),
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
     "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
 }
-AZURE = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # "10.0.0.4:6000": where rank 0 is to be reached
-_NUMBER = re.compile(r"\d+")  # Slurm's "2(x3)" is two on each of three hosts
-_SOMEWHERE = "203.0.113.1", 9  # of a network kept for examples: nothing is sent there
+AZURE = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # rank 0's address, e.g. "10.0.0.4:6000"
+_NUMBER = re.compile(r"\d+")  # Slurm's "2(x3)" means two on each of three hosts
+_SOMEWHERE = "203.0.113.1", 9  # in a network reserved for documentation; nothing is sent there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class Launched:
     launcher: str  # "mpirun", "torchrun" or "srun"
     rank: int
     world_size: int
-    on_this_host: int  # processes of the job, about
-    job: str  # what tells its processes from those of any other job; empty where nothing does
+    on_this_host: int  # approximate number of the job's processes on this host
+    job: str  # identifies the job; empty if no variable does
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Launched:
@@ -57,7 +57,7 @@ class Launched:
         Raises
         ------
         LaunchError
-            If nobody has said which rank this process is.
+            If no launcher has set this process's rank.
         """
         for launcher, rank, size, local in _VARIABLES:
             if not (environment.get(rank) and environment.get(size) and environment.get(local)):
@@ -79,18 +79,18 @@ class Launched:
 
 
 def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address at which rank 0's host is reached.
+    """Return the address at which others reach this host, which is rank 0's.
 
     Parameters
     ----------
     interface
-        The name of an interface, or a network as in ``"10.1.0.0/16"``; empty: Azure's or torchrun's own choice, if it
-        is an address of this host, else that of the default route's interface, else the only one there is.
+        The name of an interface, or a network, e.g. ``"10.1.0.0/16"``; if empty, the address that Azure or torchrun has
+        set, if it is an address of this host, else that of the default route's interface, else the only address.
 
     Raises
     ------
     LaunchError
-        If there is none, or it can't be told which.
+        If there is no such address or the choice is ambiguous.
     """
     own = _addresses()
     if interface:
@@ -113,14 +113,14 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def network_of(address: str) -> str:
-    """Return the network of an address of this host, as in ``"10.1.0.0/16"``."""
+    """Return the network of an address of this host, e.g. ``"10.1.0.0/16"``."""
     for each in _by_interface(address).values():
         return str(ipaddress.ip_interface(f"{address}/{each}").network)
     return f"{address}/32"
 
 
 def interface_towards(address: str) -> str:
-    """Return the name of this host's interface through which another is reached; empty where none can be told."""
+    """Return the name of this host's interface that reaches an address; empty if unknown."""
     source = _source_towards(address, 9)
     return next(iter(_by_interface(source)), "") if source else ""
 
@@ -160,7 +160,7 @@ def _by_interface(address: str) -> dict[str, str]:
 
 
 def _source_towards(host: str, port: int) -> str:
-    """Return the address that this host would speak from; empty where no route leads there."""
+    """Return the source address with which this host would send to another; empty if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nothing_is_sent:
         try:
             nothing_is_sent.connect((host, port))
@@ -171,7 +171,7 @@ def _source_towards(host: str, port: int) -> str:
 
 def _resolved(host: str) -> str:
     try:
-        # Most hosts have localhost as ::1 too, and name that first.
+        # IPv4 only: most hosts also resolve localhost to ::1, and list that first.
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return ""

@@ -1,7 +1,7 @@
-"""Set variables of libraries that the user has not set.
+"""Set default values of libraries' environment variables that the user has not set.
 
-Covers: setting them on a rank, keeping those of the session's process groups from programs of their own.
-Does not cover: which they are (``framework_variables``).
+Covers: setting them on a rank, removing those for the session's process groups from the environment of programs.
+Does not cover: the list of variables (``framework_variables``).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..framework_variables import OF_SESSION_GROUPS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_set: dict[str, str] = {}  # by this rank
+_set: dict[str, str] = {}  # variables that this rank has set
 
 
 def set_defaults(defaults: Mapping[str, str]) -> None:
-    """Set those that are not set."""
+    """Set the variables that are not set yet."""
     new = {name: value for name, value in defaults.items() if name not in os.environ}
     _set.update(new)
     os.environ.update(new)
 
 
 def without_session_defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which torch's process groups have torch's own defaults, or what the user has set."""
+    """Return the environment without our defaults for process groups: torch's own or the user's values then apply."""
     ours = {name: _set[name] for name in OF_SESSION_GROUPS if name in _set}
     return {name: value for name, value in environment.items() if ours.get(name) != value}

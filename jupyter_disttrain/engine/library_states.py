@@ -1,7 +1,7 @@
-"""What training libraries keep for the whole process.
+"""Give scripts fresh copies of the process-wide state of training libraries.
 
-Covers: accelerate's states, DeepSpeed's groups and configuration: as just after the import while a script runs, the
-session's own after it, whoever imported the library first.
+Covers: accelerate's states, DeepSpeed's groups and configuration: while a script runs they are as just after the
+import, and afterwards the session's own again, no matter which of them imported the library first.
 Does not cover: the process groups that these hold (``process_group``), Horovod (``horovod_world``).
 """
 
@@ -21,8 +21,8 @@ from .on_import import on_import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Modules whose global variables are what a program has configured or started. In other modules of DeepSpeed they are
-# what it knows of itself, collected over several imports.
+# Modules whose global variables hold what a program has configured or started. In other modules of DeepSpeed they hold
+# DeepSpeed's own registries, filled over several imports.
 NOTED = (
     "deepspeed.comm.comm",
     "deepspeed.utils.groups",
@@ -37,7 +37,7 @@ _as_imported: weakref.WeakKeyDictionary[ModuleType, dict[str, Any]] = weakref.We
 
 
 class _Place(NamedTuple):
-    """Where a library keeps something, and how that begins."""
+    """An attribute that holds a library's state, and a function that makes its initial value."""
 
     holder: Any
     name: str
@@ -45,20 +45,20 @@ class _Place(NamedTuple):
 
 
 def note_imports() -> None:
-    """From now on take note of how each of these modules begins."""
+    """Record the initial state of each of these modules when it is imported."""
     for name in NOTED:
         on_import(name, _note)
 
 
 @contextmanager
 def libraries_as_imported() -> Iterator[None]:
-    """Begin with each library as it is just after its import; put back what the session has made of it."""
+    """Run the body with each library as just after its import; restore the session's state afterwards."""
     kept = [(place.holder, place.name, vars(place.holder)[place.name]) for place in _places()]
     _begin_anew()
     try:
         yield
     finally:
-        _begin_anew()  # of a library that the script has imported the session has made nothing yet
+        _begin_anew()  # for libraries that the script imported first, for which the session has no state yet
         for holder, name, value in kept:
             setattr(holder, name, value)
 
@@ -78,10 +78,10 @@ def _places() -> Iterator[_Place]:
 
 
 def _places_of_accelerate() -> Iterator[_Place]:
-    """Yield the dictionaries that all objects of a class share, and the warnings that are given once."""
+    """Yield the dicts that all objects of a class share, and the cache of warnings that are shown once."""
     for each in list(getattr(sys.modules.get("accelerate.state"), "__dict__", {}).values()):
         if isinstance(each, type) and "_shared_state" in vars(each):
-            # Another dictionary, for the session's objects hold theirs; on a TPU each thread has its own.
+            # A new dict, because the session's objects hold the old one; on a TPU each thread has its own.
             yield _Place(each, "_shared_state", type(vars(each)["_shared_state"]))
     adapter: Any = getattr(sys.modules.get("accelerate.logging"), "MultiProcessAdapter", None)
     once: Any = getattr(adapter, "warning_once", None)
@@ -98,7 +98,7 @@ def _note(module: ModuleType) -> None:
 
 
 def _renewed(value: Any) -> Any:
-    """Return a value that can be changed without changing this one: a copy of what is a library's own, or Python's."""
+    """Return a copy that can be modified independently, if the value is a built-in container or the library's own."""
     if type(value) in (dict, list, set):
         return value.copy()
     if not type(value).__module__.startswith("deepspeed."):

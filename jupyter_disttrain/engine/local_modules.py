@@ -1,8 +1,9 @@
-"""``%dist_sync_code`` on this rank: a person's own modules, as they were imported and as they are on the disk.
+"""Update the user's own modules on this rank, for ``%dist_sync_code``.
 
-Covers: which were edited since, taking files from the notebook's machine, reloading in the order of their imports.
-Does not cover: which files come (``cluster.local_code``), how a module is reloaded (``reloading``), scripts, which
-import such modules anew (``script_modules``).
+Covers: which modules were edited since their import, writing files from the notebook's machine, reloading in the order
+of imports.
+Does not cover: which files are sent (``cluster.local_code``), how a module is reloaded (``reloading``), scripts, which
+import such modules again (``script_modules``).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from types import ModuleType
 
-_SEEN = "_disttrain_seen"  # on a module's loader: time and size of the file that it has read
+_SEEN = "_disttrain_seen"  # attribute of a module's loader: mtime and size of the file that it has read
 
 
 def note_files() -> None:
-    """From now on have each import remember which state of its file it has read."""
+    """Patch the import system to record mtime and size of each file that it reads."""
     original = SourceFileLoader.path_stats
     if hasattr(original, _SEEN):
         return
@@ -44,26 +45,31 @@ def note_files() -> None:
 
 
 class LocalModules:
-    """The modules of this rank that a person may edit."""
+    """The modules of this rank that the user may edit."""
 
     def __init__(self) -> None:
-        self._folder = Path.cwd()  # where the rank began: cells may go elsewhere
-        self._old_objects: dict[Any, Any] = {}  # of IPython's reloader
+        self._folder = Path.cwd()  # the rank's initial directory: cells may change it
+        self._old_objects: dict[Any, Any] = {}  # state of IPython's reloader
 
     def tell(self) -> dict[str, Any]:
-        """Return where the rank began, the files of its own modules by name, and which of them were edited."""
+        """Return the rank's initial folder, the files of the user's modules by name, and the edited modules."""
         files = {name: str(module.__file__) for name, module in _own().items()}
         return {"folder": str(self._folder), "files": files, "edited": [name for name in files if _is_edited(name)]}
 
     def compare(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
-        """Return which files are other here than in the notebook's folder, or missing."""
+        """Return the files that are missing here or differ from those in the notebook's folder."""
         return [name for name, hashed in hashes.items() if _hash(self._place(folder, name)) != hashed]
 
     def write(self, folder: str, names: Sequence[str], contents: Sequence[Any]) -> None:
-        """Write files of the notebook's folder where this rank finds them.
+        """Write files of the notebook's folder where this rank imports them.
 
-        A file that is a link here gives its place to the file. A folder that is a link is not written into if it lies
-        elsewhere: others may use what is there; nor is it replaced: it may hold more than what comes.
+        A link in place of a file is replaced by the file. A folder that is a link to somewhere else is neither written
+        into, because others may use its content, nor replaced, because it may hold more files than are sent.
+
+        Raises
+        ------
+        ValueError
+            If a file's folder is a link to somewhere else.
         """
         for name, content in zip(names, contents, strict=True):
             path = self._place(folder, name)
@@ -75,12 +81,12 @@ class LocalModules:
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_name(f".{path.name}.new")
             new.write_bytes(content)
-            new.replace(path)  # a rank that imports it now has one or the other
+            new.replace(path)  # atomic: a rank that imports it now reads the old or the new file
 
     def remove(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
-        """Remove files that were written here, and the folders that this empties; returns those that were removed.
+        """Remove files that were written here, and folders that become empty; return the removed files.
 
-        One that has other contents by now is somebody else's.
+        A file with other contents than those written is kept.
         """
         removed = []
         for name, hashed in hashes.items():
@@ -96,7 +102,8 @@ class LocalModules:
     def _place(self, folder: str, name: str) -> Path:
         """Return a file's path here.
 
-        Its name alone is judged: a module that is a link, or lies in a folder that is one, is imported and read there.
+        Only the name is checked, and links are not resolved: a module that is a link, or is in a linked folder, is
+        imported and read through the link.
         """
         base = self._base(folder)
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -104,20 +111,22 @@ class LocalModules:
         return base / name
 
     def _base(self, folder: str) -> Path:
-        """Return the same folder if there is one of that name here, else where the rank began."""
+        """Return the same folder if it exists here, else the rank's initial folder."""
         return Path(folder) if Path(folder).is_dir() else self._folder
 
     def _is_elsewhere(self, folder: str, path: Path) -> bool:
         return not path.resolve().is_relative_to(self._base(folder).resolve())
 
     def reload(self) -> dict[str, Any]:
-        """Reload what was edited.
+        """Reload the edited modules.
+
+        A module that imports one that failed is reloaded all the same.
 
         Returns
         -------
         dict
-            ``"reloaded"``: names; ``"failed"``: where and why, by name; ``"kept"``: classes of which something keeps
-            the old code, with the reason. What imports a module that failed is reloaded none the less.
+            ``"reloaded"``: names of modules; ``"failed"``: location and reason, by name; ``"kept"``: classes that keep
+            old code somewhere, with the reason.
         """
         edited = [name for name in _own() if _is_edited(name)]
         reloaded, failed, kept = [], {}, []
@@ -145,7 +154,7 @@ def _is_edited(name: str) -> bool:
     try:
         now = Path(str(module.__file__)).stat()
     except OSError:
-        return False  # it was removed, or renamed: what is imported stays
+        return False  # the file was removed or renamed: keep the imported module
     return seen is not None and seen != (now.st_mtime, now.st_size)
 
 
@@ -157,19 +166,19 @@ def _hash(path: Path) -> str:
 
 
 def _remove_empty(folder: Path, below: Path) -> None:
-    """Remove folders that hold nothing any more, as many as ``below`` has parts: they would still be packages."""
+    """Remove empty folders upwards, at most as many as ``below`` has parts: they could be imported as packages."""
     for _ in below.parts:
-        with suppress(OSError):  # there is none, or it holds something
+        with suppress(OSError):  # missing or not empty
             (folder / "__pycache__").rmdir()
         try:
             folder.rmdir()
         except OSError:
-            return  # it holds something
+            return  # not empty
         folder = folder.parent
 
 
 def _in_order(names: Collection[str]) -> list[str]:
-    """Return modules so that each comes after those that it imports."""
+    """Return the modules in an order in which each follows those that it imports."""
     ordered: list[str] = []
     begun: set[str] = set()
 
@@ -186,7 +195,7 @@ def _in_order(names: Collection[str]) -> list[str]:
 
 
 def _imports(name: str) -> set[str]:
-    """Return what a module's file imports, as names of modules; nothing if it can't be read."""
+    """Return the names of modules that a module's file may import; empty if the file can't be read or parsed."""
     module = sys.modules[name]
     try:
         tree = ast.parse(Path(str(module.__file__)).read_bytes())
@@ -207,7 +216,7 @@ def _imports(name: str) -> set[str]:
 
 
 def _words(error: Exception, name: str) -> str:
-    """Say where in the person's files it failed, and why."""
+    """Return where in the user's files a reload failed, and why."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]

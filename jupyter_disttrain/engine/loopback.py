@@ -1,10 +1,11 @@
-"""Sockets that hear the cluster's own hosts alone.
+"""Restrict listening sockets to connections from the cluster's hosts.
 
-Covers: those that a library has opened on all interfaces although it talks over one only: the loopback interface, or
-that of the hosts' network.
+Covers: sockets that a library opens on all interfaces although it uses only one: the loopback interface, or that of the
+hosts' network.
+Does not cover: when to restrict them (``app``).
 
-Open MPI's TCP layer can be told which interface to talk over, and listens on all the same. A socket's filter, which
-needs no rights, has the kernel drop what comes from elsewhere.
+Open MPI's TCP layer can be configured to use one interface and still listens on all of them. A socket filter, which
+needs no privileges, makes the kernel drop packets from elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _SO_ATTACH_FILTER = 26
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from there on count from the IP header
-_SOURCE = 12  # of the address in an IPv4 header
+_SOURCE = 12  # offset of the source address in an IPv4 header
 _ACCEPT = 0xFFFFFFFF
 # Classic BPF: (operation, jump if true, jump if false, value); see Linux's Documentation/networking/filter.rst.
 _LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
@@ -31,25 +32,26 @@ _NOTHING = [(0x06, 0, 0, 0)]
 
 
 def _only_from(networks: Sequence[ipaddress.IPv4Network]) -> list[tuple[int, int, int, int]]:
-    """Return a filter that takes what comes from these networks."""
+    """Return a filter that accepts packets from these networks only."""
     program = []
     for network in networks:
         program += [
-            (0x20, 0, 0, _NETWORK_HEADER + _SOURCE),  # load the source's address
-            (0x54, 0, 0, int(network.netmask)),  # and the network of it
-            (0x15, 0, 1, int(network.network_address)),  # is that this one?
+            (0x20, 0, 0, _NETWORK_HEADER + _SOURCE),  # load the source address
+            (0x54, 0, 0, int(network.netmask)),  # apply the netmask
+            (0x15, 0, 1, int(network.network_address)),  # compare with the network
             (0x06, 0, 0, _ACCEPT),
         ]
     return [*program, *_NOTHING]
 
 
 def hide_listeners(network: str | None = None) -> list[int]:
-    """Have TCP sockets of this process that listen on all interfaces hear some addresses alone; returns their ports.
+    """Restrict this process's TCP sockets that listen on all interfaces to some source addresses; return their ports.
 
     Parameters
     ----------
     network
-        Of the cluster's hosts, as in ``"10.1.0.0/16"``; None: 127.0.0.0/8 alone, which is taken in any case.
+        The network of the cluster's hosts, e.g. ``"10.1.0.0/16"``, accepted in addition to 127.0.0.0/8; None accepts
+        127.0.0.0/8 only.
     """
     heard = [_LOOPBACK]
     hosts = ipaddress.ip_network(network) if network else None
@@ -71,7 +73,7 @@ def hide_listeners(network: str | None = None) -> list[int]:
 
 
 def is_held_to(network: str, environment: Mapping[str, str]) -> bool:
-    """Whether Open MPI talks over this network alone, by its variables; other layers may need what a filter drops."""
+    """Whether Open MPI's variables restrict it to this network; its other layers may need what a filter drops."""
     talks_over = environment.get("OMPI_MCA_pml"), environment.get("OMPI_MCA_btl_tcp_if_include")
     return talks_over == ("ob1", network)
 

@@ -1,11 +1,11 @@
-"""Where other frameworks' servers on this rank can be reached.
+"""Reserve a port on this rank for servers of other frameworks.
 
-Covers: an address and a port that stay this rank's own.
-Does not cover: the process group's store (``process_group``), who learns of it (``framework_variables``).
+Covers: an address and a port that stay reserved for this rank.
+Does not cover: the process group's store (``process_group``), publishing the port (``framework_variables``).
 
-TensorFlow and JAX want to know ports before anybody listens on them, and use them minutes or days later. A port that
-was free once may be another's by then. So it stays bound by a socket that does not listen: the system gives it to
-nobody who asks for any port, and to everybody who asks for this one with SO_REUSEADDR, as servers do.
+TensorFlow and JAX need to know ports before they listen on them, and use them minutes or days later. By then another
+process may have taken a port that was free. So a socket that does not listen keeps it bound: the system does not assign
+it to processes that request any free port, but allows binding this port explicitly with SO_REUSEADDR, as servers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DISCARD = 9  # any port: nothing is sent
 
 
 def own_address(master: str) -> str:
-    """Return the address of this host that the other ranks reach: the one from which it reaches rank 0's host."""
+    """Return this host's address for the other ranks, which is its source address towards rank 0's host."""
     family, *_, where = socket.getaddrinfo(master, DISCARD, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where[:2])
@@ -24,12 +24,12 @@ def own_address(master: str) -> str:
 
 
 class MeetingPlace:
-    """A port on this host, at the address by which the other ranks reach it.
+    """A reserved port on this host, at the address at which the other ranks reach it.
 
     Parameters
     ----------
     master
-        The address of rank 0's host: the way there tells which of this host's addresses others see.
+        The address of rank 0's host; the route to it determines this host's address.
     """
 
     def __init__(self, master: str) -> None:

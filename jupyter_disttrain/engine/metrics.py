@@ -1,7 +1,7 @@
-"""What a cell logs with ``log_metrics``.
+"""Collect the metrics that a cell logs with ``log_metrics`` and send them to the nanny.
 
-Covers: taking values without delay, handing them to the nanny in few messages.
-Does not cover: when (``sampler``), keeping them (``metrics_file``), histories over ranks (``cluster.telemetry``).
+Covers: taking values without delay, sending them in few messages.
+Does not cover: when to send (``sampler``), the file (``metrics_file``), histories over ranks (``cluster.telemetry``).
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import METRICS_END_SECONDS, SEND_SECONDS
 from ..samples import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 LIMIT = 10_000  # samples kept until they are sent
-MOST_PER_SECOND = 50_000  # samples of all ranks together: what a notebook takes beside all else
-SEND_SECONDS = 0.2  # between two messages of a rank
-MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: what comes in one takes a notebook less time than in two
-NAMES = 1000  # of metrics in one cell: more are most likely a number that got into the name
-NAMES_EVER = 10_000  # of metrics on one rank: then the names of the last cell are all that it takes
-END_SECONDS = 0.2  # at the end of a cell, for values that are still on their way from a device
+MOST_PER_SECOND = 50_000  # samples of all ranks together that a client can process besides its other work
+MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: one message costs a client less time than two smaller ones
+NAMES = 1000  # limit of metric names in one cell: more most likely means that a varying number is part of the name
+NAMES_EVER = 10_000  # limit of metric names on one rank, after which it accepts only those of the last cell
 BATCH = 500  # samples in one message
-LARGEST_STEP = 2**53  # that JavaScript and Float64 can hold
+LARGEST_STEP = 2**53  # the largest step that JavaScript and Float64 represent exactly
 
 Sample = tuple[float, "int | None", "int | None", dict[str, Any]]  # time, cell, step, values by name
 
@@ -37,7 +36,7 @@ _current: MetricsLog | None = None
 
 
 def current() -> MetricsLog | None:
-    """Return the log of this process; None where it is no rank."""
+    """Return the log of this process; None if it is not a rank."""
     return _current
 
 
@@ -47,9 +46,9 @@ class MetricsLog:
     Parameters
     ----------
     cell
-        Returns what the kernel knows of the cell that runs, None while it is idle.
+        Returns the kernel's record of the running cell; None while no cell runs.
     send
-        Hands a message to the nanny.
+        Sends a message to the nanny.
     start
         Starts the thread that sends, if it does not run yet.
     """
@@ -63,41 +62,41 @@ class MetricsLog:
         self._send = send
         self._start = start
         self._samples: deque[Sample] = deque()
-        self._turns = threading.Lock()  # of the sampler, and the end of a cell
+        self._turns = threading.Lock()  # between the sampler and the end of a cell
         os.register_at_fork(after_in_child=self._after_fork)
-        self._dropped = 0  # and not told of yet
+        self._dropped = 0  # samples dropped and not reported yet
         self._dropped_in_cell = 0
-        self._share = MOST_PER_SECOND  # of this rank
+        self._share = MOST_PER_SECOND  # samples per second that this rank may send
         self.pause_s = SEND_SECONDS  # between two messages while a cell runs
         self._allowed = 0.0  # samples that may be sent now
         self._allowed_at = time.monotonic()
         self._is_child = False
-        self._number: int | None = None  # of the cell that logs, or did last
+        self._number: int | None = None  # number of the cell that logged last
         self._names: set[str] = set()
-        self._names_ever: set[str] = set()  # of all cells
+        self._names_ever: set[str] = set()  # in all cells
         self._refused: set[str] = set()
 
     def log_metrics(self, step: int | None = None, **values: Any) -> None:
         """Log values of this rank, e.g. ``log_metrics(step, loss=loss)``.
 
-        Returns at once: a tensor on a GPU is copied on its stream, and read once the copy is done.
+        Returns at once: a tensor on a GPU is copied on its stream and read when the copy is done.
 
         Parameters
         ----------
         step
-            The training step, a whole number; None where there is none.
+            The training step, a whole number; None if there is none.
         **values
-            Numbers, or tensors with one element. NaN and infinity are numbers too.
+            Numbers, or tensors with one element. NaN and infinity are allowed.
 
         Raises
         ------
         ValueError, TypeError
-            If a value is not a number, or the step not a whole one; nothing of the call is logged then.
+            If a value is not a number or the step is not whole; the call then logs nothing.
         """
         self.log(step, values)
 
     def log(self, step: int | None, values: Mapping[str, Any]) -> None:
-        """Do the same for names that are no identifiers, or that are called "step"."""
+        """Log values like :meth:`log_metrics`; names may be no identifiers, or "step"."""
         if step is not None:
             step = _whole(step)
         held = {name: _hold(name, value) for name, value in values.items()}
@@ -109,13 +108,13 @@ class MetricsLog:
             self._dropped_in_cell += 1
         cell = self._cell()
         if cell is not None:
-            self._number = cell["number"]  # a thread may outlive the cell that began it
+            self._number = cell["number"]  # kept, because a thread may outlive the cell that started it
         self._samples.append((time.time(), self._number, step, held))
         if self._is_child:
-            self.send(patience_s=1.0)  # a child of this rank, e.g. of a DataLoader, has no thread that sends
+            self.send(patience_s=1.0)  # a forked child, e.g. a DataLoader worker, has no thread that sends
 
     def _admit(self, held: dict[str, Any]) -> dict[str, Any]:
-        """Learn new names; past the limit leave them out, and say so once."""
+        """Accept new names; beyond the limit drop their values, with one warning."""
         self._start()
         for name in held:
             try:
@@ -137,18 +136,18 @@ class MetricsLog:
         return {name: value for name, value in held.items() if name not in refused}
 
     def _after_fork(self) -> None:
-        """Have a child log nothing that its parent has to send, and wait for no thread that it does not have."""
+        """Drop a forked child's copy of unsent samples, and its lock, which a thread of the parent may have held."""
         self._turns = threading.Lock()
         self._samples = deque()
         self._is_child = True
 
     def share(self, ranks: int) -> None:
-        """Take this rank's share of what all ranks may send a second."""
+        """Set this rank's share of the samples and messages per second of all ranks."""
         self._share = max(200, MOST_PER_SECOND // ranks)
         self.pause_s = max(SEND_SECONDS, ranks / MOST_MESSAGES_PER_SECOND)
 
     def send(self, patience_s: float = 0.0) -> None:
-        """Send what is there, known and not too much for those who listen."""
+        """Send samples whose values are known, up to the rate that the client can process."""
         with self._turns:
             deadline = time.monotonic() + patience_s
             now = time.monotonic()
@@ -158,11 +157,11 @@ class MetricsLog:
                 pass
 
     def end_cell(self) -> None:
-        """Send all that is left of a cell; wait a moment for what is still on its way from a device."""
+        """Send a cell's remaining samples; wait up to ``METRICS_END_SECONDS`` for values from a device."""
         self._allowed = LIMIT
-        self.send(END_SECONDS)
+        self.send(METRICS_END_SECONDS)
         if len(self._names_ever) < NAMES_EVER:
-            self._names.clear()  # what a cell got wrong must not cost the next one its metrics
+            self._names.clear()  # so that a cell with too many names does not affect the next cell
         self._refused.clear()
         if self._dropped_in_cell:
             sys.stderr.write(
@@ -172,19 +171,19 @@ class MetricsLog:
             self._dropped_in_cell = 0
 
     def _send_batch(self, deadline: float) -> bool:
-        """Send the samples of one cell, and not too many; returns whether there are more that are known."""
+        """Send up to ``BATCH`` samples of one cell; return whether more may be ready."""
         samples: list[tuple[float, int | None, dict[str, Any]]] = []
         number: int | None = None
         while self._samples and len(samples) < BATCH:
-            sample = self._samples.popleft()  # at once: a thread that logs may drop what is first
+            sample = self._samples.popleft()  # now, because a thread that logs may drop the first sample
             time_s, cell, step, held = sample
             state = _state(held, deadline)
             if state == "pending" or (samples and cell != number):
-                self._samples.appendleft(sample)  # those after it wait, too, so that the order stays
+                self._samples.appendleft(sample)  # later samples wait too, to keep the order
                 break
             number = cell
             if state == "lost":
-                self._dropped += 1  # its device has failed, which the cell's own code reports
+                self._dropped += 1  # the device has failed; the cell's own code raises the error
             else:
                 samples.append((time_s, step, {name: _number(value) for name, value in held.items()}))
         self._allowed -= len(samples)
@@ -206,7 +205,7 @@ def _whole(step: Any) -> int:
 
 
 def _hold(name: str, value: Any) -> Any:
-    """Return a value as it is now; of one on a device a copy, because to read its number is to wait for the device."""
+    """Return a value as a float; for a tensor on a GPU start a copy, because reading it would wait for the GPU."""
     if not hasattr(value, "detach"):
         try:
             return float(value)
@@ -216,7 +215,7 @@ def _hold(name: str, value: Any) -> Any:
         raise ValueError(f"log_metrics takes single numbers, and {name} has {value.numel()}; log e.g. {name}.mean()")
     if value.is_complex():
         raise TypeError(f"log_metrics takes real numbers, and {name} is complex; log e.g. {name}.abs()")
-    if hasattr(value, "full_tensor"):  # a DTensor, of which this rank may have a part alone
+    if hasattr(value, "full_tensor"):  # a DTensor, of which this rank may hold only a part
         raise TypeError(f"{name} is spread over ranks, and log_metrics takes what is whole; log {name}.full_tensor()")
     if value.device.type == "cuda":
         return _OnDevice(value)
@@ -228,7 +227,7 @@ def _kind(value: Any) -> str:
 
 
 class _OnDevice:
-    """A number on its way from a GPU."""
+    """A number that is being copied from a GPU."""
 
     def __init__(self, value: Any) -> None:
         torch: Any = import_module("torch")
@@ -242,7 +241,7 @@ class _OnDevice:
 
 
 def _state(held: Mapping[str, Any], deadline: float) -> str:
-    """Return whether values are "known", "pending" or "lost"; waits for them until the deadline."""
+    """Return "known", "pending" or "lost"; wait until the deadline for values that are being copied."""
     for value in held.values():
         if not isinstance(value, _OnDevice):
             continue

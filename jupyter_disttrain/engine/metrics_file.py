@@ -1,9 +1,9 @@
-"""The metrics of one rank on disk, beside its log.
+"""Write the metrics of one rank to a file beside its log.
 
-Covers: one JSON line per call of ``log_metrics``, a limit, a full disk.
-Does not cover: reading them (``cluster.metrics_files``).
+Covers: one JSON line per call of ``log_metrics``, a size limit, a full disk.
+Does not cover: reading the file (``cluster.metrics_files``).
 
-The nanny writes, so they are kept while no notebook is there, and outlive the rank.
+The nanny writes the file, so metrics are kept while no client is attached and after the rank exits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIMIT_BYTES = 512 << 20
 
 
 class MetricsFile:
-    """Append to the file; a disk that refuses is reported once and never stops the rank."""
+    """Append to the file; an error of the disk is reported once and does not stop the rank."""
 
     def __init__(self, pack: Callable[[Any], bytes], report: Callable[[str, OSError], None]) -> None:
         self._pack = pack
@@ -32,7 +32,7 @@ class MetricsFile:
         self._room = LIMIT_BYTES
 
     def place(self, log_path: str) -> None:
-        """Say where the rank's log is."""
+        """Set the file's path from that of the rank's log."""
         self._path = log_path.removesuffix(".log") + ".metrics.jsonl"
 
     def write(self, samples: Samples) -> None:
@@ -48,7 +48,7 @@ class MetricsFile:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 size = os.fstat(self._descriptor).st_size
                 self._room -= size
-                lines = b"\n" * bool(size) + lines  # an earlier process may have been cut off within a line
+                lines = b"\n" * bool(size) + lines  # an earlier process may have been killed within a line
             view = memoryview(lines)
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -68,5 +68,5 @@ class MetricsFile:
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | str]:
-    """Return values as JSON can hold them, which has no NaN and no infinity."""
+    """Return values with NaN and infinity as text, because JSON has neither."""
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}

@@ -1,10 +1,10 @@
-"""Whether a thread is in a call of mpi4py, and of which communicator.
+"""Find the mpi4py call that a thread is in, and the call's communicator.
 
-Covers: reading the line that a frame is at.
+Covers: reading the bytecode of a frame's current line.
 Does not cover: ending the call (``mpi_world``).
 
-mpi4py is compiled, so its calls have no frame of their own; what the frame that makes one is about to call is told by
-its bytecode and its variables.
+mpi4py is compiled, so its calls have no frame of their own. The bytecode and the variables of the calling frame show
+which method it calls.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MISSING = object()
 class MpiCall:
     """A call of a method of a communicator, request, window or file."""
 
-    name: str  # of the method
-    owner: Any  # an object, or its class, as of MPI.Request.Waitall
+    name: str  # the method's name
+    owner: Any  # the object that has the method, or its class, e.g. in MPI.Request.Waitall
 
     @property
     def waits_for_many(self) -> bool:
@@ -35,19 +35,19 @@ class MpiCall:
 
 
 def mpi_call(frame: FrameType | None) -> MpiCall | None:
-    """Return the call that the line of an innermost frame makes, None if it makes none.
+    """Return the mpi4py call on the current line of an innermost frame; None if there is none.
 
-    Nothing is run for it: attributes are looked up in the dictionaries of modules and objects alone.
+    This runs no code of the user: attributes are looked up only in the dictionaries of modules and objects.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if frame is None or mpi is None or frame.f_lineno is None:
         return None
     owners = (mpi.Comm, mpi.Request, mpi.Win, mpi.File)
     value: Any = _MISSING
-    below: Any = _MISSING  # loaded before it
+    below: Any = _MISSING  # the stack entry below ``value``
     found = None
     steps = _steps_of_line(frame)
-    begin = _begin(steps[-1]) if steps else None  # of the call at hand, in the source; its callee begins there too
+    begin = _begin(steps[-1]) if steps else None  # where the current call begins in the source, and so does its callee
     for step in steps[:-1]:
         is_callee = begin is None or _begin(step) == begin
         if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
@@ -65,24 +65,24 @@ def mpi_call(frame: FrameType | None) -> MpiCall | None:
             below, value = _MISSING, below if isinstance(below, owners) else _item(below, value)
         elif step.opname.startswith("CALL"):
             value = _result_of(found) if found is not None and is_callee else _MISSING
-            found = None if is_callee else found  # the call at hand is of what this one returned
+            found = None if is_callee else found  # the current call's callee is what this call returned
     return found
 
 
 def _result_of(call: MpiCall) -> Any:
-    """Return what stands for the result of a call: the communicator of a request, the class of anything else."""
+    """Return a substitute for a call's result: for a request the object it is from, for anything else a class."""
     is_request = call.name.startswith(("i", "I")) or call.name.endswith("_init")
     return call.owner if is_request or isinstance(call.owner, type) else type(call.owner)
 
 
 def _begin(step: dis.Instruction) -> tuple[int | None, int | None] | None:
-    """Return where the expression begins that an instruction is of: line and column; None before Python 3.11."""
+    """Return line and column where the expression of an instruction begins; None before Python 3.11."""
     positions = getattr(step, "positions", None)
     return None if positions is None else (positions.lineno, positions.col_offset)
 
 
 def _steps_of_line(frame: FrameType) -> list[dis.Instruction]:
-    """Return the instructions of the line up to the one at hand."""
+    """Return the instructions of the frame's current line up to the current one."""
     lines = {start: line for start, line in dis.findlinestarts(frame.f_code) if line is not None}
     steps, line = [], None
     for step in dis.get_instructions(frame.f_code):
@@ -100,7 +100,7 @@ def _variable(frame: FrameType, name: str) -> Any:
 
 
 def _item(value: Any, key: Any) -> Any:
-    """Return an item of a plain list, tuple or dictionary, whose lookup runs no code of the user's."""
+    """Return an item of a plain list, tuple or dict, whose lookup runs no code of the user."""
     if type(value) is dict and type(key) in (str, int):
         return value.get(key, _MISSING)
     if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):

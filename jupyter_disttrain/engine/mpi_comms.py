@@ -1,14 +1,16 @@
 """Find the communicators of this process.
 
-Covers: all that there are, those attached to one, the one that a request or file belongs to; receiving what was sent;
-that of the cells, which does not end the job.
-Does not cover: revoking them (``mpi_world``).
+Covers: all communicators, those attached to another, that of a request or file; receiving pending messages; an
+``Abort`` that does not end the job.
+Does not cover: revoking communicators (``mpi_world``).
 
-MPI has no call to find them, so the memory of Open MPI's own objects is read, from 5.0 on.
+MPI has no call to list communicators, so this reads the memory of Open MPI's objects (Open MPI 5.0 or later).
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import struct
 from functools import cache
@@ -17,71 +19,65 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_ATTRIBUTES = 64  # that are looked for
-MOST_WORDS = 48  # of a communicator, request or file
-PAST_NUMBERS = 1 << 40  # what is larger is a pointer
-MOST_COMMS = 4096  # that are looked for
-MOST_GAPS = 64  # of communicators that were freed, between two
+MOST_ATTRIBUTES = 64  # attribute keys to try
+MOST_WORDS = 48  # words to read of a communicator, request or file
+PAST_NUMBERS = 1 << 40  # a larger word is taken for a pointer
+MOST_COMMS = 4096  # Fortran handles to try
+MOST_GAPS = 64  # consecutive handles without a communicator (freed ones) before the search ends
 
 
 class MpiAbortError(RuntimeError):
     """A cell has called ``comm.Abort()``."""
 
 
-def for_cells(mpi: Any, comm: Any) -> Any:
-    """Return a communicator for cells: like another, but ``Abort`` ends the cell and not all ranks."""
-    return _class_for_cells(mpi)(comm)
+def have_abort_end_the_cell(mpi: Any) -> None:
+    """Have ``Abort`` of any communicator end the cell on this rank instead of all ranks.
 
+    mpi4py's types do not allow setting attributes, but the dictionaries that hold their methods can be changed.
+    """
+    methods, reduce = gc.get_referents(vars(mpi.Comm))[0], mpi.Comm.__reduce__
 
-@cache
-def _class_for_cells(mpi: Any) -> Any:
-    base: Any = mpi.Intracomm
+    def abort(_comm: Any, errorcode: int = 0) -> NoReturn:
+        """End the cell on this rank."""
+        raise MpiAbortError(
+            f"comm.Abort({errorcode}) would end all ranks of the session with their variables; it ends this cell "
+            "alone, and other ranks that wait are released; %dist_shutdown ends all ranks"
+        )
 
-    class Intracomm(base):
-        """mpi4py's; a duplicate of it is of this class too, what Split or Create makes is not."""
+    def reduce_by_name(comm: Any) -> Any:
+        """Pickle the world by its name, as mpi4py does, including one that was made after a rank died."""
+        return "COMM_WORLD" if comm is mpi.COMM_WORLD else reduce(comm)
 
-        __module__ = base.__module__  # where what is pickled by its name is looked up
-
-        def __reduce__(self) -> Any:
-            """Pickle the world by its name, as mpi4py does."""
-            return "COMM_WORLD" if self is mpi.COMM_WORLD else super().__reduce__()
-
-        def Abort(self, errorcode: int = 0) -> NoReturn:  # noqa: N802  (MPI's name)
-            """End the cell on this rank."""
-            raise MpiAbortError(
-                f"comm.Abort({errorcode}) would end all ranks of the session with their variables; it ends this cell "
-                "alone, and other ranks that wait are released; %dist_shutdown ends all ranks"
-            )
-
-    return Intracomm
+    methods |= {"Abort": abort, "__reduce__": reduce_by_name}
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(mpi.Comm))
 
 
 def hidden(mpi: Any, comm: Any) -> Iterator[Any]:
-    """Find the communicators that are attached to one: mpi4py reduces Python objects in a duplicate of its own.
+    """Find the communicators that are attached to another: mpi4py reduces Python objects in a duplicate of its own.
 
-    What an attribute points to is a communicator if it begins as one, with a pointer to Open MPI's class of them.
+    An attribute's value is a communicator if it begins like one, with a pointer to Open MPI's class of communicators.
     """
     kind = _word(comm.handle)
     for key in range(MOST_ATTRIBUTES):
         try:
             value = comm.Get_attr(key)
         except mpi.Exception:
-            continue  # there is no such attribute
+            continue  # no such attribute
         handle = _word(value) if isinstance(value, int) and value > 0 else 0
         if handle and kind and _word(handle) == kind:
             yield mpi.Comm.fromhandle(handle)
 
 
 def all_comms(mpi: Any) -> Iterator[Any]:
-    """Find the communicators of this process that can still be used, those within windows and files too.
+    """Find the usable communicators of this process, including those within windows and files.
 
-    Each has a number for Fortran, counted from the world's, which is 0.
+    Each has a Fortran handle; the handles count up from that of the world, which is 0.
     """
     gaps = 0
     for number in range(MOST_COMMS):
         try:
             comm = mpi.Comm.f2py(number)
-        except mpi.Exception:  # none has this number any more, or yet
+        except mpi.Exception:  # no communicator has this handle, or its communicator was freed
             gaps += 1
             if gaps > MOST_GAPS:
                 return
@@ -96,9 +92,9 @@ def all_comms(mpi: Any) -> Iterator[Any]:
 
 @cache
 def pointers_of_comm(mpi: Any) -> list[int]:
-    """Return which words of Open MPI's communicators are pointers in every one that is finished.
+    """Return the indices of the words that are pointers in every complete communicator of Open MPI.
 
-    One that is still being made, in the call at hand, lacks some; to revoke that would be a crash.
+    A communicator that is still being made lacks some of these pointers; revoking it would crash.
     """
     made = [mpi.COMM_SELF.Dup(), mpi.COMM_SELF.Split(0), mpi.COMM_SELF.Create(mpi.COMM_SELF.Get_group())]
     finished = [_words(comm.handle) for comm in (*made, mpi.COMM_SELF, mpi.Comm.f2py(0))]
@@ -114,7 +110,7 @@ def comm_within(mpi: Any, owner: Any) -> Any:
 
 
 def receive_all(mpi: Any) -> Iterator[tuple[Any, bytearray]]:
-    """Begin to receive what was sent to this rank; yields the requests, and where it comes to."""
+    """Start to receive all messages sent to this rank; yield each request with its buffer."""
     for comm in all_comms(mpi):
         status = mpi.Status()
         try:
@@ -122,24 +118,24 @@ def receive_all(mpi: Any) -> Iterator[tuple[Any, bytearray]]:
                 place = bytearray(status.Get_count(mpi.BYTE))
                 yield message.Irecv(place), place
         except mpi.Exception:
-            continue  # it was revoked meanwhile
+            continue  # the communicator was revoked meanwhile
 
 
 def is_received(mpi: Any, request: Any) -> bool:
-    """Whether what was begun to be received is here."""
+    """Whether a receive has finished."""
     try:
         return bool(request.Test())
     except mpi.Exception:
-        return False  # MPI may still write to its place
+        return False  # MPI may still write to its buffer
 
 
 def _word(address: int) -> int:
-    """Read a word of this process's memory; 0 where there is none."""
+    """Read a word of this process's memory; 0 if the address is not mapped."""
     return _words(address, 1)[0]
 
 
 def _words(address: int, count: int = MOST_WORDS) -> tuple[int, ...]:
-    """Read words of this process's memory; 0 where there are none."""
+    """Read words of this process's memory; 0 for what is not mapped."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
         found = os.pread(memory, 8 * count, address)

@@ -1,13 +1,14 @@
-"""The rank's MPI world, and how it is made whole again.
+"""Keep the rank's MPI world and recover it after a failure.
 
-Covers: ending who waits in MPI, the world without the dead, a new process that joins it, what takes its place if all
-that fails.
-Does not cover: when (``cluster.recovery``), whether a thread is in MPI (``mpi_calls``).
+Covers: ending calls that wait in MPI, the world without failed ranks, a new process that joins it, the object that
+replaces ``comm`` if recovery fails.
+Does not cover: when to recover (``cluster.recovery``), detecting that a thread is in MPI (``mpi_calls``).
 
-The recipe is that of User-Level Failure Mitigation (W. Bland et al., 2013): Revoke ends every call, Shrink leaves the
-living, Spawn starts a process, Merge and Split put all in the order of their ranks. Whoever waits in MPI burns a core:
-so the new process merges before it imports torch, and Split is left for when all are there. It takes part in no other
-recovery: whatever goes wrong here, the process group is formed, and ``comm`` says what is missing.
+The procedure is that of User-Level Failure Mitigation (W. Bland et al., 2013): Revoke ends every call, Shrink keeps the
+living ranks, Spawn starts a process, Merge and Split put all in the order of their ranks. A process that waits in MPI
+occupies a core, so the new process merges before it imports torch, and Split waits until all ranks are ready. No other
+recovery depends on this one: if it fails, the process group is formed all the same, and using ``comm`` raises an error
+with the reason.
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .connection import MPI_HEALS
+from ..protocol.environment import LAUNCH_RANK, MPI_HEALS
+from ..protocol.time_limits import HELP_PAUSE_SECONDS, HELP_SECONDS, MPI_WORLD_LIMIT_SECONDS, RECEIVE_SECONDS
 from .mpi_calls import mpi_call
-from .mpi_comms import all_comms, comm_within, for_cells, hidden, is_received, pointers_of_comm, receive_all
-from .process_group import RendezvousError
+from .mpi_comms import (
+    all_comms,
+    comm_within,
+    have_abort_end_the_cell,
+    hidden,
+    is_received,
+    pointers_of_comm,
+    receive_all,
+)
+from .store import RendezvousError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,61 +41,62 @@ if TYPE_CHECKING:
     from ..ranks import RankInfo
     from .mpi_calls import MpiCall
 
-LIMIT_SECONDS = 5.0  # for a step that all ranks take together
-HELP_SECONDS = 1.0  # that a rank in no call of MPI helps others to be released
-HELP_PAUSE_SECONDS = 0.001
-RECEIVE_SECONDS = 0.2  # for sends that no rank has received to be received
-_UNFINISHED: list[Any] = []  # places to which MPI may still write what is received
+_UNFINISHED: list[Any] = []  # requests with their receive buffers, to which MPI may still write; kept alive here
 
 
 class LostWorld:
-    """What stands in the place of ``comm`` once MPI has no world of all ranks."""
+    """Stands in for ``comm`` once MPI has no world of all ranks; using it raises an error with the reason."""
 
     def __init__(self, why: str) -> None:
-        self._reason = f"MPI has no world of all ranks: {why}; use dist, or start all ranks anew with %dist_reset"
+        self._reason = f"MPI has no world of all ranks: {why}; use dist"
+        if not os.environ.get(LAUNCH_RANK):  # %dist_reset can't restart the ranks of a batch job
+            self._reason += ", or start all ranks anew with %dist_reset"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say so."""
+        """Raise the error."""
         raise RendezvousError(self._reason)
 
     def __repr__(self) -> str:
-        """Say so."""
+        """Show the reason."""
         return f"<{self._reason}>"
 
 
 class MpiWorld:
-    """MPI on this rank; without it there is nothing to do."""
+    """MPI on this rank; without MPI its methods have no effect."""
 
     def __init__(self) -> None:
         self._mpi = sys.modules.get("mpi4py.MPI")
-        self.comm: Any = None if self._mpi is None else for_cells(self._mpi, self._mpi.COMM_WORLD)
-        self.shown: Any = self.comm  # what the cells have seen
-        self._merged = join_starters()  # of the living and who was started since, in no order
+        self.comm: Any = None
+        if self._mpi is not None:
+            self.comm = self._mpi.COMM_WORLD
+            have_abort_end_the_cell(self._mpi)
+        self.shown: Any = self.comm  # what cells have as ``comm``
+        self._merged = join_starters()  # communicator of the living ranks and those started since, in no order
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
         self._rank = 0
         self._respawning: threading.Thread | None = None
-        self.failure = ""  # why there is no world of all ranks; for good
-        self._lost: LostWorld | None = None  # that then stands in its place
-        self._proved: Any = None  # the world in which all ranks were seen
-        self._is_revoked = False  # and not made anew yet
-        self._generation = 0  # how often it was settled, counted with the process group
+        self.failure = ""  # why there is no world of all ranks; never cleared
+        self._lost: LostWorld | None = None  # replaces ``comm`` after a failure
+        self._proved: Any = None  # the world in which an allreduce has counted all ranks
+        self._is_revoked = False  # the world was revoked and not replaced yet
+        self._generation = 0  # of the process group, as of the last call of settle
         self._runs_cell = False
-        self._helping: threading.Thread | None = None  # other ranks that are released
-        self._turns = threading.Lock()  # of the control thread, which releases, and the main thread, which ends a cell
+        self._helping: threading.Thread | None = None  # makes MPI calls for other ranks that are being released
+        self._turns = threading.Lock()  # between the control thread, which releases, and the main thread
 
     def enter(self, info: RankInfo) -> None:
-        """Become a rank: of the world that was started, or of the one that is made with the next process group.
+        """Take the rank's identity in the world that mpiexec started, or in the next one that is made.
 
         Raises
         ------
         RendezvousError
-            If MPI counts in another way than the client: ``comm`` and ``dist`` would disagree.
+            If MPI's rank or size differs from the client's: ``comm`` and ``dist`` would disagree.
         """
         self._rank = info.rank
         if self._mpi is None:
             return
         if self._merged is not None:
-            # MPI's own is a world of this process alone, in which a sum would be wrong without a word.
+            # MPI's own COMM_WORLD has this process alone; a sum over it would be silently wrong.
             self.comm, self.shown = None, LostWorld("it is made anew with the next process group")
             vars(self._mpi)["COMM_WORLD"] = self.shown
         elif (self.comm.Get_rank(), self.comm.Get_size()) != (info.rank, info.world_size):
@@ -95,34 +106,32 @@ class MpiWorld:
                 "mpi4py was built for another MPI than the mpiexec that started the ranks "
                 "(run: jupyter disttrain doctor)"
             )
-        else:
-            vars(self._mpi)["COMM_WORLD"] = self.comm
 
     # While a cell runs, on the control thread
 
     def begin_cell(self) -> None:
-        """Note that there may be calls to end from now on."""
+        """Mark that a cell runs, so that a release may have calls to end."""
         self._runs_cell = True
 
     def end_cell(self) -> bool:
-        """Return whether the world was revoked; from now on it isn't."""
+        """Mark that the cell has ended, after which nothing revokes the world; return whether it was revoked."""
         with self._turns:
             self._runs_cell = False
             return self._is_revoked
 
     def release(self, generation: int, *, forced: bool, others: str) -> None:
-        """End the call of MPI that the main thread is in, on all ranks that are in it.
+        """End the MPI call that the main thread is in, on all ranks that are in it.
 
-        A rank that is in no call takes part too: a send that no rank receives ends only once its receiver refuses it,
-        which MPI does within the receiver's own calls. One that comes late, when a next ``generation`` was formed, does
-        nothing.
+        A rank that is in no MPI call takes part too: a send that no rank receives ends only once its receiver refuses
+        it, which MPI does during the receiver's own calls. A release that arrives after a later ``generation`` was
+        formed has no effect.
 
         Parameters
         ----------
         forced
-            End the calls in all communicators even if none can be seen.
+            End the calls in all communicators even if the main thread's call was not found.
         others
-            What a rank was seen waiting in: "one" call of MPI, "many" requests at once, or nothing.
+            What a rank waits in: "one" call of MPI, "many" requests at once, or empty.
         """
         with self._turns:
             if not self._heals or self.failure or generation < self._generation or self.comm is None:
@@ -139,11 +148,11 @@ class MpiWorld:
 
     @property
     def _is_respawning(self) -> bool:
-        """Whether a new process is being started, or is not in the world yet."""
+        """Whether a new process is being started or has not joined the world yet."""
         return self._merged is not None or (self._respawning is not None and self._respawning.is_alive())
 
     def _call(self) -> MpiCall | None:
-        """Return the call of MPI that the main thread is in."""
+        """Return the MPI call that the main thread is in, None if it is in none."""
         return mpi_call(sys._current_frames().get(threading.main_thread().ident or 0))  # noqa: SLF001
 
     def _revoke(self, *, forced: bool) -> None:
@@ -152,6 +161,8 @@ class MpiWorld:
             return
         mpi: Any = self._mpi
         owner = None if call is None else call.owner
+        if isinstance(owner, type) and issubclass(owner, (mpi.Win, mpi.File)):
+            return  # the call makes a window or file; Open MPI may crash if that is interrupted
         comm = self.comm if call is None else owner
         if isinstance(owner, (mpi.Request, mpi.File)):
             comm = comm_within(mpi, owner)
@@ -159,29 +170,29 @@ class MpiWorld:
         if all(each.Is_revoked() for each in comms):
             self._wake_who_waits()
             if self._is_respawning:
-                comms = [self.comm]  # others are just being made
+                comms = [self.comm]  # other communicators are being made
             elif forced or not comms:
-                comms = all_comms(mpi)  # one by one: the main thread may free some once it is released
+                comms = all_comms(mpi)  # lazily: the main thread may free some once it is released
         for each in comms:
             self._is_revoked = self._is_revoked or each == self.comm
             each.Revoke()
 
     def _help_others(self, generation: int, forced: bool, is_late: bool) -> None:
-        """Have MPI do for a moment what other ranks need of this one, which may be in no call of MPI.
+        """Call MPI for a while so that it makes progress for other ranks; this rank may be in no MPI call itself.
 
-        ``is_late``: revoke only after a moment in which messages are received. Open MPI ends the whole job when a wait
-        for several requests fails while one of them is a send that its receiver has not refused yet ("Send error after
-        request freed"). What was sent in a communicator that is revoked is lost in any case.
+        With ``is_late``, receive messages first and revoke only then. Open MPI aborts the whole job when a wait for
+        several requests fails while one of them is a send that its receiver has not refused yet ("Send error after
+        request freed"). Messages in a revoked communicator are lost in any case.
         """
         mpi: Any = self._mpi
         begun = time.monotonic()
-        taken: list[Any] = []  # what is being received, and where to
+        taken: list[Any] = []  # requests of messages being received, with their buffers
         try:
             while (passed := time.monotonic() - begun) < HELP_SECONDS and not mpi.Is_finalized():
                 with self._turns:
                     if generation < self._generation or self._is_respawning:
-                        return  # all are in a new world, or make one
-                    mpi.COMM_SELF.Iprobe()  # MPI works in any of its calls
+                        return  # all ranks are in a new world or are making one
+                    mpi.COMM_SELF.Iprobe()  # any MPI call makes progress
                     if is_late:
                         taken += receive_all(mpi)
                     if is_late and passed > RECEIVE_SECONDS:
@@ -192,20 +203,20 @@ class MpiWorld:
             _UNFINISHED.extend(each for each in taken if mpi.Is_finalized() or not is_received(mpi, each[0]))
 
     def _wake_who_waits(self) -> None:
-        """Have Open MPI look once more at what its calls wait for.
+        """Have Open MPI check again what its calls wait for.
 
-        A call that finds its communicator whole and only then gets in line to wait misses a Revoke that comes in
-        between, and the next Revoke does nothing (``ompi_comm_revoke_local``). That of any other communicator wakes all
-        who wait in this process.
+        A call first checks that its communicator is not revoked and then starts to wait. It misses a Revoke that comes
+        in between, and revoking again has no effect (``ompi_comm_revoke_local``). Revoking any other communicator wakes
+        all waiting calls of this process.
         """
         alone = self._mpi.COMM_SELF.Dup()  # type: ignore[union-attr]
         alone.Revoke()
         alone.Free()
 
     def respawn(self, command: Sequence[str], host: str) -> None:
-        """Have all living ranks start a process together that takes the place of a dead one; returns at once.
+        """Start, together with all living ranks, a process that replaces a dead rank; return at once.
 
-        ``host``: where, as mpiexec calls it; empty on one machine.
+        ``host`` is the new process's host as mpiexec names it; empty on one machine.
         """
         args = command, host, self._respawning
         self._respawning = threading.Thread(target=self._respawn, args=args, name="respawn", daemon=True)
@@ -225,7 +236,7 @@ class MpiWorld:
             self.failure = f"{error}"
 
     def _where(self, host: str) -> Any:
-        """Return what tells Open MPI to start a process on a host, all of whose places are taken in its view."""
+        """Return the info with which Open MPI starts a process on a host whose slots it considers all in use."""
         info = self._mpi.INFO_NULL  # type: ignore[union-attr]
         if host:
             info = self._mpi.Info.Create({"host": host, "map_by": "slot:oversubscribe"})  # type: ignore[union-attr]
@@ -234,16 +245,16 @@ class MpiWorld:
     # When no cell runs
 
     def settle(self, generation: int, lost: str, *, revoked: bool) -> str:
-        """Have a world of all ranks again, if that can be; returns why not.
+        """Make a world of all ranks again if possible; return why it is not, empty if it is.
 
         Parameters
         ----------
         generation
-            Of the process group that is formed next.
+            The generation of the process group that is formed next.
         lost
-            Why there can't be one, as the client knows; empty if there can.
+            The client's reason why there can be no world of all ranks; empty if there can.
         revoked
-            Some ranks have revoked it.
+            Whether any rank has revoked the world.
         """
         with self._turns:
             self._generation = generation
@@ -253,29 +264,29 @@ class MpiWorld:
         if not self.failure:
             try:
                 if self._respawning is not None:
-                    self._respawning.join(LIMIT_SECONDS)
+                    self._respawning.join(MPI_WORLD_LIMIT_SECONDS)
                     if self._respawning.is_alive():
                         raise RendezvousError("a new process did not join it in time")  # noqa: TRY301
                 if revoked or self._merged is not None:
-                    self.comm = for_cells(self._mpi, within(LIMIT_SECONDS, self._make_anew))
+                    self.comm = within(MPI_WORLD_LIMIT_SECONDS, self._make_anew)
                     self._is_revoked = False
                 if self.comm is not self._proved:
-                    within(LIMIT_SECONDS, self._prove)
+                    within(MPI_WORLD_LIMIT_SECONDS, self._prove)
             except (RendezvousError, self._mpi.Exception) as error:  # type: ignore[union-attr]
                 self.failure = str(error)
         self._merged = None
         if self.failure:
-            self._is_revoked = False  # for good
+            self._is_revoked = False  # it won't be made again
         return self.failure
 
     def _make_anew(self) -> Any:
         return self.comm.Shrink() if self._merged is None else self._merged.Split(0, self._rank)
 
     def _prove(self) -> None:
-        """See that all ranks are there.
+        """Verify that the world has all ranks.
 
-        This also has mpi4py make its own duplicate of the communicator: it does so in its first reduction, and lets no
-        other thread run meanwhile, so that nobody could be released who waits there.
+        This also has mpi4py duplicate the communicator, which it does in its first reduction. mpi4py keeps other
+        threads from running meanwhile, so a rank that waited there in a cell could not be released.
         """
         if self.comm.allreduce(1) != self.comm.Get_size():
             raise RendezvousError("its first allreduce did not count all ranks")
@@ -284,9 +295,9 @@ class MpiWorld:
         self._proved = self.comm
 
     def take_new(self) -> tuple[Any, Any] | None:
-        """Return what cells have seen as ``comm`` and what stands in its place now; None if that is the same.
+        """Return what cells had as ``comm`` and what replaces it; None if it is unchanged.
 
-        The first is None on a rank that was started beside the MPI job.
+        The first is None on a rank that was started outside the MPI job.
         """
         if self.failure and self._lost is None:
             self._lost = LostWorld(self.failure)
@@ -299,24 +310,24 @@ class MpiWorld:
 
 @cache
 def join_starters() -> Any:
-    """Return the communicator of this process and the living ranks that have started it; None in any other.
+    """Return the communicator of this process and the living ranks that spawned it; None if it was not spawned.
 
-    They wait for it, so it is to be called before anything that takes long.
+    Those ranks wait for this call, so make it before anything slow.
 
     Raises
     ------
     RendezvousError
-        If they do not come.
+        If the merge does not finish in time.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
         return None
     parent = mpi.Comm.Get_parent()
-    return None if parent == mpi.COMM_NULL else within(LIMIT_SECONDS, lambda: parent.Merge(high=True))
+    return None if parent == mpi.COMM_NULL else within(MPI_WORLD_LIMIT_SECONDS, lambda: parent.Merge(high=True))
 
 
 def finalize(limit_s: float) -> None:
-    """Leave MPI, on the thread that has entered it; a process that waits for longer for the others is killed."""
+    """Finalize MPI, on the thread that initialized it; kill this process if that takes longer than ``limit_s``."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
@@ -328,12 +339,12 @@ def finalize(limit_s: float) -> None:
 
 
 def within(limit_s: float, call: Callable[[], Any]) -> Any:
-    """Return what a call returns that may never return.
+    """Return the result of a call that may block forever.
 
     Raises
     ------
     RendezvousError
-        If it takes longer than ``limit_s``; its thread is left to itself.
+        If it takes longer than ``limit_s`` seconds; its thread is abandoned.
     """
     results: list[Any] = []
     errors: list[BaseException] = []

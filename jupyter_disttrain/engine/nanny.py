@@ -1,11 +1,12 @@
-"""The process beside each rank: its voice, its ears for signals, its witness.
+"""Run the nanny: the parent process of each rank.
 
-Covers: publishing what the rank says, logging it, passing signals on, telling how the rank ended, ending what it left.
-Does not cover: the rank itself (``app``), who hears (``cluster.link``).
+Covers: publishing and logging the rank's output, forwarding signals, reporting the rank's exit, ending leftover child
+processes.
+Does not cover: the rank itself (``app``), receiving what the nanny publishes (``cluster.link``).
 
-The nanny is the rank's parent, so it knows the exit status, and it is forked before torch is imported, so it is small.
-It runs one loop over the rank's pipes, the rank's socket, the controller's control channel and the rank's end. It never
-waits for the rank.
+As the rank's parent, the nanny gets its exit status. It is forked before torch is imported, so it is small. It runs one
+loop over the rank's pipes, the rank's socket, the controller's control channel and the rank's exit. It never waits for
+the rank.
 """
 
 from __future__ import annotations
@@ -26,20 +27,34 @@ import zmq
 from jupyter_client.session import Session
 
 from ..messages import LogTrouble, NannyHello, RankDeath, Record
+from ..protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
+from ..protocol.requests import (
+    AcknowledgeNannyHello,
+    End,
+    Handlers,
+    Interrupt,
+    Ping,
+    Publish,
+    RepeatHello,
+    Replay,
+    Signal,
+    Stack,
+)
+from ..protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_HEARD_SECONDS, NAP_SECONDS
+from ..rank_sessions import HeldSession, end_abandoned
 from ..samples import unpack
 from .aside import Aside
 from .backlog import Backlog
 from .cluster_watch import ClusterWatch, open_probe
-from .connection import KEEP, PROFILE_DIR
-from .family import adopt_orphans, end_descendants, interrupt, runs, signal_main_thread
-from .hellos import FIRST_PAUSE_SECONDS, Hellos
+from .family import adopt_orphans, end_descendants, interrupt, is_ending, runs, signal_main_thread
+from .hellos import Hellos
 from .metrics_file import MetricsFile
 from .rank_log import RankLog
 from .setup import write_whole
 from .use import UseTeller
 from .vitals import Vitals
 from .voice import Voice
-from .wire import CELL_BEGIN, CELL_END, FORWARD, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
+from .wire import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .witness import Witness
 
 if TYPE_CHECKING:
@@ -48,38 +63,42 @@ if TYPE_CHECKING:
 
     from .connection import Connection
 
-NAP_SECONDS = 0.0005  # while a rank talks: without it every line would wake this process, at the rank's cost
-HEARD_SECONDS = 10.0  # for the client to listen, when a rank ends while it starts
-KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+
+Reply = tuple[dict[str, Any], list[Any]]  # content beyond the status, buffers
+
+serves = Handlers()
 
 
 class Nanny:
-    """Look after one rank until it ends."""
+    """Supervise one rank until it exits."""
 
     def __init__(
         self, pid: int, wire: Wire, connect: Callable[[], Connection], on_end: Callable[[], None] = lambda: None
     ) -> None:
         self._pid = pid
-        self._on_end = on_end  # called once nothing of the rank runs any more
+        self._on_end = on_end  # called once no process of the rank is left
         self._witness = Witness(pid, wire)
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
-        self._taken: list[tuple[str, bytes]] = []  # out of the pipes, and not heard yet
+        self._taken: list[tuple[str, bytes]] = []  # (stream, bytes) read from the pipes, not handled yet
         self._connect = connect
         self._engine = ""
         self._hub_id: int | None = None
         self._has_subscriber = False
         self._hellos = Hellos()
-        self._interrupt_at = ""  # a cell that was interrupted before it began
+        self._interrupt_at = ""  # the cell to interrupt as soon as it starts
         self._expected_end = False
         self._kill_at: float | None = None
         self._wake_read, self._wake_write = socket.socketpair()
         self._stop_requested = False
 
     def run(self) -> None:
-        """Run until the rank has ended; then tell how, and end what it left behind."""
+        """Run until the rank has exited; then report the exit and end what the rank left behind."""
         self._become_reaper()
         connection = self._connect()
+        local = Path(os.environ[LOCAL_DIR])
+        held = HeldSession(local, self._pid)
+        end_abandoned(local)  # what the rank that this one replaces left behind
         self._connection = connection
         self._session = Session(key=connection.key, signature_scheme=connection.signature_scheme)
         self._identity = f"nanny-{uuid.uuid4().hex}"
@@ -104,13 +123,14 @@ class Nanny:
             self._loop()
         finally:
             end_descendants()
+            held.release()
             self._log.close()
             self._metrics.close()
-            self._on_end()  # before the last words are sent: who ends a whole job kills us soon
+            self._on_end()  # before the final messages: ending a whole job kills this process soon
             self._context.destroy(linger=2000 if self._cluster.hears else 0)
 
     def _become_reaper(self) -> None:
-        """Adopt what the rank's children leave, ignore what is meant for the rank, wake up when a child ends."""
+        """Adopt orphans of the rank's children, ignore SIGINT, and wake the loop when a child exits."""
         adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -123,10 +143,10 @@ class Nanny:
     # The loop
 
     def _loop(self) -> None:
-        """Serve whoever speaks, until the rank has ended."""
-        # Until here SIGTERM ended this process, and with it the rank: nothing had been said that could be lost.
+        """Serve all sockets and pipes until the rank has exited."""
+        # Until here SIGTERM ended this process, and with it the rank: there was no output yet that could be lost.
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        # What the rank's socket says comes first: a cell's beginning is sent before the cell's output.
+        # The rank's socket comes first: a cell's start is sent before the cell's output.
         handlers: dict[Any, Callable[[], None]] = {
             self._wake_read.fileno(): self._on_wake,
             self._wire.socket.fileno(): self._on_wire,
@@ -149,6 +169,7 @@ class Nanny:
             self._voice.publish_due()
             self._use.tell_due()
             self._vitals.tell_due()
+            self._vitals.tell_loop()
             if self._voice.due is not None:
                 time.sleep(NAP_SECONDS)
             ended = self._reap()
@@ -158,7 +179,7 @@ class Nanny:
             self._check_deadlines()
 
     def _say_hello(self) -> None:
-        """Say that this nanny is there, again and again until the rank was told who it is."""
+        """Publish this nanny's hello, repeatedly, until the rank has received its identity."""
         if self._may_say_hello() and self._hellos.is_due():
             self._publish_record(self._hello())
 
@@ -170,11 +191,11 @@ class Nanny:
         return NannyHello(engine=self._engine, nanny=self._identity, probe=probe.decode())
 
     def _wake(self) -> None:
-        """Have the loop turn; called from any thread."""
+        """Wake the loop; callable from any thread."""
         try:
             self._wake_write.send(b"\0")
         except BlockingIOError:
-            return  # it is awake already
+            return  # a wake-up is pending already
 
     def _on_wake(self) -> None:
         self._wake_read.recv(4096)
@@ -183,9 +204,9 @@ class Nanny:
             self._begin_end()
 
     def _reap(self) -> tuple[int, resource.struct_rusage] | None:
-        """Reap what has ended of our children; returns how the rank ended once it is among them.
+        """Reap children that have exited; returns the rank's exit status and usage once it is among them.
 
-        The others are what the rank's children left: as zombies they would fill the table of processes over the days.
+        The others are orphans of the rank's children, which as zombies would fill the process table over the days.
         """
         while True:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -202,7 +223,7 @@ class Nanny:
         now = time.monotonic()
         hello = self._hellos.next_at if self._may_say_hello() else None
         look = self._cluster.next_look
-        dues = (self._voice.due, self._use.due, self._kill_at, look, hello)
+        dues = (self._voice.due, self._use.due, self._vitals.loop_due, self._kill_at, look, hello)
         deadlines = [at for at in dues if at is not None]
         return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 
@@ -214,10 +235,10 @@ class Nanny:
             self._kill_at = None
             self._signal(signal.SIGKILL)
 
-    # What the rank says
+    # Output of the rank
 
     def _read_pipes(self) -> None:
-        """Take what the pipes hold; the flag tells the rank that something is under way."""
+        """Read and handle what the pipes hold; the busy flag shows the rank that output is being handled."""
         self._wire.set_busy(True)
         try:
             self._take_from_pipes()
@@ -226,9 +247,10 @@ class Nanny:
             self._wire.set_busy(False)
 
     def _on_pipe(self) -> None:
-        """Read the pipes; the rank may have sent the beginning of a cell just before it said what is in them.
+        """Read the pipes; the rank may have sent the start of a cell just before it wrote what is in them.
 
-        It sends that once the pipes are empty and the flag is down: none of what is in them came before.
+        The rank sends that start once the pipes are empty and the busy flag is down, so nothing in the pipes precedes
+        it.
         """
         self._wire.set_busy(True)
         try:
@@ -253,29 +275,35 @@ class Nanny:
         groups = self._wire.receive()
         if groups is None:
             if self._wire.socket.fileno() in self._poller:
-                self._poller.unregister(self._wire.socket.fileno())  # the rank has ended, or will in a moment
+                self._poller.unregister(self._wire.socket.fileno())
+                self._on_closed_wire()
             return
         for kind, token, frames in groups:
             if kind in (PLACED, CELL_END):
-                # What was said before the message is in the pipes by now, so it goes first.
+                # Output written before this message is in the pipes by now, so it goes first.
                 self._read_pipes()
                 self._voice.flush(end_of_cell=kind == CELL_END)
                 self._out.send_multipart(frames)
                 if kind == PLACED:
                     self._wire.give_back(token)
-            elif kind == FORWARD:
-                self._out.send_multipart(frames)
             elif kind == CELL_BEGIN:
                 self._on_cell(self._session.unpack(frames[0]))
             else:
                 self._on_note(kind, frames)
 
+    def _on_closed_wire(self) -> None:
+        """End a rank that has closed its end of the socket: it can't report anything any more."""
+        if not is_ending(self._pid):
+            self._witness.has_closed_wire = True
+            self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
+            self._signal(signal.SIGTERM)
+
     def _on_note(self, kind: bytes, frames: list[bytes]) -> None:
-        """Take what has no place among what the cell prints."""
+        """Handle a frame group that has no position within the cell's output."""
         if kind == LATE:
             self._voice.hear_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
         elif kind == LOGGED:
-            self._read_pipes()  # what was printed before it
+            self._read_pipes()  # first the output printed before it
             self._log.write(frames[0], "stdout")
         elif kind == SAMPLES:
             self._on_metrics(bytes(frames[0]))
@@ -298,18 +326,18 @@ class Nanny:
             self._hellos.is_known = True
             self._log.place(told["log_path"])
             self._metrics.place(told["log_path"])
-            self._vitals.begin(told["local_rank"], told["device"], told["gpu_uuid"])
+            self._vitals.begin(told["world_size"], told["local_rank"], told["device"], told["gpu_uuid"])
 
     def _on_metrics(self, data: bytes) -> None:
         try:
             self._metrics.write(unpack(data))
-            self._aside.tell_metrics(data)  # past the backlog: who joins later reads the file
-        except (TypeError, ValueError) as error:  # no metric is worth a rank
+            self._aside.tell_metrics(data)  # not through the backlog: clients that join later read the file
+        except (TypeError, ValueError) as error:  # a bad metric must not end the rank
             self._voice.hear("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
 
     def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
         topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()
-        stream: Any = self._out  # all that a session asks of a socket is to send
+        stream: Any = self._out  # Session only calls send on it
         self._session.send(
             stream, msg_type, content, parent={"header": parent}, ident=topic, metadata={"engine": self._engine}
         )
@@ -320,7 +348,7 @@ class Nanny:
     def _report_log_trouble(self, path: str, error: OSError) -> None:
         self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
 
-    # Signals and the end
+    # Control requests and the rank's exit
 
     def _on_control(self, sock: zmq.Socket[bytes]) -> None:
         received = sock.recv_multipart()
@@ -328,56 +356,68 @@ class Nanny:
             idents, parts = self._session.feed_identities(received)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError):
-            return  # not signed by us: everybody on this host can reach the controller's ports
+            return  # not signed with our key: every process on this host can reach the controller's ports
         content: dict[str, Any] = {"status": "ok"}
         frames: list[Any] = []
         try:
-            told, frames = self._obey(message["content"])
+            told, frames = serves.serve(self, message["content"])
             content |= told
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
             content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
         self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
-    def _obey(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Do what is asked; returns what the reply says beyond that."""
-        told: dict[str, Any] = {}
-        frames: list[Any] = []
-        match request["do"]:
-            case "signal":
-                self._signal(request["signal"])
-            case "interrupt":
-                self._interrupt(request["cell"])
-            case "end":
-                self._begin_end()
-            case "heard":
-                self._hellos.was_heard()
-            case "hello":
-                self._publish_record(self._hello())
-            case "publish":
-                self._aside.tell(request["msg_type"], request["content"])
-            case "tell":
-                told, frames = self._out.dump()
-            case "ping":
-                told = {"gone": [pid for pid in request["nannies"] if not runs(pid)]}
-            case "stack":
-                told = {"stack": self._witness.stack()}
-            case other:
-                raise ValueError(f"a nanny knows no {other!r}")
-        return told, frames
+    @serves(Signal)
+    def _pass_signal(self, request: Signal) -> Reply:
+        self._signal(request.number)
+        return {}, []
 
-    def _interrupt(self, cell: str) -> None:
-        """Interrupt a cell: now if it has begun, else when it begins, so that no interrupt is too early."""
-        if self._voice.cell.get("msg_id") == cell:
+    @serves(Interrupt)
+    def _interrupt(self, request: Interrupt) -> Reply:
+        """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
+        if self._voice.cell.get("msg_id") == request.cell:
             self._wire.set_interrupted(True)
             interrupt(self._pid)
         else:
-            self._interrupt_at = cell
+            self._interrupt_at = request.cell
+        return {}, []
+
+    @serves(End)
+    def _end(self, _request: End) -> Reply:
+        self._begin_end()
+        return {}, []
+
+    @serves(AcknowledgeNannyHello)
+    def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> Reply:
+        self._hellos.was_heard()
+        return {}, []
+
+    @serves(RepeatHello)
+    def _repeat_hello(self, _request: RepeatHello) -> Reply:
+        self._publish_record(self._hello())
+        return {}, []
+
+    @serves(Publish)
+    def _publish_for(self, request: Publish) -> Reply:
+        self._aside.tell(request.record_type, request.content)
+        return {}, []
+
+    @serves(Replay)
+    def _replay(self, _request: Replay) -> Reply:
+        return self._out.dump()
+
+    @serves(Ping)
+    def _ping(self, request: Ping) -> Reply:
+        return {"gone": [pid for pid in request.nannies if not runs(pid)]}, []
+
+    @serves(Stack)
+    def _stack(self, _request: Stack) -> Reply:
+        return {"stack": self._witness.stack()}, []
 
     def _signal(self, number: int) -> None:
-        os.kill(self._pid, number)  # nobody else has this number: only _reap gives it back
+        os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it
 
     def _begin_end(self) -> None:
-        """Ask the rank to end; it is killed if it does not."""
+        """Ask the rank to exit; it is killed if it does not."""
         if self._expected_end:
             return
         self._expected_end = True
@@ -390,6 +430,8 @@ class Nanny:
         self._voice.flush(end_of_cell=True)
         self._log.write(self._witness.crash(), "stderr")
         death = self._witness.death(self._engine, *ended, expected=self._expected_end)
+        if death.unfinished:  # without a client, only the log shows it
+            self._log.write(f"this rank was killed: {death.unfinished}\n".encode(), "stderr")
         self._publish_record(death)
         if self._out.keeps and not self._expected_end:
             self._leave(death)
@@ -398,25 +440,28 @@ class Nanny:
             self._repeat(death)
 
     def _leave(self, death: RankDeath) -> None:
-        """Leave word of a death for who joins later."""
+        """Write the death to a file, for clients that join later."""
         try:
             word = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
             write_whole(word, json.dumps(death.to_content()))
         except OSError as error:
-            sys.stderr.write(f"no word could be left: {error}\n")  # who joins sees that the process is gone
+            sys.stderr.write(f"no word could be left: {error}\n")  # a client that joins sees that the process is gone
 
     def _repeat(self, death: RankDeath) -> None:
-        """Tell of a death while starting until the client, which may not listen yet, has heard it and ends us."""
-        # What the launcher keeps of our stderr is all there is if nobody ever listens.
+        """Publish a death during start-up again and again, until the client has received it and ends this process.
+
+        The client may not have subscribed yet.
+        """
+        # If no client ever subscribes, the launcher's copy of our stderr is all there is.
         sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
         sys.stderr.flush()
-        deadline = time.monotonic() + HEARD_SECONDS
+        deadline = time.monotonic() + NANNY_HEARD_SECONDS
         while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
             self._publish_record(death)
             select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)
 
     def _unregister(self) -> None:
-        """Tell ipyparallel's hub, so that its clients learn of it without waiting for heartbeats."""
+        """Unregister from ipyparallel's hub, so that its clients don't have to wait for missed heartbeats."""
         if self._hub_id is None or not self._cluster.hears:
             return
         hub = self._connection.connect(self._context.socket(zmq.DEALER), "registration", LINGER=1000)

@@ -1,7 +1,7 @@
-"""What libraries write on a rank's stderr that says nothing to anybody.
+"""Remove uninformative library messages from a rank's stderr.
 
-Covers: torch's warning that a rank's address has no name: it goes on with the address; the C++ frames below what else
-it warns of; what libevent says of a connection of MPI's to a process that died.
+Covers: torch's warning that a rank's address has no name (torch uses the address instead); the C++ frames below its
+other warnings; libevent's message about a connection of MPI's to a process that died.
 Does not cover: other warnings, which are shown; the rank's log, which has all.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 _FRAMES = rb"(?:Exception raised from[^\n]*\n)?(?:(?:frame #\d+:|<omitting python frames>)[^\n]*(?:\n|$))+\n*"
-_NOISE = (  # a sign that is looked for first, what it is part of, what stays of that
+_NOISE = (  # a marker to search for first, the pattern, its replacement
     (
         b"hostname of the client socket cannot be retrieved",
         re.compile(rb"\[W[^\n]*\[c10d\] The hostname of the client socket cannot be retrieved\.[^\n]*\n?"),
@@ -30,7 +30,7 @@ _NOISE = (  # a sign that is looked for first, what it is part of, what stays of
 
 
 def without_noise(data: bytes) -> bytes:
-    """Return what was written without such lines; each of them is written at once."""
+    """Return the output without such lines; each of them is written at once."""
     for sign, pattern, rest in _NOISE:
         if sign in data:
             data = pattern.sub(rest, data)

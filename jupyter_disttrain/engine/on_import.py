@@ -1,6 +1,6 @@
-"""Changing a module as soon as it is imported.
+"""Change a module as soon as it is imported.
 
-Covers: modules that are there already, and those that a person imports later, or never.
+Covers: modules that are imported already, and those that the user imports later, or never.
 Does not cover: what is changed.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Watch(MetaPathFinder):
-    """Find modules as the other finders would, and have them changed when their code runs."""
+    """Find modules as the other finders would, and change them when their code runs."""
 
     def __init__(self) -> None:
         self.before: dict[str, list[Callable[[Any], None]]] = {}
@@ -28,7 +28,8 @@ class _Watch(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in self.before and fullname not in self.after:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        # Finders of old kinds have no find_spec; Python skips them, too.
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
@@ -49,7 +50,7 @@ _watch = _Watch()
 
 
 def on_import(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change`` with the module of this name, now if it is there, else each time that it has been imported."""
+    """Call ``change`` with the module of this name, now if it is imported, and after each later import."""
     if name in sys.modules:
         change(sys.modules[name])
     _add(_watch.after, name, change)

@@ -1,11 +1,11 @@
-"""``ipywidgets.Output`` on a rank, and what writes into one, as rich's progress bars do.
+"""Support ``ipywidgets.Output`` on a rank, which rich's progress bars use.
 
 Covers: what is displayed within it, clearing it.
 Does not cover: widgets that are displayed themselves (``notebook.comms``).
 
-In a notebook's own kernel the page takes what is said within an Output into that widget. A rank's cell is shown in one
-piece, so what is displayed within an Output becomes a display of the cell that the next one replaces after a
-``clear_output``; without this, that would clear all that the rank has said in the cell.
+In a notebook's own kernel the page puts output within an Output into that widget. A rank's cell is shown in one piece,
+so what is displayed within an Output becomes a display of the cell that the next one replaces after a ``clear_output``;
+without this, that would clear all of the rank's output in the cell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Shown:
         self.is_cleared = False
 
     def place(self) -> tuple[str, bool]:
-        """Return the id of the next display, and whether that is there already."""
+        """Return the id of the next display, and whether that exists already."""
         is_there, self.is_cleared = self.is_cleared and bool(self.displays), False
         if not is_there:
             self.displays.append(uuid.uuid4().hex)
@@ -44,7 +44,7 @@ _entered: list[Any] = []  # Outputs whose ``with`` block is left later, the inne
 
 
 def watch_outputs() -> None:
-    """From now on know in which Output something is displayed."""
+    """Start to track in which Output something is displayed."""
     on_import("ipywidgets.widgets.widget_output", _watch)
 
 
@@ -74,12 +74,12 @@ def _current() -> _Shown | None:
 
 
 class RankDisplayPublisher(ZMQDisplayPublisher):
-    """What sends a rank's displays."""
+    """Sends a rank's displays."""
 
     def publish(  # type: ignore[override]
         self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **options: Any
     ) -> None:
-        """Send a display; within an Output it takes the place of one that was cleared. An Output itself is empty."""
+        """Send a display; within an Output it replaces one that was cleared. An Output itself is not shown."""
         if "application/vnd.jupyter.widget-view+json" in data and data.get("text/plain") == "Output()":
             return
         shown = _current()
@@ -88,13 +88,13 @@ class RankDisplayPublisher(ZMQDisplayPublisher):
             transient = {**(transient or {}), "display_id": name}
         cell = earlier_cell()
         if cell is not None:
-            self._parent_header.set(cell)  # of this thread or task, which displays for no other
+            self._parent_header.set(cell)  # the parent header of this thread or task, which displays for no other cell
         if not update:
             self.pub_socket.log_display(data)
         super().publish(data, metadata, transient=transient, update=update, **options)  # type: ignore[no-untyped-call]
 
     def clear_output(self, wait: bool = False) -> None:
-        """Clear what the rank has said in this cell, or what the Output shows."""
+        """Clear the rank's output in this cell, or that of the Output."""
         shown = _current()
         if shown is None:
             super().clear_output(wait)  # type: ignore[no-untyped-call]

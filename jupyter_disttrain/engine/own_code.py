@@ -1,26 +1,27 @@
-"""Which code is the person's own: that of cells, or of the script that a cell runs.
+"""Determine which code is the user's own: that of cells, or of the script that a cell runs.
 
-IPython compiles each cell under a name of its own. While a cell runs a script, the script's file stands in its place:
-lines, hangs and errors are the script's. What a magic has the ranks run is nobody's: it has no lines to show.
+IPython compiles each cell under a name of its own. While a cell runs a script, the script's file is the user's code:
+lines, hangs and errors are the script's. Code that a magic runs on the ranks belongs to neither: it has no lines to
+show.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-CELL = "ipykernel_"  # in the name under which a cell is compiled
+CELL = "ipykernel_"  # part of the name under which a cell is compiled
 
-_script: str | None = None  # the file; None while cells run, empty while nobody's code does
+_script: str | None = None  # the file; None while cells run, empty while a magic's code does
 
 
 def begin_cell(*, is_typed: bool) -> None:
-    """Take cells for the person's code; or nothing, if nobody has written what runs."""
+    """Set cells as the user's code; or none, if the user has not written what runs."""
     global _script  # noqa: PLW0603  (a process runs one cell at a time)
     _script = None if is_typed else ""
 
 
 def begin_script(filename: str) -> None:
-    """Take a script's file for what runs, until the next cell begins."""
+    """Set a script's file as the user's code, until the next cell starts."""
     global _script  # noqa: PLW0603
     _script = filename
 
@@ -31,12 +32,12 @@ def is_own(filename: str) -> bool:
 
 
 def is_cell(filename: str) -> bool:
-    """Whether code of this file is a cell's, or what a magic has the rank run."""
+    """Whether code of this file is a cell's, or a magic's on the rank."""
     return CELL in filename
 
 
 def is_typed() -> bool:
-    """Whether a cell runs that a person has written."""
+    """Whether a cell runs that the user has written."""
     return _script is None
 
 

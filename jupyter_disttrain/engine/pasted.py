@@ -1,7 +1,7 @@
-"""Code that was written for a script and is pasted into a cell.
+"""Check code that was written for a script and is pasted into a cell.
 
-Covers: what can't work in a cell, with the reason and the way out; backends that the ranks' devices can't have, or that
-differ over ranks.
+Covers: code that can't work in a cell, with the reason and the solution; backends that the ranks' devices can't have,
+or that differ over ranks.
 Does not cover: a cell's own process group (``process_group``).
 """
 
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import own_code
 from .on_import import on_import
-from .process_group import RendezvousError
+from .store import RendezvousError
 
 if TYPE_CHECKING:
     from ..ranks import RankInfo
 
 
 class SpawnInCellError(RuntimeError):
-    """A cell wants processes that can't be made of it."""
+    """A cell starts processes that can't import it."""
 
-    # A process pool would show as its cause where in this package it was raised.
+    # A process pool would show its place in this package as the cause.
     __cause__ = property(lambda _self: None, lambda _self, _cause: None)
 
 
@@ -31,9 +31,9 @@ LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 
 
 def refuse_spawn() -> None:
-    """Refuse in cells what starts processes to train on: ``mp.spawn`` and what notebooks without ranks use.
+    """Refuse in cells what starts processes to train on: ``mp.spawn``, and launchers for notebooks without ranks.
 
-    Those of ``mp.spawn`` could not import the cell's functions; those that are forked would be ranks of ranks.
+    Processes of ``mp.spawn`` could not import the cell's functions; forked ones would be ranks of ranks.
     """
     on_import("torch.distributed.launcher.api", _refuse_launches)
     import torch.multiprocessing as mp  # noqa: PLC0415
@@ -91,12 +91,12 @@ def _refuse(function: str, name: str) -> NoReturn:
 
 
 def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
-    """Refuse a backend that can't work before anybody waits for it.
+    """Refuse a backend that can't work before any rank waits for it.
 
     Parameters
     ----------
     backend
-        What ``init_process_group`` was given; None lets torch choose.
+        The argument of ``init_process_group``; None lets torch choose.
     store
         Where the ranks of this call meet.
 

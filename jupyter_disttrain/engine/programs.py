@@ -1,9 +1,9 @@
-"""A program in a process of its own, which this rank waits for.
+"""Run a program in a separate process, which this rank waits for.
 
-Covers: starting it with a rank's variables or with a node's, its end, ending it.
+Covers: starting it with a rank's variables or with a node's, its exit, ending it.
 Does not cover: scripts that run in the rank's own process (``script``).
 
-What the program prints goes to the rank's pipes, so it is shown as the rank's.
+The program's output goes to the rank's pipes, so it is shown as the rank's.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from .cell_errors import ReleasedError
+from ..protocol.environment import PREFIX
+from ..protocol.time_limits import PROGRAMS_GRACE_SECONDS
+from ..rank_sessions import kill
+from .group_errors import ReleasedError
 from .library_defaults import without_session_defaults
 from .script_errors import ScriptError, ScriptExit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-GRACE_SECONDS = 3.0  # for a program to end that was interrupted, and again once it was told to end
 
-# Of one rank, so nothing that a launcher should find.
+# Variables of one rank, which a launcher must not find.
 _OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 _OF_RANK_BEGIN = ("TORCHELASTIC_", "GROUP_", "OMPI_COMM_WORLD_")
-# By these ipykernel says to whatever it starts that its output is a terminal's, and bars then move a cursor that a
-# notebook doesn't have. Here as the person set them.
+# By these ipykernel declares to the processes it starts that their output is a terminal's, and bars then move a cursor
+# that a notebook doesn't have. Here as the user set them.
 _COLOURS = {name: os.environ.get(name) for name in ("FORCE_COLOR", "CLICOLOR_FORCE")}
-_OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PRTE_", "DISTTRAIN_")  # of the MPI job that this rank belongs to
+_OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PRTE_", PREFIX)  # of the MPI job that this rank belongs to
 
 
 class ProgramExit(ScriptExit):
-    """A program in a process of its own has ended with an exit code other than 0."""
+    """A program in a separate process has exited with a code other than 0."""
 
 
 class ProgramReleasedError(ScriptError, ReleasedError):
@@ -54,7 +56,7 @@ class Programs:
 
     @property
     def doing(self) -> str:
-        """What the rank waits for, in words; empty if for no program."""
+        """The program that the rank waits for, as text; empty if there is none."""
         process = self._process
         return "" if process is None else f"its program {self.name} (process {process.pid})"
 
@@ -66,7 +68,7 @@ class Programs:
         Raises
         ------
         ScriptError
-            If it can't be started, or exits with another code than 0.
+            If it can't be started, or exits with a code other than 0.
         ProgramReleasedError
             If it was ended because another rank's had failed.
         """
@@ -78,7 +80,7 @@ class Programs:
         self._process = process
         try:
             code = _wait_for_program(process)
-        except BaseException:  # an interrupt, most of all; it is raised again
+        except BaseException:  # mostly an interrupt; it is raised again
             self._end()
             raise
         finally:
@@ -91,7 +93,7 @@ class Programs:
     def release(self, generation: int) -> None:
         """End the program, because another rank's has failed; called on another thread.
 
-        One that comes late, when a later program runs, must not hit that.
+        A release that arrives late, when a later program runs, must not affect that one.
         """
         process = self._process
         if process is None or generation < self._generation:
@@ -99,49 +101,40 @@ class Programs:
         self._released = True
         family = _family(process.pid)
         process.terminate()
-        timer = threading.Timer(GRACE_SECONDS, _kill, [family])
+        timer = threading.Timer(PROGRAMS_GRACE_SECONDS, kill, [family])
         timer.daemon = True
         timer.start()
 
     def _end(self) -> None:
-        """End a program that was interrupted, as its terminal would have done it, and has not ended yet."""
+        """End a program that was interrupted, as its terminal would have done, and has not exited yet."""
         process = self._process
         assert process is not None
         family = _family(process.pid)
         try:
             try:
-                _wait_for_program(process, GRACE_SECONDS)
+                _wait_for_program(process, PROGRAMS_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.terminate()
-                _wait_for_program(process, GRACE_SECONDS)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # an impatient person's
+                _wait_for_program(process, PROGRAMS_GRACE_SECONDS)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # another interrupt of the user
             pass
         finally:
-            _kill(family)
+            kill(family)
             process.wait()
 
 
 def _wait_for_program(process: subprocess.Popen[bytes], longest_s: float | None = None) -> int:
-    """Wait for its end; an interrupt ends this as if it were the person's code (``untimely``)."""
+    """Wait for its exit; an interrupt ends this as if it were the user's code (``untimely``)."""
     return process.wait(longest_s)
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """Return a program and all that it has started."""
+    """Return a program and all its descendants."""
     try:
         program = psutil.Process(pid)
         return [program, *program.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def _kill(family: Sequence[psutil.Process]) -> None:
-    """Kill what is left of a program and of what it has started."""
-    for each in family:
-        try:
-            each.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _ending(code: int) -> str:
@@ -183,7 +176,7 @@ def command_of(target: str, arguments: Sequence[str], *, is_module: bool) -> lis
 
 
 def free_port(address: str) -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port on which no process listens now."""
     import socket  # noqa: PLC0415
 
     family, *_, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]

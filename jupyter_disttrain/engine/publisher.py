@@ -1,4 +1,4 @@
-"""The rank's iopub "socket": everything published goes to the nanny, in order with what was printed.
+"""Provide the rank's iopub "socket": published messages go to the nanny, in order with the printed output.
 
 Covers: the few socket methods that IPython's kernel calls.
 """
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import cell_threads
-from .wire import CELL_BEGIN, CELL_END, FORWARD, LATE, LOGGED, PLACED, RankEnd
+from .wire import CELL_BEGIN, CELL_END, LATE, LOGGED, PLACED, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Take messages as a zmq socket would.
+    """Accept messages as a zmq socket would.
 
     Parameters
     ----------
     rank_end
-        Where they go.
+        Where they are sent.
     turns
-        Of what is printed.
+        Lock and order of the printed output.
     """
 
     def __init__(self, rank_end: RankEnd, turns: Turns) -> None:
@@ -37,27 +37,23 @@ class Publisher:
         """Send a message; returns when the nanny's socket has taken it."""
         self._rank_end.send(self._kind, [getattr(frame, "buffer", frame) for frame in frames])
 
-    def send_aside(self, frames: Sequence[Any]) -> None:
-        """Send a message whose place among what is said does not matter; waits for nobody."""
-        self._rank_end.send(FORWARD, frames)
-
     def send_late(self, packed_header: bytes, stream: str, data: bytes) -> None:
-        """Send text for an earlier cell; waits for nobody."""
+        """Send text for an earlier cell, without waiting for the nanny."""
         self._rank_end.send(LATE, [packed_header, stream.encode(), data])
 
     def log_display(self, data: dict[str, Any]) -> None:
-        """Write a display into the rank's log, in its text form; the display itself is sent next, and waited for."""
+        """Write the text form of a display to the rank's log; the display itself is sent next, and waited for."""
         text = str(data.get("text/plain", ""))
         if text:
             self._rank_end.send(LOGGED, [f"{text}\n".encode("utf-8", "backslashreplace")])
 
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing: nothing is buffered."""
 
     def begin_cell(self, header: dict[str, Any], packed_header: bytes) -> tuple[int, int]:
-        """Attribute what is printed, and what is started, to a request; returns the mark for :meth:`is_silent_since`.
+        """Attribute what is printed and started to a request; returns the mark for :meth:`is_silent_since`.
 
-        No thread prints meanwhile, and what was printed before is the last cell's: the nanny takes that first.
+        No thread prints meanwhile, and what was printed before belongs to the last cell: the nanny handles that first.
         """
         with self._turns.lock:
             cell_threads.begin_cell(header)
@@ -69,12 +65,12 @@ class Publisher:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the cell was interrupted, though a handler of its own may have taken it."""
+        """Whether the cell was interrupted, even if the cell caught the interrupt."""
         return self._rank_end.was_interrupted
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Note that a request is being served within."""
+        """Mark for the duration of the block that a request is being served."""
         self._rank_end.begin_use()
         try:
             yield

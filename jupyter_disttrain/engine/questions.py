@@ -1,7 +1,7 @@
-"""Refuse what asks the user for something, with what to do instead.
+"""Refuse code that prompts the user, with what to do instead.
 
 Covers: debuggers, ``sys.stdin`` in a cell.
-Does not cover: ``input()`` and ``getpass()``, which ipykernel has its kernel answer (``kernel``); programs.
+Does not cover: ``input()`` and ``getpass()``, for which ipykernel calls its kernel (``kernel``); programs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import pdb  # noqa: T100  (it is refused)
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from IPython.core.error import UsageError
+
 from . import own_code
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InputOnRankError(EOFError):
-    """Code on a rank asked the user; it is an EOFError for code that can do without an answer."""
+    """Code on a rank prompted the user; it is an EOFError for code that can do without an answer."""
 
     def __init__(self, question: str, *, is_debugger: bool = False) -> None:
         remedy = (
@@ -38,10 +40,16 @@ def refuse_debugger(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+def refuse_payload(data: dict[str, Any], **_options: Any) -> NoReturn:
+    """Refuse what would fill the notebook's next cell or open an editor: no reply of a rank reaches it."""
+    does = "open an editor" if data["source"] == "edit_magic" else "fill a cell of the notebook"
+    raise UsageError(f"a rank can't {does}; run this in the notebook, without %%distributed")
+
+
 def refuse_questions() -> None:
     """Refuse debuggers and reading ``sys.stdin`` from now on."""
     sys.breakpointhook = refuse_debugger("breakpoint()")
-    # IPython's debugger and torch's derive from this one. It may be made, as doctest does, but may not ask.
+    # IPython's debugger and torch's derive from this one. It may be created, as doctest does, but may not prompt.
     pdb.Pdb.set_trace = refuse_debugger("pdb.set_trace()")  # type: ignore[method-assign]
     for name in ("interaction", "run", "runeval", "runcall"):
         setattr(pdb.Pdb, name, refuse_debugger("a debugger"))
@@ -51,10 +59,10 @@ def refuse_questions() -> None:
 
 
 class CellStdin(io.TextIOWrapper):
-    """A rank's ``sys.stdin``: refused in cells; scripts and programs are at its end at once."""
+    """A rank's ``sys.stdin``: refused in cells; empty for scripts and programs."""
 
     def read(self, size: int | None = -1, /) -> str:
-        """Read all there is."""
+        """Read everything."""
         _check("sys.stdin.read()")
         return super().read(size)
 
@@ -64,7 +72,7 @@ class CellStdin(io.TextIOWrapper):
         return super().readline(size)
 
     def readlines(self, hint: int = -1, /) -> list[str]:  # type: ignore[override]
-        """Read all lines there are."""
+        """Read all lines."""
         _check("sys.stdin.readlines()")
         return super().readlines(hint)
 

@@ -1,6 +1,6 @@
-"""The log of one rank: everything it said, on disk.
+"""Write the log of one rank: all its output, on disk.
 
-Covers: opening it late, writing, a full disk; beside it, where stderr begins and ends in it.
+Covers: opening it late, writing, a full disk; beside it, a file with the positions where stderr starts and ends in it.
 Does not cover: what is shown (``notebook.screen``), removing old logs (``cluster.folders``).
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_EARLY_LIMIT = 1 << 20  # bytes kept while the rank does not know its log yet
+_EARLY_LIMIT = 1 << 20  # bytes kept until the log's path is set
 
 
 class RankLog:
-    """Append to the log; a disk that refuses is reported once and never stops the rank."""
+    """Append to the log; a failing disk is reported once and never stops the rank."""
 
     def __init__(self, report: Callable[[str, OSError], None]) -> None:
         self._report = report
@@ -25,23 +25,23 @@ class RankLog:
         self._descriptor: int | None = None
         self._early: deque[tuple[bytes, str]] = deque()
         self._early_bytes = 0
-        self._stream = ""  # on which the last piece was written
+        self._stream = ""  # stream of the last piece written
         self._failed = False
 
     @property
     def path(self) -> str:
-        """Where the log is, or will be."""
+        """The path of the log, also before the log exists."""
         return self._path or ""
 
     def place(self, path: str) -> None:
-        """Say where the log goes; what was said before follows now."""
+        """Set the path of the log; earlier output is written now."""
         self._path = path
         early, self._early = self._early, deque()
         for data, stream in early:
             self.write(data, stream)
 
     def write(self, data: bytes, stream: str) -> None:
-        """Append what was written on ``"stdout"`` or ``"stderr"``."""
+        """Append output of ``"stdout"`` or ``"stderr"``."""
         if not data or self._failed:
             return
         if self._path is None:
@@ -53,7 +53,7 @@ class RankLog:
         try:
             if self._descriptor is None:
                 self._descriptor = _open(self._path)
-                # A log that goes on, of a rank that was replaced, ends in any stream.
+                # The existing log of a rank that was replaced may end in either stream.
                 self._stream = "" if os.fstat(self._descriptor).st_size else "stdout"
             if stream != self._stream:
                 self._note_change(self._path, self._descriptor, stream)
@@ -63,7 +63,7 @@ class RankLog:
             self._report(self._path, error)
 
     def _note_change(self, path: str, log: int, stream: str) -> None:
-        """Write down that another stream begins here."""
+        """Record that another stream starts here."""
         descriptor = _open(path.removesuffix(".log") + ".streams")
         try:
             _write(descriptor, f"{os.fstat(log).st_size} {stream}\n".encode())

@@ -1,10 +1,11 @@
-"""Put the new class of a reloaded module where the old one is: under its objects, its subclasses, whoever names it.
+"""Replace the old class of a reloaded module with the new one: in objects, subclasses and all references.
 
 Covers: classes with and without slots, nested ones, enums and their members, functions of classes that are held.
 Does not cover: frames that still run, weak references, annotations of functions, classes that the module does not name.
 
-A class that is only patched, as IPython's reloader does it, stays another than its module's: its objects are none of
-the module's, can't be pickled and don't equal new ones; descriptors of slots and members of enums can't be patched.
+A class that is only patched, as IPython's reloader does, stays a different class than its module's: its objects are not
+instances of the module's class, can't be pickled and don't equal new ones; descriptors of slots and members of enums
+can't be patched.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from enum import Enum, Flag
 from types import FrameType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
-from .replacing import Aside, replace_everywhere
+from .replacing import Aside, replace_everywhere, thaw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import CellType, ModuleType
 
-_COLLECTED = 1 << 14  # Py_TPFLAGS_HAVE_GC: Python's collector knows the objects of such a class
+_COLLECTED = 1 << 14  # Py_TPFLAGS_HAVE_GC: Python's collector tracks the objects of such a class
 
 
 def pair(module: ModuleType, found: list[tuple[type, type]]) -> list[tuple[type, type]]:
-    """Return each old class with the new one that takes its place, nested ones as well.
+    """Return each old class with the new one that replaces it, nested ones as well.
 
-    Empties ``found``: pairs of an old class, of any earlier reload, and what the module has under that name now.
+    Empties ``found``: pairs of an old class, of any earlier reload, and the module's current object under that name.
     """
     pairs: dict[int, tuple[type, type]] = {}
     for old, offered in found:
@@ -61,7 +62,7 @@ def _add_with_nested(old: type, new: type, pairs: dict[int, tuple[type, type]]) 
 
 
 def give_new_classes(pairs: list[tuple[type, type]]) -> list[str]:
-    """Put each new class where the old one is; to be called while IPython's reloader has the rules for functions.
+    """Replace each old class with the new one; call it while IPython's reloader has the rules for functions.
 
     Empties ``pairs``, which holds the old ones.
 
@@ -72,12 +73,14 @@ def give_new_classes(pairs: list[tuple[type, type]]) -> list[str]:
     """
     if not pairs:
         return []
+    thaw()
     new_of = {id(old): new for old, new in pairs}
     objects = _objects_of([old for old, _ in pairs if not issubclass(old, Enum)])
     members: list[tuple[Any, Any]] = []
+    methods: list[tuple[Any, Any]] = []
     cells: list[tuple[CellType, Aside]] = []
     kept: list[str] = []
-    pairs.sort(key=lambda pair: issubclass(pair[0], Enum))  # last: by then old functions hold no members for defaults
+    pairs.sort(key=lambda pair: issubclass(pair[0], Enum))  # last: by then old functions hold no members as defaults
     for old, new in pairs:
         own_cells = list(_own_cells(old))
         failed = _pair_members(old, new, members) if issubclass(old, Enum) else _move(objects.pop(id(old), ()), new)
@@ -87,12 +90,15 @@ def give_new_classes(pairs: list[tuple[type, type]]) -> list[str]:
             cells += [(cell, Aside(old)) for cell in own_cells]
         if not failed:
             _update(old, new, is_left=bool(unmoved))
+            if not unmoved:
+                methods += _methods(old, new)
     module = new.__module__
-    pairs += members
+    pairs += [*members, *methods]
     members.clear()
+    methods.clear()
     kept += [f"{module} ({failure})" for failure in replace_everywhere(pairs, of_python=True)]
     for cell, aside in cells:
-        cell.cell_contents = aside.held  # ``super()`` in the old code looks for the class of the objects that have it
+        cell.cell_contents = aside.held  # ``super()`` in the old code needs the class of the objects that have it
     return kept
 
 
@@ -101,13 +107,13 @@ def _name(kind: type) -> str:
 
 
 def _objects_of(classes: Sequence[type]) -> dict[int, list[Any]]:
-    """Return the objects of each class, by its id; those of subclasses aren't."""
+    """Return the objects of each class, by its id; without those of subclasses."""
     ids = {id(each) for each in classes}
     found: dict[int, dict[int, Any]] = {}
     for each in gc.get_referrers(*classes) if classes else ():
         if id(type(each)) in ids:
             found.setdefault(id(type(each)), {})[id(each)] = each
-    if not all(each.__flags__ & _COLLECTED for each in classes):  # of empty slots: found where they are held alone
+    if not all(each.__flags__ & _COLLECTED for each in classes):  # empty slots: found only through holders
         for holder in gc.get_objects():
             for each in gc.get_referents(holder):
                 if id(type(each)) in ids:
@@ -116,7 +122,7 @@ def _objects_of(classes: Sequence[type]) -> dict[int, list[Any]]:
 
 
 def _move(objects: Sequence[Any], new: type) -> list[str]:
-    """Make the objects ones of the new class; returns why some can't be."""
+    """Change the objects' class to the new one; returns why some can't be changed."""
     if objects and issubclass(new, Enum):
         return ["it is an enum now"]
     reasons: dict[str, None] = {}
@@ -130,7 +136,7 @@ def _move(objects: Sequence[Any], new: type) -> list[str]:
 
 
 def _move_subclasses(old: type, new_of: dict[int, type]) -> list[str]:
-    """Derive from the new class what others have derived from the old one; returns which can't be, and why."""
+    """Derive subclasses of the old class from the new one; returns which can't be, and why."""
     kept = []
     subclasses: list[type] = type.__subclasses__(old)
     for each in subclasses:
@@ -144,7 +150,7 @@ def _move_subclasses(old: type, new_of: dict[int, type]) -> list[str]:
 
 
 def _pair_members(old: type[Enum], new: type, members: list[tuple[Any, Any]]) -> list[str]:
-    """Add each member of an enum with the new one of its name; returns which that somebody holds have none."""
+    """Pair each member of an enum with the new one of its name; returns held members that have no new one."""
     gone: dict[str, None] = {}
     inner = gc.get_referents(vars(old))
     inside = {id(each) for each in (*inner, *vars(old).values())}
@@ -161,7 +167,7 @@ def _pair_members(old: type[Enum], new: type, members: list[tuple[Any, Any]]) ->
 
 
 def _values(kind: type[Enum]) -> dict[Any, Any]:
-    """Return the members, of flags also those that were composed, by what they are found by."""
+    """Return the members by name; those of flags by value, with the composed ones."""
     return kind._value2member_map_ if issubclass(kind, Flag) else kind._member_map_
 
 
@@ -180,7 +186,7 @@ def _counterpart(member: Any, new: type[Enum]) -> Any:
 
 
 def _update(old: type, new: type, *, is_left: bool) -> None:
-    """Give the new code to functions of the old class that are held, and, whole, to subclasses that keep the class."""
+    """Update functions of the old class that are held, and the whole class where subclasses keep it."""
     from IPython.extensions import autoreload  # noqa: PLC0415
 
     if not (_is_fixed(old) or _is_fixed(new)):
@@ -188,6 +194,14 @@ def _update(old: type, new: type, *, is_left: bool) -> None:
     elif not is_left:
         for name, value in list(vars(old).items()):
             autoreload.update_generic(value, vars(new).get(name))
+
+
+def _methods(old: type, new: type) -> Iterator[tuple[FunctionType, FunctionType]]:
+    """Yield each function of the old class with the new one: bound methods may hold it when the old class is gone."""
+    for name, value in vars(old).items():
+        before, after = (getattr(each, "__func__", each) for each in (value, vars(new).get(name)))
+        if type(before) is FunctionType and type(after) is FunctionType and before.__module__ == old.__module__:
+            yield before, after
 
 
 def _is_fixed(kind: type) -> bool:

@@ -1,10 +1,10 @@
-"""Reloading one module, so that what cells and objects hold of it gets the new code.
+"""Reload one module, so that objects and variables of cells get its new code.
 
-Covers: what IPython's reloader can't do: methods that begin or cease to use ``super()``, a module that fails.
+Covers: what IPython's reloader can't do: methods that start or cease to use ``super()``, a module that fails.
 Does not cover: which modules are reloaded, and when (``local_modules``), their classes (``reloaded_classes``).
 
-Reloading is IPython's own, as its ``%autoreload`` does it. Where that fails half-way, old and new code are mixed for
-good, and every later attempt fails as well.
+Reloading is IPython's own, as in its ``%autoreload``. Where that fails half-way, old and new code would stay mixed, and
+every later attempt would fail as well.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 def reload_module(module: ModuleType, old_objects: dict[Any, Any]) -> list[str]:
-    """Execute the module's file anew, and give what was made of it the new code.
+    """Execute the module's file again, and update objects made by the old code.
 
     Parameters
     ----------
     module
-        As it was imported; it stays as it was if its file can't be executed.
+        As it was imported; it is unchanged if its file can't be executed.
     old_objects
         Of IPython's reloader, which fills it.
 
     Returns
     -------
     list of str
-        Classes whose objects or subclasses can't be given the new code, each with the reason; new objects have it.
+        Classes whose objects or subclasses can't get the new code, each with the reason; new objects have it.
     """
     from IPython.extensions.autoreload import superreload  # noqa: PLC0415  (few sessions need it)
 
-    # Python takes compiled code for current if the file has the same size and second: two edits within one.
+    # Python takes compiled code for current if the file has the same size and second: two edits within one second.
     Path(cache_from_source(str(module.__file__))).unlink(missing_ok=True)
     classes: list[tuple[type, type]] = []
     before = dict(module.__dict__)
     try:
         with _rules_that_bear(module.__name__, classes):
             superreload(module, old_objects=old_objects)
-    except BaseException:  # an interrupt too, with which IPython's leaves it empty
+    except BaseException:  # an interrupt too, after which IPython's reloader leaves the module empty
         module.__dict__.clear()
         module.__dict__.update(before)
         raise
@@ -57,9 +57,9 @@ def reload_module(module: ModuleType, old_objects: dict[Any, Any]) -> list[str]:
 
 @contextmanager
 def _rules_that_bear(name: str, classes: list[tuple[type, type]] | None = None) -> Iterator[None]:
-    """Have IPython's reloader replace what it can't change, in the module of that name.
+    """Make IPython's reloader replace what it can't change, in the module of that name.
 
-    Classes it patches in no case: it adds the old and the new one to ``classes``, or takes the new one for the old.
+    It never patches classes: it adds the old and the new one to ``classes``, or replaces the old one with the new.
     """
     from IPython.extensions import autoreload  # noqa: PLC0415
 
@@ -73,9 +73,10 @@ def _rules_that_bear(name: str, classes: list[tuple[type, type]] | None = None) 
         classes.append((old, new))
 
     def takes_code(old: Any, new: Any) -> bool:
-        """Whether a function can be given another's code; else the other takes its place in the class.
+        """Whether a function can take another's code; else the other function replaces it in the class.
 
-        What a class has of another module, ``act = relu`` say, is that module's: all would get the other's code.
+        A class attribute of another module, e.g. ``act = relu``, belongs to that module: all its users would get the
+        other's code.
         """
         if not (isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__module__ == name):
             return False
@@ -88,7 +89,7 @@ def _rules_that_bear(name: str, classes: list[tuple[type, type]] | None = None) 
         (takes_code, autoreload.update_function),
         *(rule for rule in before if rule[1] not in own),
     ]
-    autoreload.update_instances = lambda _old, _new: None  # all at once is one search of the memory
+    autoreload.update_instances = lambda _old, _new: None  # one search of the memory handles all at once
     try:
         yield
     finally:

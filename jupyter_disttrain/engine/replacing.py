@@ -1,10 +1,11 @@
-"""Put a new object where an old one is held.
+"""Replace an object with another wherever it is referenced.
 
 Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials, bound
 methods.
-Does not cover: what C++ holds, frames that still run; what has to be done besides (``models``, ``reloaded_classes``).
+Does not cover: references from C++, frames that still run; further steps (``models``, ``reloaded_classes``).
 
-A group that one place holds is kept for ever, with its store, its threads and its sockets, and used there.
+A single remaining reference keeps an old process group, with its store, its threads and its sockets, and code that uses
+the reference uses that group.
 """
 
 from __future__ import annotations
@@ -20,12 +21,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DEEPEST = 5  # tuples in tuples
-_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_DEEPEST = 5  # nesting of tuples
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, classmethod, staticmethod, property)
+
+
+_frozen = [0]  # number of objects hidden from the collector when this rank started
+
+
+def note_frozen() -> None:
+    """Record what was hidden from the collector before the fork, which stays hidden."""
+    _frozen[0] = gc.get_freeze_count()
+
+
+def thaw() -> None:
+    """Unhide objects that a cell has hidden from the collector by ``gc.freeze()``, as some training loops do."""
+    if gc.get_freeze_count() > _frozen[0]:
+        gc.unfreeze()
 
 
 class Aside:
-    """Holds something that must stay what it is: nothing is replaced in here."""
+    """Holds a value in which nothing is replaced."""
 
     __slots__ = ("held",)
 
@@ -34,17 +49,18 @@ class Aside:
 
 
 def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0, *, of_python: bool = False) -> list[str]:
-    """Put each new object where the old one is held: pairs of old and new, compared by identity.
+    """Replace each old object with its new one wherever it is referenced; pairs are compared by identity.
 
-    Empties ``pairs``, for whoever goes on holding an old one is taken for a place still to be found: Python's collector
-    shows most of them, and those which it does not know are searched for only while there are any. Returns in words
-    which objects would not be changed.
+    Empties ``pairs``, because any remaining reference to an old object counts as one still to be found: Python's
+    collector shows most of them, and those that it does not track are searched for only while there are any. Returns
+    messages about objects that could not be changed.
 
-    Classes and members of enums are ``of_python``: the collector shows all that hold them, and they are replaced as
+    Classes and members of enums are ``of_python``: the collector shows all references to them, and they are replaced as
     keys of dicts too.
     """
     if not pairs:
         return []
+    thaw()
     replacing = _Replacing(pairs, keys=of_python)
     for search in (replacing.referrers, replacing.functions, replacing.untracked):
         for holder in search():
@@ -58,7 +74,7 @@ def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0, *, of_pytho
 
 
 class _Replacing:
-    """What takes the place of what, and how that is done in each kind of holder."""
+    """The replacements, and how to make them in each kind of holder."""
 
     def __init__(self, pairs: list[tuple[Any, Any]], *, keys: bool) -> None:
         self._olds = [old for old, _ in pairs]
@@ -67,20 +83,20 @@ class _Replacing:
         pairs.clear()
         classes = [old for old in self._olds if issubclass(type(old), type)]
         self._of_olds = {id(each) for old in classes for each in (old.__mro__, old.__bases__)}
-        self.rebuilt: list[tuple[Any, Any]] = []  # what can't be changed, and its copy with the new ones
+        self.rebuilt: list[tuple[Any, Any]] = []  # immutable holders, and their copies with the new objects
         self.failed: list[str] = []
 
     def referrers(self) -> list[Any]:
-        """Return the holders that Python's collector knows."""
+        """Return the holders that Python's collector tracks."""
         return [holder for holder in gc.get_referrers(*self._olds) if not self._is_own(holder)]
 
     def functions(self) -> list[Any]:
-        """Return the functions that have an old one for a default argument, in a tuple that the collector forgot."""
+        """Return the functions with an old object as a default, in a tuple that the collector no longer tracks."""
         functions = (thing for thing in gc.get_objects() if type(thing) is types.FunctionType)
         return [each for each in functions if (each.__defaults__ or each.__kwdefaults__) and self._in_defaults(each)]
 
     def untracked(self) -> list[Any]:
-        """Return the dicts and tuples that the collector has forgotten, since all in them is plain."""
+        """Return the dicts and tuples that the collector no longer tracks, as all their content is plain."""
         found: dict[int, Any] = {}
         for holder in gc.get_objects():
             if self._is_own(holder):
@@ -92,7 +108,7 @@ class _Replacing:
 
     @property
     def hidden(self) -> bool:
-        """Whether something holds an old one that the collector does not show."""
+        """Whether an old object is referenced by something that the collector does not show."""
         shown: Counter[int] = Counter()
         for holder in gc.get_referrers(*self._olds):
             shown.update(id(each) for each in gc.get_referents(holder) if id(each) in self._new_of)
@@ -102,7 +118,7 @@ class _Replacing:
     def _is_own(self, holder: Any) -> bool:
         if holder is self._olds or holder is self._new_of or id(holder) in self._of_olds:
             return True
-        # What classes hold is in their dicts, but for their bases; a descriptor holds the class that it is for.
+        # What classes hold is in their dicts, except their bases; a descriptor holds its class or its functions.
         return type(holder) is Aside or issubclass(type(holder), (type, *_DESCRIPTORS))
 
     def _in_defaults(self, function: types.FunctionType) -> bool:
@@ -116,11 +132,11 @@ class _Replacing:
         return tuple(map(self._new, self._new(values)))
 
     def put(self, holder: Any) -> None:
-        """Put the new ones into ``holder``."""
+        """Put the new objects into ``holder``."""
         try:
-            # By type: asking a proxy for its class may make it do what it stands for.
+            # By type: getattr of a proxy's class may have effects.
             self._put(type(holder), holder)
-        except Exception as error:  # noqa: BLE001  (objects are free to refuse, and the session is worth more than one)
+        except Exception as error:  # noqa: BLE001  (objects may refuse, and one must not break the session)
             self.failed.append(f"what an object of {type(holder).__name__} holds ({type(error).__name__}: {error})")
 
     def _put(self, kind: type, holder: Any) -> None:
@@ -154,7 +170,7 @@ class _Replacing:
         self.rebuilt.append((holder, base.__new__(type(holder), map(self._new, holder))))
 
     def _rebuild_call(self, holder: Any) -> None:
-        """Make methods, ``list[old]`` and ``old | None`` anew, of their parts."""
+        """Rebuild methods, ``list[old]`` and ``old | None`` from their parts."""
         new: Any
         if isinstance(holder, types.MethodType):
             new = types.MethodType(self._new(holder.__func__), self._new(holder.__self__))
@@ -183,13 +199,13 @@ class _Replacing:
     def _put_in_dict(self, holder: dict[Any, Any]) -> None:
         if self._with_keys and any(id(key) in self._new_of for key in holder):
             entries = {self._new(key): value for key, value in holder.items()}
-            entries |= {key: value for key, value in holder.items() if id(key) not in self._new_of}  # there by itself
+            entries |= {key: value for key, value in holder.items() if id(key) not in self._new_of}  # these win
             holder.clear()
             holder.update(entries)
         held = [key for key, value in holder.items() if id(value) in self._new_of]
         owner = _class_of(holder) if held and "__module__" in holder and "__doc__" in holder else None
         if id(owner) in self._new_of:
-            return  # of an old class, which goes, or stays as it is
+            return  # the dict of an old class, which is dropped, or stays as it is
         for key in held:
             if owner is None:
                 holder[key] = self._new(holder[key])
@@ -197,7 +213,7 @@ class _Replacing:
                 setattr(owner, key, self._new(holder[key]))
 
     def _put_in_attributes(self, holder: Any) -> None:
-        """Since Python 3.11 an object may hold its attributes itself; slots it always does."""
+        """Replace attributes: since Python 3.11 an object may hold them itself, and slots always are."""
         attributes: Any = getattr(holder, "__dict__", None)
         if issubclass(type(attributes), dict):
             self._put_in_dict(attributes)
@@ -208,7 +224,7 @@ class _Replacing:
 
 
 def _forgotten_in(holder: Any) -> Iterator[Any]:
-    """Yield the dicts and tuples in ``holder``, and those in them, that the collector does not know."""
+    """Yield the dicts and tuples in ``holder``, nested ones too, that the collector does not track."""
     for each in gc.get_referents(holder):
         if (type(each) is dict or issubclass(type(each), tuple)) and not gc.is_tracked(each):
             yield each
@@ -221,7 +237,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _class_of(holder: dict[Any, Any]) -> type | None:
-    """Return the class whose attributes these are: set behind its back, it would go on giving the old ones."""
+    """Return the class with this dict: if the dict is changed directly, cached old attributes stay in use."""
     for owner in gc.get_referrers(holder):
         if issubclass(type(owner), type) and any(each is holder for each in gc.get_referents(owner)):
             return owner  # type: ignore[no-any-return]

@@ -1,13 +1,13 @@
-"""What a rank does, looked at from a thread of its own.
+"""Sample a rank's activity from a separate thread.
 
-Covers: the line that runs, waits for other ranks, handing the figures to the nanny; sending metrics on time.
+Covers: the current line, waits for other ranks, passing the heartbeat to the nanny; sending metrics on time.
 Does not cover: CPU, memory and devices, which the nanny reads (``vitals``); the whole stack (``where``).
 
-A look costs some 200 us, four times a second while a cell runs. Whether the main thread waits is told by the function
-it is in, or by the system's word for it (it sleeps) together with a collective that has not come to its end. Those are
-in torch's record, and to read that takes milliseconds, in which no collective can begin: so it is read when the main
-thread has not moved since the last look, and else as often as ``READING_SHARE`` allows. A look between two readings
-counts as the next one finds the thread.
+A sample costs some 200 us, four times a second while a cell runs. The main thread waits if it is in a function in which
+ranks wait, or if the system reports that it sleeps and a collective is unfinished. Collectives are in torch's record,
+and reading that takes milliseconds, in which no collective can start: so it is read when the main thread has not moved
+since the last sample, and else as often as ``READING_SHARE`` allows. A sample between two readings counts as the next
+reading finds the thread.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import IDLE_SECONDS, SAMPLER_LOOK_SECONDS
 from .flight_recorder import pending_collective, pending_on_device
 from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
 from .own_code import is_own
-from .progress import NOWHERE
 from .pulse import CALL_BYTES, NO_CELL, Pulse
 from .standstill import Standstill
 from .where import MESSAGE_WAIT, communication
@@ -36,23 +36,21 @@ if TYPE_CHECKING:
     from .process_group import Group
     from .progress import Progress
 
-LOOK_SECONDS = 0.25  # between two looks while a cell runs
-IDLE_SECONDS = 0.5  # while none runs
-STANDS_NS = 200_000  # of running between two looks: a wait may have to begin again every now and then
-READING_SHARE = 0.008  # of the time, for torch's record of collectives while training goes on
+STANDS_NS = 200_000  # running time between two samples: a wait may have to start again every now and then
+READING_SHARE = 0.008  # share of the time for reading torch's record of collectives while training goes on
 
 
 class Sampler:
-    """Look at the main thread until the process ends.
+    """Sample the main thread until the process ends.
 
     Parameters
     ----------
     cell
-        Returns what the kernel knows of the cell that runs, None while it is idle.
+        Returns the kernel's record of the current cell, None while it is idle.
     group
         Returns the process group, None on a rank without torch.
     show
-        Takes each beat.
+        Receives each heartbeat.
     """
 
     def __init__(
@@ -70,41 +68,41 @@ class Sampler:
         self._show = show
         self._looks = self._waits = self._seen = self._uncounted = 0
         self._waits_since = 0.0
-        self._ran_ns = 0  # how long the main thread had run at the last look
-        self._wait: tuple[object, ...] | None = None  # where it was at the last look, if it waited
+        self._ran_ns = 0  # processor time of the main thread at the last sample
+        self._wait: tuple[object, ...] | None = None  # where it was at the last sample, if it waited by spinning
         self._next_reading = 0.0
-        self._place: tuple[int, int] | None = None  # where the main thread was at the last look
+        self._place: tuple[int, int] | None = None  # where the main thread was at the last sample
         self._in_mpi = ""
         self._standstill = Standstill()
         self._has_failed = False
         self._main = threading.main_thread().ident or 0
-        self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python has its number from before the fork
+        self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python's thread number is from before the fork
         self._schedstat = self._stat.with_name("schedstat")
         threading.Thread(target=self._run, name="disttrain sampler", daemon=True).start()
 
     def _run(self) -> None:
-        pause = threading.Event()  # nobody sets it
+        pause = threading.Event()  # never set
         next_send = 0.0
         while True:
             cell = self._cell()
             try:
+                self._progress.show()
                 self._show(self._look(cell))
                 if time.monotonic() >= next_send:
                     next_send = time.monotonic() + self._metrics.pause_s
                     self._metrics.send()
-            except Exception as error:  # noqa: BLE001  (it reads the frames of code that runs, and must outlive that)
+            except Exception as error:  # noqa: BLE001  (it reads the frames of running code, and must outlive that)
                 if not self._has_failed:
                     sys.stderr.write(f"what the rank does could not be looked at: {type(error).__name__}: {error}\n")
                 self._has_failed = True
-            pause.wait(IDLE_SECONDS if cell is None else LOOK_SECONDS)
+            pause.wait(IDLE_SECONDS if cell is None else SAMPLER_LOOK_SECONDS)
 
     def _look(self, cell: dict[str, Any] | None) -> Pulse:
         now = time.monotonic()
         line, call = 0, ""
-        done, total, left_s = NOWHERE if cell is None else self._progress.loop
         if cell is not None:
             frame = sys._current_frames().get(self._main)  # noqa: SLF001
-            line = _line(frame, cell["lines_before"])
+            line = _line(frame)
             call = self._call(frame, now)
         else:
             self._waits_since = 0.0
@@ -120,14 +118,11 @@ class Sampler:
             seen=self._seen,
             data_wait_s=self._progress.data_wait_s,
             waits_since_s=self._waits_since,
-            done=min(done, total),
-            total=total,
-            left_s=left_s,
             call=call.encode()[:CALL_BYTES],
         )
 
     def _call(self, frame: FrameType | None, now: float) -> str:
-        """Return what the main thread waits in for other ranks, as far as that is known; empty if in nothing."""
+        """Return the call in which the main thread waits for other ranks, if known; empty if it is in none."""
         call = _communication(frame)
         stands, is_due = self._stands(), now >= self._next_reading
         if not call and (stands or is_due):
@@ -144,7 +139,7 @@ class Sampler:
         return call
 
     def _since(self, frame: FrameType | None, now: float, *, stands: bool) -> float:
-        """Return since when it waits for the same; who has run meanwhile waits anew, unless it waits by running."""
+        """Return the start of the current wait, which is reset if the thread ran, unless it waits by spinning."""
         spins = frame is not None and not self._is_asleep()
         place = None
         if frame is not None and spins:  # as MPI and CUDA do
@@ -155,12 +150,12 @@ class Sampler:
         return self._waits_since if goes_on and self._waits_since else now
 
     def _hidden_call(self, frame: FrameType | None, now: float) -> str:
-        """Return what the main thread waits in where no Python function tells."""
+        """Return the call in which the main thread waits where no Python function shows it."""
         is_asleep, is_blocked = self._is_asleep(), self._standstill.look()
         if (is_asleep or is_blocked) and self._group() is not None:
             began = time.thread_time()
             pending = pending_collective() if is_asleep else None
-            if pending is None and is_blocked:  # on a GPU, for which it may wait by running
+            if pending is None and is_blocked:  # on a GPU, for which it may wait by spinning
                 pending = pending_on_device()
             self._next_reading = now + (time.thread_time() - began) / READING_SHARE
             if pending is not None:
@@ -170,16 +165,16 @@ class Sampler:
         return self._mpi_call(frame)
 
     def _stands(self) -> bool:
-        """Whether the main thread has not run since the last look, but for a glance at what it waits for."""
+        """Whether the main thread has not run since the last sample, except to check what it waits for."""
         try:
             ran_ns = int(self._schedstat.read_text().partition(" ")[0])
         except OSError:
-            return False  # no Linux, or one without these figures
+            return False  # not Linux, or one without these figures
         before, self._ran_ns = self._ran_ns, ran_ns
-        return 0 < ran_ns < before + STANDS_NS  # 0: a system that does not count
+        return 0 < ran_ns < before + STANDS_NS  # 0: the system does not count
 
     def _mpi_call(self, frame: FrameType | None) -> str:
-        """Return the MPI call that the main thread was in at the last look already: to read bytecode takes a while."""
+        """Return the MPI call that the main thread was in already at the last sample: reading bytecode is slow."""
         place = None if frame is None else (id(frame.f_code), frame.f_lasti)
         if place != self._place:
             self._place, self._in_mpi = place, "?"
@@ -193,11 +188,11 @@ class Sampler:
         try:
             return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
         except OSError:
-            return True  # no Linux
+            return True  # not Linux
 
 
 def _communication(frame: FrameType | None) -> str:
-    """Return the function in which ranks meet that runs; empty if none does."""
+    """Return the current function in which ranks communicate; empty if there is none."""
     while frame is not None:
         if call := communication(frame):
             return call
@@ -205,10 +200,10 @@ def _communication(frame: FrameType | None) -> str:
     return ""
 
 
-def _line(frame: FrameType | None, lines_before: int) -> int:
+def _line(frame: FrameType | None) -> int:
     """Return the innermost line of the cell's own code; 0 where there is none."""
     while frame is not None:
         if is_own(frame.f_code.co_filename) and frame.f_lineno:
-            return frame.f_lineno + lines_before
+            return frame.f_lineno
         frame = frame.f_back
     return 0

@@ -1,7 +1,7 @@
-"""A script on this rank, as torchrun would run it.
+"""Run a script on this rank, as torchrun would run it.
 
-Covers: finding its code, its arguments and module ``__main__``, how it ends.
-Does not cover: what it must not leave behind (``script_state``), programs in processes of their own (``programs``).
+Covers: finding its code, its arguments and module ``__main__``, its exit.
+Does not cover: what it must not leave behind (``script_state``), programs in separate processes (``programs``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A program's code, and what Python gives a program to begin with."""
+    """A program's code, and the values that Python sets for a program."""
 
     code: CodeType
-    first: str  # of sys.argv
+    first: str  # first of sys.argv
     folder: str  # first of sys.path
     spec: ModuleSpec | None
 
@@ -50,16 +50,16 @@ def run_script(
     target
         The path of a script, or of a folder or archive with a ``__main__.py``; or a module's name.
     arguments
-        What follows in ``sys.argv``.
+        The rest of ``sys.argv``.
     folder
         The working directory.
     environment
-        Variables that the script finds, whatever cells have made of them.
+        Variables for the script, whatever cells have set.
 
     Raises
     ------
     ScriptError
-        If there is no such script or folder, or the script exits with another code than 0.
+        If there is no such script or folder, or the script exits with a code other than 0.
     """
     with put_back() as state:
         _enter(folder)
@@ -95,7 +95,7 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
             interrupt = interrupt_behind(end)
             if interrupt is not None and code not in (None, 0):
                 raise interrupt from None
-        except BaseException:  # whatever ends the script; only in a process that it forked it goes no further
+        except BaseException:  # any end of the script; it must not propagate in a process that the script forked
             if os.getpid() != process:
                 traceback.print_exc()
                 code = 1
@@ -108,7 +108,7 @@ def _run(found: _Found, arguments: Sequence[str]) -> None:
 
 
 def end_child(code: Any) -> NoReturn:
-    """End a process that was forked without telling it where to stop: in a script of its own it would end here."""
+    """Exit a process that was forked and has reached the end of the code: in a script it would exit here."""
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)  # noqa: T201
         code = 1
@@ -151,7 +151,7 @@ def _find_module(target: str) -> _Found:
             spec = importlib.util.find_spec(f"{target}.__main__")
     except ModuleNotFoundError as error:
         if not f"{target}.".startswith(f"{error.name}."):
-            raise  # what a package that the module is in imports itself
+            raise  # an import of a package that the module is in
         raise ScriptError(f"no module is named {error.name!r} on this host; {target} is in it") from None
     if spec is None:
         raise ScriptError(f"no module that can be run is named {target!r} on this host")
@@ -166,6 +166,6 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 
 def fill_in(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Put this rank's numbers in the place of ``$LOCAL_RANK`` and its kin, and torchrun's ``${local_rank}``."""
+    """Substitute ``$LOCAL_RANK`` and similar variables of this rank, and torchrun's ``${local_rank}``."""
     names = dict(environment) | {name.lower(): value for name, value in environment.items()}
     return [Template(argument).safe_substitute(names) for argument in arguments]

@@ -1,7 +1,7 @@
-"""The end of a script, in a process that goes on.
+"""Run at the end of a script what Python runs at a program's end, in a process that goes on.
 
-Covers: what Python does when a program ends: work in thread pools is finished, threads are waited for, functions that
-were registered for the end are called, processes of ``multiprocessing`` end.
+Covers: work in thread pools is finished, threads are waited for, registered exit functions are called, processes of
+``multiprocessing`` end.
 Does not cover: what a script has changed (``script_state``).
 """
 
@@ -32,12 +32,12 @@ OF_TORCH = "/torch/"  # keeps some pools for every later program
 
 @contextmanager
 def program_end(names: dict[str, Any]) -> Iterator[None]:
-    """Do at the end of this block what Python does at a program's end, however it ends.
+    """Run at the end of this block what Python runs at a program's end, however the block ends.
 
     Parameters
     ----------
     names
-        Of the program's module ``__main__``; they are gone then.
+        Of the program's module ``__main__``; they are cleared then.
     """
     threads = set(threading.enumerate())
     children = set(multiprocessing.active_children())
@@ -64,7 +64,7 @@ def program_end(names: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _submitted() -> Iterator[weakref.WeakSet[Any]]:
-    """Collect what is handed to thread pools: a pool's threads never end, but its work does."""
+    """Collect what is submitted to thread pools: a pool's threads never end, but its work does."""
     handed: weakref.WeakSet[Any] = weakref.WeakSet()
     original = futures.ThreadPoolExecutor.submit
 
@@ -81,13 +81,13 @@ def _submitted() -> Iterator[weakref.WeakSet[Any]]:
 
 
 def _wait_for(future: Any) -> None:
-    """Wait for work that was handed to a pool; ``futures.wait`` would wait for ever for what was cancelled."""
+    """Wait for work submitted to a pool; ``futures.wait`` would wait for ever for what was cancelled."""
     with suppress(futures.CancelledError):
         future.exception()
 
 
 def _silence(thread: threading.Thread) -> None:
-    """Have a thread that the program leaves say nothing of it that the program's names are gone."""
+    """Silence errors of a thread that outlives the program, because the program's names are cleared."""
     thread._invoke_excepthook = lambda _: None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -100,7 +100,7 @@ def _end_processes(children: set[Any], finalizers: set[Any]) -> None:
     """End the processes that the program has left: pools close, daemons are ended, the others are waited for."""
     for thread in _managers():
         if thread.executor_reference() is None:
-            thread.join()  # of a pool that nobody holds any more: it ends by itself
+            thread.join()  # of a pool that is no longer referenced: it ends by itself
     registry: dict[Any, Any] = util._finalizer_registry  # type: ignore[attr-defined]  # noqa: SLF001
     new = sorted((key for key in registry.keys() - finalizers if key[0] is not None), reverse=True)
     for key in new:
@@ -117,7 +117,7 @@ def _end_processes(children: set[Any], finalizers: set[Any]) -> None:
 
 
 def _is_of_process_pool(child: Any) -> bool:
-    """Whether a process works for a pool, which ends it once nobody holds the pool."""
+    """Whether a process works for a pool, which ends it once the pool is no longer referenced."""
     return any(child in manager.processes.values() for manager in _managers())
 
 
@@ -128,7 +128,7 @@ def _managers() -> list[Any]:
 
 
 def _call(function: Callable[[], Any]) -> None:
-    """Call what was registered for the end; Python says what it raises, and goes on."""
+    """Call an exit function; print what it raises, and go on."""
     try:
         function()
     except Exception:  # noqa: BLE001  (the program's)
@@ -137,7 +137,7 @@ def _call(function: Callable[[], Any]) -> None:
 
 @contextmanager
 def _exit_functions() -> Iterator[list[Callable[[], Any]]]:
-    """Collect what a program registers to be called at its end; what libraries keep for later programs stays."""
+    """Collect the exit functions of a program; those that libraries keep for later programs stay."""
     collected: list[tuple[Callable[..., Any], Callable[[], Any]]] = []
     calls: list[Callable[[], Any]] = []
     register, unregister = atexit.register, atexit.unregister
@@ -163,7 +163,7 @@ def _exit_functions() -> Iterator[list[Callable[[], Any]]]:
 
 
 def _is_for_process(frame: Any) -> bool:
-    """Whether who registers something for the end is a library that is being imported, or torch or Python itself."""
+    """Whether an exit function is registered by a library that is being imported, or by torch or Python itself."""
     file = frame.f_code.co_filename
     is_installed = INSTALLED.search(file) is not None
     if not is_installed and not file.startswith(STANDARD_LIBRARY):

@@ -1,6 +1,6 @@
-"""How a script can end that is no error of its code.
+"""Define the errors of a script that are not errors of its code.
 
-Covers: what is raised then.
+Covers: exceptions for them.
 Does not cover: running scripts (``script``, ``programs``).
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 
 class ScriptError(Exception):
-    """A script can't be run, or has ended with an exit code of its own."""
+    """A script can't be run, or has exited with a code of its own."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return one line: no code of the person's is at fault."""
+        """Return one line: no code of the user's is at fault."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class ScriptExit(ScriptError):  # noqa: N818  (SystemExit is not called an error either)
-    """A script has ended with an exit code other than 0."""
+    """A script has exited with a code other than 0."""

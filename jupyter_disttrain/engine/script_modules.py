@@ -1,6 +1,6 @@
-"""The modules of a script: each run imports a person's own modules anew, as they are on the disk then.
+"""Import the user's own modules again in each run of a script, as they are on the disk then.
 
-Covers: which modules are a person's, hiding what cells have imported of them, names that hide a script's.
+Covers: which modules are the user's, hiding those that cells have imported, names that hide a script's.
 Does not cover: the rest of what a script changes (``script_state``).
 """
 
@@ -16,28 +16,28 @@ from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
 if TYPE_CHECKING:
     from types import ModuleType
 
-_at_start: frozenset[str] = frozenset(sys.modules)  # of the rank: what is no program's
+_at_start: frozenset[str] = frozenset(sys.modules)  # the rank's own imports: not a program's
 
 
 def note_modules() -> None:
-    """Take what is imported by now for no program's: it stays, whichever folder it is in."""
+    """Record the imported modules as not a program's: they stay, whichever folder they are in."""
     global _at_start  # noqa: PLW0603  (a process is one rank)
     _at_start = frozenset(sys.modules)
 
 
 class Modules:
-    """The modules that are a person's own, wherever they lie: not installed, and not Python's."""
+    """The modules that are the user's own, wherever they are: not installed, and not Python's."""
 
     def __init__(self) -> None:
         self._hidden = _take()
 
     def put_back(self) -> None:
-        """Forget what the script has imported, and give cells theirs back."""
+        """Drop the script's imports, and restore those of cells."""
         _take()
         sys.modules.update(self._hidden)
 
     def say_hidden(self, folder: str) -> None:
-        """Say which files beside a script it can't import, because the rank has imported another of that name."""
+        """Print which files beside a script it can't import, as the rank has imported another module of that name."""
         names = {path.stem for path in Path(folder).glob("*.py")}
         names |= {path.parent.name for path in Path(folder).glob("*/__init__.py")}
         for name in sorted(names & _at_start):
@@ -58,7 +58,7 @@ def _take() -> dict[str, ModuleType]:
 
 
 def is_own(name: str, module: ModuleType) -> bool:
-    """Whether a module is a person's own, and can be imported again."""
+    """Whether a module is the user's own, and can be imported again."""
     file = getattr(module, "__file__", None)
     if name in _at_start or name == "__mp_main__" or not isinstance(file, str):
         return False

@@ -1,9 +1,9 @@
-"""What a script changes in its process, and what the next program must not find.
+"""Restore after a script what it changes in its process.
 
-Covers: working directory, environment, arguments, built-ins, streams, signals and timers, logging, warnings, the way
-``multiprocessing`` starts processes, random numbers of Python and numpy: as they are in a new process while it runs, as
-they were after it.
-Does not cover: modules (``script_modules``), torch's switches (``torch_state``), what training libraries keep
+Covers: working directory, environment, arguments, built-ins, streams, signals and timers, logging, warnings, the start
+method of ``multiprocessing``, random numbers of Python and numpy: as in a new process while the script runs, restored
+after it.
+Does not cover: modules (``script_modules``), torch's switches (``torch_state``), state of training libraries
 (``library_states``), how a program ends (``script_end``).
 """
 
@@ -43,7 +43,7 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 @contextmanager
 def put_back() -> Iterator[Modules]:
-    """Let a program change what it likes; afterwards all is as it was."""
+    """Restore at the end of the block what a program changes in it."""
     keepers = (
         *(_directory, _environment, _interpreter, _collector, _streams, _signals, _logging),
         *(_multiprocessing, _random_numbers, _printing, _arithmetic, _limits, as_in_a_new_process),
@@ -52,7 +52,7 @@ def put_back() -> Iterator[Modules]:
         for keep in keepers:
             stack.enter_context(keep())
         stack.enter_context(warnings.catch_warnings())
-        modules = Modules()  # last, for what it hides would be lost if a keeper could not begin
+        modules = Modules()  # last, for what it hides would be lost if a keeper could not start
         stack.callback(modules.put_back)
         stack.enter_context(libraries_as_imported())  # of the script's modules, so before the session's are back
         yield modules
@@ -72,12 +72,12 @@ def _directory() -> Iterator[None]:
 def _working_directory() -> Path:
     try:
         return Path.cwd()
-    except OSError:  # it was removed; Linux still knows its name
+    except OSError:  # it was removed; Linux still has its name
         return Path(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
 
 
 def _go_back(before: Path) -> None:
-    """Enter the directory that cells were in, or where it is gone the nearest one above it that is there."""
+    """Enter the directory of cells, or if it is gone the nearest existing one above it."""
     why = ""
     for place in (before, *before.parents):
         try:
@@ -103,7 +103,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _interpreter() -> Iterator[None]:
-    """Keep what is in :mod:`sys`, the built-in names, and ``__main__``."""
+    """Keep the state of :mod:`sys`, the built-in names, and ``__main__``."""
     names = ("argv", "path", "excepthook", "unraisablehook", "stdin", "stdout", "stderr", "displayhook")
     before = {name: getattr(sys, name) for name in names}
     lists = {name: list(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
@@ -119,7 +119,7 @@ def _interpreter() -> Iterator[None]:
             getattr(sys, name)[:] = values
         for name in vars(builtins).keys() - built_in.keys():
             delattr(builtins, name)
-        vars(builtins).update(built_in)  # e.g. a print() that only rank 0 hears
+        vars(builtins).update(built_in)  # e.g. a print() that works on rank 0 only
         threading.excepthook = thread_hook
         sys.setrecursionlimit(limit)
 
@@ -136,10 +136,10 @@ def _collector() -> Iterator[None]:
 
 @contextmanager
 def _streams() -> Iterator[None]:
-    """Keep the two pipes to the nanny: a script may close them, or put files in their place.
+    """Keep the two pipes to the nanny: a script may close or redirect them.
 
-    A number that is free is given to the next file that any thread opens, so one that the script closes is kept taken,
-    by a file that can't be written to.
+    A free descriptor number is given to the next file that any thread opens, so one that the script closes is kept
+    open, as a file that can't be written to.
     """
     kept = {number: os.dup(number) for number in (0, 1, 2)}
     nothing, original, process = os.open(os.devnull, os.O_RDONLY), os.close, os.getpid()
@@ -166,7 +166,7 @@ def _streams() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Keep handlers, and let no alarm that a script has set ring after it."""
+    """Keep handlers, and cancel alarms that a script has set."""
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     quiet = [timer for timer in TIMERS if signal.getitimer(timer) == (0.0, 0.0)]
     try:
@@ -182,10 +182,10 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """Begin with nobody who writes what is logged; keep who did.
+    """Start without log handlers; restore those from before.
 
-    A handler that a script adds would write each line once more in the next run. What a library sets up for itself when
-    it is imported stays, for it is imported once.
+    A handler that a script adds would write each line again in the next run. What a library sets up for itself when it
+    is imported stays, because it is imported once.
     """
     root = logging.root
     before = {name: _state(each) for name, each in _loggers().items()}
@@ -220,7 +220,7 @@ def _state(logger: logging.Logger) -> tuple[list[logging.Handler], int, bool, bo
 
 
 def _set_state(logger: logging.Logger, state: tuple[list[logging.Handler], int, bool, bool]) -> list[logging.Handler]:
-    """Set it, and return the handlers that it had beside these."""
+    """Set the state, and return the handlers that the logger had beside these."""
     left = [handler for handler in logger.handlers if handler not in state[0]]
     logger.handlers[:], _, logger.propagate, logger.disabled = state
     logger.setLevel(state[1])
@@ -229,7 +229,7 @@ def _set_state(logger: logging.Logger, state: tuple[list[logging.Handler], int, 
 
 @contextmanager
 def _multiprocessing() -> Iterator[None]:
-    """Let a script choose how processes are started, which a program may do once."""
+    """Let a script choose the start method of processes, which a program may do once."""
     default: Any = context._default_context  # noqa: SLF001
     before, default._actual_context = default._actual_context, None  # noqa: SLF001
     server: Any = forkserver._forkserver  # noqa: SLF001
@@ -267,7 +267,7 @@ def _arithmetic() -> Iterator[None]:
 
 @contextmanager
 def _limits() -> Iterator[None]:
-    """Keep how many files may be open, and how often threads take turns; crashes are reported as before."""
+    """Keep the limit of open files and the thread switch interval; crashes are reported as before."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     interval = sys.getswitchinterval()
     try:
@@ -281,7 +281,7 @@ def _limits() -> Iterator[None]:
 
 @contextmanager
 def _random_numbers() -> Iterator[None]:
-    """Begin with random numbers that nobody has seeded."""
+    """Start with random numbers that are not seeded."""
     python = random.getstate()
     random.seed()
     numpy: Any = sys.modules.get("numpy")

@@ -1,7 +1,7 @@
-"""``%dist_run`` on this rank.
+"""Run ``%dist_run`` on this rank.
 
-Covers: choosing how a script runs: in this process, in one of its own, once for each node.
-Does not cover: running it (``script``, ``programs``), asking for it (``cluster.scripts``).
+Covers: choosing how a script runs: in this process, in a separate one, once per node.
+Does not cover: running it (``script``, ``programs``), the client's side (``cluster.scripts``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Scripts:
-    """What cells call to run a script."""
+    """Runs scripts; called by cells."""
 
     def __init__(self) -> None:
         self.programs = Programs()
@@ -36,17 +36,17 @@ class Scripts:
         self._group: Group | None = None
         self._horovod: HorovodWorld | None = None
         self._roles: Roles = ()
-        self._place: MeetingPlace | None = None  # of the last program; it holds a port
+        self._place: MeetingPlace | None = None  # meeting place of the last program; it holds a port
         self._horovod_meeting: HorovodMeeting | None = None
-        self._stores: list[Any] = []  # of programs: the last one
+        self._stores: list[Any] = []  # the store of the last program
 
     def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None, horovod: HorovodWorld) -> None:
-        """Learn who this rank is."""
+        """Set this rank's identity."""
         self._info, self._group, self._horovod = info, group, horovod
         self._identity = identity
 
     def know(self, address: str, places: Sequence[str], roles: Roles) -> None:
-        """Take where rank 0 is, and what other frameworks have to know of the ranks: see ``framework_variables``."""
+        """Set rank 0's address, and the variables of other frameworks: see ``framework_variables``."""
         assert self._info is not None
         self._roles = roles
         variables = framework_environment(self._info.rank, places, roles) | {"MASTER_ADDR": address}
@@ -55,16 +55,16 @@ class Scripts:
 
     @property
     def master(self) -> str:
-        """The address of rank 0's host, as this rank was told it; cells may change the variable, or delete it."""
+        """The address of rank 0's host, as set by the client; cells may change the variable, or delete it."""
         return self._identity["MASTER_ADDR"]
 
     def open_place(self) -> str:
-        """Return where the servers of other frameworks can be reached in the next program of this rank."""
+        """Return the address for servers of other frameworks in the next program of this rank."""
         self._place = MeetingPlace(self.master)
         return self._place.name
 
     def open_horovod(self) -> int:
-        """Return the port at which programs that use Horovod meet; 0 where there is none that could."""
+        """Return the port at which programs that use Horovod meet; 0 without Horovod or its Gloo."""
         if self._horovod_meeting is not None:
             self._horovod_meeting.end()
         self._horovod_meeting = HorovodMeeting(self.master) if has_gloo() else None
@@ -96,14 +96,14 @@ class Scripts:
         target, arguments, is_module, folder
             See :func:`engine.script.run_script`.
         how
-            ``"here"``: in this process. ``"fresh"``: in one of its own. ``"node"``: the same, on one rank a node.
+            ``"here"``: in this process. ``"fresh"``: in a separate one. ``"node"``: the same, on one rank per node.
         run_id
-            Tells this run from every other of the session.
+            Unique in the session.
         meeting
             Where programs meet: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
             the port ``"horovod"``.
         nodes
-            On how many nodes a program runs.
+            The number of nodes that run a program.
         """
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}

@@ -1,11 +1,11 @@
-"""What a rank's process is given by the one that starts it on another host.
+"""Set up the environment of a rank's process on another host.
 
-Covers: the file with its environment, which host it is on, which of the host's interfaces is in the cluster's network.
-Does not cover: what is in the file (``cluster.rank_environment``), who the rank is (``bootstrap``).
+Covers: the file with its environment, the name of its host, which of the host's interfaces is in the cluster's network.
+Does not cover: what is in the file (``cluster.rank_environment``), the rank's identity (``bootstrap``).
 
-On the notebook's own machine a process inherits its environment. On another host it begins with that host's: what it
-needs of the notebook's lies in a file that the user alone can read, so that no value of it stands on a command line or
-crosses the network in clear.
+On the notebook's own machine a process inherits its environment. On another host it starts with that host's: what it
+needs of the notebook's is in a file that only the user can read, so that no value appears on a command line or crosses
+the network unencrypted.
 """
 
 from __future__ import annotations
@@ -25,19 +25,14 @@ import psutil
 from ..config import BACKENDS, check_name
 from ..errors import UsageError
 from ..private_files import read_own
-from .connection import PROFILE_DIR
+from ..protocol.environment import ADDRESSES, HOST, NETWORK, PROFILE_DIR
+from ..protocol.time_limits import JOIN_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-NETWORK = "DISTTRAIN_NETWORK"  # of all hosts, as in "10.1.0.0/16"
-ADDRESSES = "DISTTRAIN_ADDRESSES"  # that were chosen, one of each host, with commas
-HOST = "DISTTRAIN_HOST"  # the name by which the launcher reaches this host
-# By these torch, NCCL and Gloo choose their interface; "=" keeps NCCL from taking eth10 for eth1.
+# Torch, NCCL and Gloo choose their interface by these; "=" keeps NCCL from taking eth10 for eth1.
 INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
-
-
-JOIN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +40,24 @@ class JoinSetup:
     """How the processes of a job become the ranks of a cluster: see ``join``."""
 
     file: str
-    timeout_s: float  # for the first process to write it
-    interface: str  # at which the controller listens: its name, or a network; empty: chosen
+    timeout_s: float  # timeout for the first process to write it
+    interface: str  # where the controller listens: an interface's name, or a network; empty: chosen
     backend: str  # see ``config``
-    name: str  # of the cluster; empty: that of the file
+    name: str  # name of the cluster; empty: that of the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The arguments of ``python -m jupyter_disttrain.engine``."""
 
-    environment: str  # a file; empty: what was inherited is all
-    host: str  # as the launcher calls it; empty: it does not say
-    ranks: int  # processes to become
+    environment: str  # a file; empty: only the inherited environment
+    host: str  # the launcher's name of it; empty: unknown
+    ranks: int  # number of processes to start
     join: JoinSetup | None = None  # None: a client has started this process
 
 
 def read_arguments(arguments: Sequence[str]) -> Setup:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m jupyter_disttrain.engine", description="Start ranks on this host.")
     parser.add_argument("--environment", default="", metavar="FILE", help="the environment of ranks on other hosts")
     parser.add_argument("--host", default="", help="the name by which this host is reached")
@@ -77,7 +72,7 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
     args = parser.parse_args(arguments)
     if args.name:
         try:
-            check_name(args.name)  # each process: else the others would wait for a rank 0 that has ended
+            check_name(args.name)  # in each process: else the others would wait for a rank 0 that has exited
         except UsageError as error:
             parser.error(f"argument --name: {error}")
     joined = JoinSetup(
@@ -91,7 +86,7 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
 
 
 def enter(setup: Setup) -> None:
-    """Take the environment that was written for this process, and choose its network interface.
+    """Load the environment that was written for this process, and choose its network interface.
 
     Raises
     ------
@@ -116,14 +111,14 @@ def enter(setup: Setup) -> None:
 
 
 def leave_word(trouble: str) -> None:
-    """Leave word for the client of what keeps ranks from starting on this host, when nothing else reaches it."""
+    """Report in a file what keeps ranks from starting on this host, where the client can't be reached otherwise."""
     print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
     word = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
-    write_whole(word, trouble)  # the client looks often, and must not read half of it
+    write_whole(word, trouble)  # the client checks often, and must not read half of it
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, as where the disk is full."""
+    """Write a file whole or not at all, e.g. on a full disk."""
     fresh = path.with_suffix(".new")
     try:
         fresh.write_text(text)
@@ -139,7 +134,7 @@ def interface_in(network: str, chosen: Collection[str] = ()) -> str:
     Parameters
     ----------
     chosen
-        Addresses, one of which may be this host's: its interface is taken before others that are in the network too.
+        Addresses, one of which may be this host's: its interface is preferred over others that are in the network too.
 
     Raises
     ------

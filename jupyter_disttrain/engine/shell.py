@@ -1,7 +1,7 @@
-"""IPython on a rank, where it differs from IPython in a notebook.
+"""Adapt IPython's shell to a rank.
 
-Covers: what ``exit`` does, which error a cell ended with, where tracebacks go, remembering the last value.
-Does not cover: what is shown of an error (``tracebacks``), what asks the user (``questions``).
+Covers: the effect of ``exit``, which error a cell ended with, where tracebacks go, keeping the last value.
+Does not cover: the report of an error (``tracebacks``), what prompts the user (``questions``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
+from ..protocol.time_limits import TELL_SECONDS
 from . import own_code, tracebacks
 from .commands import run_command
+from .error_chain import has_group
 from .output_widgets import RankDisplayPublisher, watch_outputs
-from .questions import refuse_debugger, refuse_questions
+from .questions import refuse_debugger, refuse_payload, refuse_questions
 from .script import end_child
 from .sources import find_classes_in_cells
 from .streams import flush_all
@@ -44,17 +46,16 @@ if TYPE_CHECKING:
     from .tracebacks import Report
 
 NO_VALUE = object()
-TELL_SECONDS = 2.0  # for an error to be told, before an interrupt may cut that off
 
 
-# What stands above a cell's text: the notebook's magic, as a comment, and empty lines. IPython would drop the lines,
-# and takes no automagic and no indentation below a comment.
+# The lines above a cell's text: the notebook's magic, as a comment, and empty lines. IPython would drop the lines, and
+# accepts no automagic and no indentation below a comment.
 _ABOVE = re.compile(r"\A(?:#%%(?:distributed|rank)\b.*\n)?(?:[^\S\n]*\n)*")
 _INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
 
 
 class RankProfile(ProfileDir):
-    """The folder of the cluster, which makes and removes it: a rank that comes up late must not make it again."""
+    """The cluster's folder; the cluster makes and removes it, and a rank that starts late must not make it again."""
 
     @observe("location")
     def _location_changed(self, change: Any) -> None:
@@ -62,13 +63,13 @@ class RankProfile(ProfileDir):
             setattr(self, f"{name}_dir", str(Path(change["new"]) / getattr(self, f"{name}_dir_name")))
 
     def check_dirs(self) -> None:
-        """Make nothing, nor when one of the names is set."""
+        """Make no folder, not even when one of the names is set."""
 
     check_log_dir = check_startup_dir = check_security_dir = check_pid_dir = check_dirs
 
 
 class RankDisplayHook(ZMQShellDisplayHook):
-    """Show the last expression, and remember it for ``-o NAME``."""
+    """Show the last expression, and keep its value for ``-o NAME``."""
 
     last_value: Any = NO_VALUE
 
@@ -78,35 +79,35 @@ class RankDisplayHook(ZMQShellDisplayHook):
         super().__call__(result)  # type: ignore[no-untyped-call]
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        """Take the result's forms; the text is written into the log, too."""
+        """Publish the result's representations; its text is written to the log, too."""
         self.pub_socket.log_display(format_dict)
         super().write_format_data(format_dict, md_dict)  # type: ignore[no-untyped-call]
 
 
 class RankShell(ZMQInteractiveShell):
-    """A shell whose end is not its own to decide."""
+    """A shell that ends its cell, but never the rank's process."""
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
 
     is_rank = True
     displayhook: RankDisplayHook
-    scripts: Scripts  # what runs them
+    scripts: Scripts  # runs scripts
     checkpoints: Checkpoints
     staging: Staging
     local_modules: LocalModules
-    _depth = 0  # of cells that run cells
-    _result: ExecutionResult | None = None  # of the cell that runs, or has just ended
-    _other_error: BaseException | None = None  # of showing a value, or an interrupt beside the code of the cell
-    _report: Report | None = None  # of its error
-    _early: list[tuple[BaseException, list[str]]]  # tracebacks that were shown before or after the cell's own code
-    _tells_since: float | None = None  # of an error
-    _is_interrupted = False  # meanwhile
-    _has_begun = False  # the cell's own code
-    _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and what IPython makes of it
-    _runs = False  # a cell; it may run another by run_cell()
-    given: Callable[[], dict[str, Any]] = staticmethod(dict)  # what every rank has
-    is_late: Callable[[], bool]  # tells whether the cell was interrupted before its own code began
+    _depth = 0  # nesting depth of cells that run cells
+    _result: ExecutionResult | None = None  # result of the current or last cell
+    _other_error: BaseException | None = None  # raised while a value is shown, or an interrupt outside the cell's code
+    _report: Report | None = None  # report of the cell's error
+    _early: list[tuple[BaseException, list[str]]]  # tracebacks shown before or after the cell's own code
+    _tells_since: float | None = None  # when reporting an error started
+    _is_interrupted = False  # an interrupt arrived while an error is reported
+    _has_begun = False  # whether the cell's own code has started
+    _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and IPython's transformed text
+    _runs = False  # whether a cell runs; it may run another by run_cell()
+    given: Callable[[], dict[str, Any]] = staticmethod(dict)  # the names that every rank has
+    is_late: Callable[[], bool]  # returns whether the cell was interrupted before its own code started
 
     def __init__(self, **kwargs: Any) -> None:
         self._pid = os.getpid()
@@ -114,18 +115,19 @@ class RankShell(ZMQInteractiveShell):
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         refuse_questions()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
+        self.payload_manager.write_payload = refuse_payload  # type: ignore[union-attr]
         find_classes_in_cells()
         watch_outputs()
 
     def init_prompts(self) -> None:
-        """Set no prompts: by ``sys.ps1`` Lightning and others tell a person's session, where ranks can't be started."""
+        """Set no prompts: Lightning and others take ``sys.ps1`` to mean a session in which ranks can't be started."""
 
     def ask_exit(self) -> None:
         """End the cell, not the rank: ``exit()`` means the same as in a script."""
         raise SystemExit(0)
 
     def begin_cell(self, *, is_typed: bool) -> None:
-        """Forget what the cell before left."""
+        """Clear the state of the cell before."""
         self._has_begun, self._transformed = False, (None, "")
         self.forget_error()
         self._last_traceback_during_displayhook = False
@@ -136,13 +138,13 @@ class RankShell(ZMQInteractiveShell):
             getattr(self.history_manager, name, {}).clear()
 
     def transform_cell(self, raw_cell: str) -> str:
-        """Transform a cell once: ipykernel does it to see whether the cell awaits, and has it done anew to run it."""
+        """Transform a cell once: ipykernel transforms it to see whether it awaits, and again to run it."""
         raw, transformed = self._transformed
         if raw == raw_cell:
             self._transformed = None, ""
             return transformed
         above = _ABOVE.match(raw_cell)
-        assert above is not None  # it matches nothing, too
+        assert above is not None  # it also matches the empty string
         text: str = above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-untyped-call]
         self._transformed = raw_cell, text
         return text
@@ -155,7 +157,7 @@ class RankShell(ZMQInteractiveShell):
         compiler: Any = compile,
         result: Any = None,
     ) -> bool:
-        """Run the statements of a cell; a child that one of them has forked ends with the last."""
+        """Run the statements of a cell; a child that one of them has forked exits after the last."""
         is_outermost, self._runs = not self._runs, True
         try:
             return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)  # type: ignore[no-any-return]
@@ -166,7 +168,7 @@ class RankShell(ZMQInteractiveShell):
                     self._end_child(sys.exc_info()[1] or result.error_in_exec)
 
     def _end_child(self, error: BaseException | None) -> NoReturn:
-        """End a forked process as a script would, but for what the rank has to do at its own end."""
+        """End a forked process as a script would end, without what the rank does at its own end."""
         if isinstance(error, SystemExit):
             end_child(error.code)
         if error is not None:
@@ -174,20 +176,19 @@ class RankShell(ZMQInteractiveShell):
         end_child(0 if error is None else 1)
 
     def init_user_ns(self) -> None:
-        """Set the names that a session begins with, also after ``%reset``: IPython's, and what every rank has."""
+        """Set the names that a session starts with, also after ``%reset``: IPython's, and those that every rank has."""
         super().init_user_ns()  # type: ignore[no-untyped-call]
         self.give_names()
 
     def give_names(self) -> None:
-        """Set what every rank has, e.g. after ``del rank``."""
+        """Set the names that every rank has, e.g. after ``del rank``."""
         self.push(self.given(), interactive=False)  # type: ignore[no-untyped-call]
 
     def advice_on(self, error: BaseException) -> str:
-        """Return how to get a name back that every rank has; empty if the error is no other."""
-        name = getattr(error, "name", None)
-        if type(error) is not NameError or name in self.user_ns or name not in self.given():
+        """Return how to restore a name that every rank has; empty for any other error."""
+        if type(error) is not NameError or error.name in self.user_ns or error.name not in self.given():
             return ""
-        return f"every rank has {name} until it is deleted; get_ipython().give_names() brings it back"
+        return f"every rank has {error.name} until it is deleted; get_ipython().give_names() brings it back"
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002
@@ -195,7 +196,7 @@ class RankShell(ZMQInteractiveShell):
         yield
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
-        """Have tracebacks trimmed, those too that magics print."""
+        """Trim tracebacks, those that magics print included."""
         super().init_traceback_handlers(custom_exceptions)
         tracebacks.trim_all(self.InteractiveTB)
 
@@ -203,7 +204,7 @@ class RankShell(ZMQInteractiveShell):
 
     @property
     def error(self) -> BaseException | None:
-        """The error with which the cell has ended, or a statement of it has so far; None without one."""
+        """The error with which the cell, or a statement of it so far, has ended; None without one."""
         result = self._result
         if result is not None and result.error_before_exec is not None:
             return result.error_before_exec
@@ -217,7 +218,7 @@ class RankShell(ZMQInteractiveShell):
             refuse_debugger("%debug")()
 
     def _set_call_pdb(self, val: Any) -> None:
-        """Refuse ``%pdb on``; the setting of a profile is left aside."""
+        """Refuse ``%pdb on``; the setting of a profile is ignored."""
         if val and self._depth:
             refuse_debugger("%pdb")()
         super()._set_call_pdb(False)  # type: ignore[no-untyped-call]
@@ -229,7 +230,7 @@ class RankShell(ZMQInteractiveShell):
         return self._result is None or error is not self._result.error_before_exec
 
     def forget_error(self) -> None:
-        """Forget the errors of code that ran."""
+        """Clear the errors of code that ran."""
         self._early = []
         self._depth, self._result, self._other_error, self._report = 0, None, None, None
 
@@ -239,7 +240,7 @@ class RankShell(ZMQInteractiveShell):
         return self._early[-1][0] if self.error is None and self._early else self.error
 
     def end_with(self, error: BaseException) -> None:
-        """Take an error for the one with which the cell has ended."""
+        """Set the error with which the cell has ended."""
         self._result, self._other_error, self._report = None, error, None
 
     @property
@@ -248,21 +249,21 @@ class RankShell(ZMQInteractiveShell):
         return self._report is not None and self._report.error is self.error
 
     def report(self) -> Report:
-        """Return what is shown of the error with which the cell has ended."""
+        """Return the report of the error with which the cell has ended."""
         assert self.error is not None
         if self._report is None or self._report.error is not self.error:
             self._report = tracebacks.report(self.error, self)
         return self._report
 
     def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
-        """Run a cell, and keep its result if it is the whole one rather than one that this runs itself."""
+        """Run a cell, and keep its result unless another cell runs it."""
         result = super().run_cell(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self._depth:
             self._result = result
         return result  # type: ignore[no-any-return]
 
     async def run_cell_async(self, *args: Any, **kwargs: Any) -> ExecutionResult:
-        """Run a cell, and keep its result if it is the whole one rather than one that this runs itself."""
+        """Run a cell, and keep its result unless another cell runs it."""
         self._depth += 1
         try:
             result = await super().run_cell_async(*args, **kwargs)
@@ -273,7 +274,7 @@ class RankShell(ZMQInteractiveShell):
         return result
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run a statement; none if the cell was interrupted before it: what IPython calls there swallows interrupts."""
+        """Run a statement, or raise if the cell was interrupted before: IPython's code there swallows interrupts."""
         if not self._has_begun and self.is_late():
             code_obj, async_ = _INTERRUPTED, False
         self._has_begun = True
@@ -287,15 +288,15 @@ class RankShell(ZMQInteractiveShell):
         return {}
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Make the report of the error that ends the cell, and show any other at once."""
+        """Make the report of the error that ends the cell, and show any other error at once."""
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
         if error is None and exc_tuple is None:
             error = getattr(sys, "last_value", None)
         is_of_cell = error is not None and error is self.error
-        self._tells_since = time.monotonic()
+        self._tells_since, self._is_interrupted = time.monotonic(), False
         try:
             if error is None:
-                super().showtraceback(exc_tuple, *args, **kwargs)  # which says that there is none
+                super().showtraceback(exc_tuple, *args, **kwargs)  # prints that there is none
             elif is_of_cell:
                 super()._get_exc_info((type(error), error, error.__traceback__))  # type: ignore[no-untyped-call]  # for %tb
                 self.report()
@@ -304,41 +305,41 @@ class RankShell(ZMQInteractiveShell):
         except KeyboardInterrupt as interrupt:
             if not is_of_cell:
                 raise
-            self.end_with(interrupt)  # its text never ends
+            self.end_with(interrupt)  # making its text never ends
         finally:
             self._tells_since = None
             if self._is_interrupted and not is_of_cell:
-                signal.raise_signal(signal.SIGINT)  # there is more of the cell, e.g. after %tb
+                signal.raise_signal(signal.SIGINT)  # the cell goes on, e.g. after %tb
 
     def _show(self, error: BaseException, *args: Any, **kwargs: Any) -> None:
         with tracebacks.trimmed(error):
-            if tracebacks.has_group(error):  # IPython only prints it
+            if has_group(error):  # IPython only prints it
                 super()._get_exc_info((type(error), error, error.__traceback__))  # type: ignore[no-untyped-call]
                 self._showtraceback(type(error), error, tracebacks.plain_lines(error, self))
             else:
                 super().showtraceback((type(error), error, error.__traceback__), *args, **kwargs)
 
     def puts_off(self) -> bool:
-        """Return whether an interrupt has to wait because an error is being reported, which would be lost.
+        """Return whether an interrupt is deferred because an error is being reported, which would be lost.
 
-        One that can't be reported, because its text never ends, is interrupted after a while.
+        If the report takes too long, because the error's text never ends, it is interrupted.
         """
         self._is_interrupted = self._tells_since is not None and time.monotonic() - self._tells_since < TELL_SECONDS
         return self._is_interrupted
 
     def _showtraceback(self, _etype: Any, evalue: Any, stb: list[str]) -> None:
-        """Print a traceback that the cell shows itself, e.g. by ``%tb``; the reply has that of the cell's own error."""
+        """Print a traceback that the cell itself shows, e.g. by ``%tb``; the reply has that of the cell's own error."""
         self._last_traceback = stb
         if getattr(self.displayhook, "msg", None) is not None:
-            self._last_traceback_during_displayhook = True  # by which ipykernel takes the cell for failed
+            self._last_traceback_during_displayhook = True  # ipykernel then takes the cell for failed
             self._other_error = evalue
         elif not self._has_begun or not self._depth:
-            self._early.append((evalue, stb))  # perhaps the cell's own: it can't be compiled
+            self._early.append((evalue, stb))  # may be the cell's own error: it can't be compiled
         elif evalue is not self.error:
             self._print_traceback(stb)
 
     def show_usage_error(self, exc: Any) -> None:
-        """Print what is wrong with the use of a magic, unless the cell ends with that."""
+        """Print what is wrong with the use of a magic, unless the cell ends with that error."""
         if exc is not self.error:
             self._print_traceback([f"UsageError: {exc}"])
 
@@ -353,16 +354,16 @@ class RankShell(ZMQInteractiveShell):
             self._print_traceback(stb)
 
     def _print_traceback(self, stb: list[str]) -> None:
-        """Print where the cell is now, whatever it captures or has put in place of ``sys.stderr``, as a kernel does."""
+        """Print to the cell's output, even if the cell captures or has replaced ``sys.stderr``, as a kernel does."""
         flush_all(sys.stdout, sys.stderr)
         print("\n".join(stb), file=sys.__stderr__)
 
 
-# ipykernel asks for it before each cell, and to read it from the function takes as long as to reply.
+# ipykernel asks for it before each cell, and reading it from the function takes as long as a reply.
 RankShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
 # In place of IPython's, with which a program that asks for input waits for ever.
 ipykernel.zmqshell.system = run_command  # type: ignore[attr-defined,assignment]
-RankShell.__name__ = "ZMQInteractiveShell"  # rich and others tell a notebook by this name
+RankShell.__name__ = "ZMQInteractiveShell"  # rich and others detect a notebook by this name
 
 
 def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:

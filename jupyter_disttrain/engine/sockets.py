@@ -1,6 +1,6 @@
-"""The sockets of process groups, found so that a stuck collective can be released.
+"""Find the sockets of process groups, to release a stuck collective.
 
-Covers: which epoll instances and sockets Gloo made for a group, shutting just those down; the store's client socket.
+Covers: which epoll instances and sockets Gloo made for a group, shutting down only those; the store's client socket.
 Does not cover: deciding when (``cluster.recovery``), making a new group (``process_group``).
 
 Neither ``abort`` nor ``destroy_process_group`` releases a thread that waits in Gloo; the end of its connections does.
@@ -28,8 +28,8 @@ _ESTABLISHED = "01"  # in /proc/net/tcp
 class EventLoop:
     """One of Gloo's event loops."""
 
-    descriptor: int  # of the epoll instance
-    listener: int  # the inode of the socket that it listens on: the descriptor's number alone may be another's by now
+    descriptor: int  # descriptor of the epoll instance
+    listener: int  # the inode of its listening socket, as the descriptor's number may have been reused by now
 
 
 def epoll_descriptors() -> set[int]:
@@ -42,7 +42,7 @@ def epoll_descriptors() -> set[int]:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    """Yield what this process has open."""
+    """Yield the open descriptors of this process, and their targets."""
     for link in _FD.iterdir():
         try:
             yield int(link.name), str(link.readlink())
@@ -51,7 +51,7 @@ def _descriptors() -> Iterator[tuple[int, str]]:
 
 
 def event_loops(descriptors: set[int]) -> list[EventLoop]:
-    """Return those of the epoll instances that are Gloo's: they watch TCP sockets, one of which listens, and a pipe."""
+    """Return the epoll instances that are Gloo's: they watch TCP sockets, one of which listens, and a pipe."""
     loops = []
     for descriptor in descriptors:
         watched = list(_watched(descriptor))
@@ -62,7 +62,7 @@ def event_loops(descriptors: set[int]) -> list[EventLoop]:
 
 
 def shut_down(loop: EventLoop) -> int:
-    """End the connections of an event loop, so that whoever waits for them gets an error; returns how many."""
+    """Shut down the connections of an event loop, so that waits for them fail; returns how many."""
     watched = dict(_watched(loop.descriptor))
     if loop.listener not in watched.values():
         return 0  # the loop has ended, and its descriptor may be something else
@@ -71,7 +71,7 @@ def shut_down(loop: EventLoop) -> int:
 
 
 def shut_down_clients_of(port: int) -> int:
-    """End this process's connections to a TCP store, so that whoever waits for a key gets an error."""
+    """Shut down this process's connections to a TCP store, so that waits for a key fail."""
     inodes = _connections_to(port)
     count = 0
     for descriptor, target in _descriptors():

@@ -1,8 +1,8 @@
-"""The source of classes that were defined in a cell.
+"""Find the source of classes that were defined in a cell.
 
-Covers: ``inspect.getsource`` of such a class, which ``torch.jit``, ``torch.package`` and people call.
+Covers: ``inspect.getsource`` of such a class, which ``torch.jit``, ``torch.package`` and users call.
 
-A function knows the file it was compiled from; a class knows its module only, which for a cell has no file.
+A function has the file it was compiled from; a class has its module only, which for a cell has no file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .own_code import CELL
 
 
 def find_classes_in_cells() -> None:
-    """Have ``inspect`` find the classes of cells, too."""
+    """Make ``inspect`` find the classes of cells, too."""
     find_file = inspect.getfile
 
     def getfile(object: Any) -> str:  # noqa: A002  (the name is inspect's)

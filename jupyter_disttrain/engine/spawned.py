@@ -1,6 +1,6 @@
 """Refuse processes that would have to import a cell.
 
-Covers: what a cell hands to a new process that is not forked: by ``Process`` (and so by a DataLoader), by a pool's
+Covers: what a cell passes to a new process that is not forked: by ``Process`` (and so by a DataLoader), by a pool's
 tasks, by ``ProcessPoolExecutor``.
 Does not cover: libraries that send code by value, such as joblib; ``mp.spawn`` of the cell's own function (``pasted``).
 
@@ -39,7 +39,7 @@ class _Pickler(reduction.ForkingPickler):
 
 
 def _is_of_cell(obj: Any) -> bool:
-    """Whether a function or class is a cell's; Python itself refuses what has no name of its own in any module."""
+    """Whether a function or class is a cell's; Python itself refuses those without a name of their own in a module."""
     if getattr(obj, "__module__", None) != "__main__" or "<" in obj.__qualname__:
         return False
     main = sys.modules["__main__"]
@@ -47,7 +47,7 @@ def _is_of_cell(obj: Any) -> bool:
 
 
 class _Checked:
-    """Something on its way to a new process: it is checked while it is pickled, and arrives as what it is."""
+    """A value sent to a new process: it is checked while it is pickled, and unpickled as the value itself."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -57,8 +57,8 @@ class _Checked:
 
 
 def refuse_cells() -> None:
-    """Refuse from now on to hand what is defined in cells to processes that are not forked."""
-    reduction.dump = _dump  # which processes that are not forked are started with
+    """Refuse from now on to pass objects defined in cells to processes that are not forked."""
+    reduction.dump = _dump  # used to start processes that are not forked
     on_import("multiprocessing.pool", _check_tasks)
     submit: Any = ProcessPoolExecutor.submit
 
@@ -76,12 +76,12 @@ def _dump(obj: Any, file: Any, protocol: int | None = None) -> None:
 
 
 def _check_tasks(module: Any) -> None:
-    """Have the tasks of pools checked."""
+    """Check the tasks of pools."""
     original = module.Pool._handle_tasks  # noqa: SLF001
 
     def handle(taskqueue: Any, put: Callable[[Any], None], outqueue: Any, pool: list[Any], cache: Any) -> None:
         def put_checked(task: Any) -> None:
-            put(task if task is None else _Checked(task))  # None is the end
+            put(task if task is None else _Checked(task))  # None marks the end
 
         method = getattr(pool[0], "_start_method", "fork")  # a pool of threads has none
         original(taskqueue, put if method == "fork" else put_checked, outqueue, pool, cache)

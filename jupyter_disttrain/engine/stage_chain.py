@@ -1,11 +1,11 @@
-"""The nodes that copy a data set, as one of them sees them: the one before it and the one after it.
+"""Connect a node that copies a data set to the nodes before and after it.
 
-Covers: sockets between nodes, encryption, who may connect, noticing that a neighbour is gone.
-Does not cover: what is said (``stage_relay``).
+Covers: sockets between nodes, encryption, authentication, detecting that a neighbour is gone.
+Does not cover: the messages (``stage_relay``).
 
-Each node listens for the one before it, on its own address of the cluster's network only, and the connection is
-CurveZMQ's: every node makes a key pair for each staging, whose public half goes to the others through the client. Who
-connects with another key than that of the node before is refused. A secret key never leaves its process.
+Each node listens for the one before it, on its own address of the cluster's network only, and the connection uses
+CurveZMQ: every node makes a key pair for each staging, and the client sends the public keys to the other nodes. A
+connection with a key other than that of the node before is refused. A secret key never leaves its process.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from ..protocol.time_limits import LINGER_MS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-UP, DOWN = "up", "down"  # to the node before, from which blocks come, and to the one after
-MESSAGES_AHEAD = 8  # that one socket holds: blocks of 1 MiB, so that a node which is slow costs no memory elsewhere
-BEAT_MS, GONE_MS = 3_000, 15_000  # a network that is cut for some seconds is borne
-LINGER_MS = 1_000  # for the last words
-_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks who may connect
+UP, DOWN = "up", "down"  # to the node before, which sends blocks, and to the one after
+MESSAGES_AHEAD = 8  # held by one socket: blocks of 1 MiB, so that a slow node costs no memory elsewhere
+BEAT_MS, GONE_MS = 3_000, 15_000  # a network outage of some seconds is tolerated
+_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks for authentication
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One node of the chain, as it tells the others of itself."""
+    """One node of the chain, as the others see it."""
 
-    rank: int | None  # None: no rank, but the machine of the notebook, which has the source
+    rank: int | None  # None: not a rank, but the notebook's machine, which has the source
     host: str
-    url: str  # where it listens; empty where it is the first
-    key: str  # the public one
+    url: str  # where it listens; empty for the first node
+    key: str  # the public key
     mark: str  # see ``Store.leave_mark``
 
     @property
     def label(self) -> str:
-        """Who it is, for what is said."""
+        """The node's name in messages."""
         return f"the notebook's machine {self.host}" if self.rank is None else f"rank {self.rank} on {self.host}"
 
 
@@ -51,7 +52,7 @@ class Neighbours:
     Parameters
     ----------
     address
-        Of this node in the cluster's network; None: it is the first, and listens to nobody.
+        Of this node in the cluster's network; None: it is the first, and does not listen.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -59,21 +60,21 @@ class Neighbours:
         self.key = public.decode()
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
-        self._zap.bind(_ZAP)  # before any socket asks: without it libzmq lets everybody in
+        self._zap.bind(_ZAP)  # before any socket needs it: without it libzmq accepts every connection
         self._allowed = b""
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._monitors: dict[str, zmq.Socket[bytes]] = {}
-        self._connections: set[int] = set()  # from whomever, until libzmq has found out that they may not
+        self._connections: set[int] = set()  # any connections, until libzmq has refused them
         self._met: set[str] = set()
         self._gone: set[str] = set()
         try:
             self.url = "" if address is None else self._listen(address)
-        except BaseException:  # a context that is left open waits for its sockets when Python clears it away
+        except BaseException:  # an open context would wait for its sockets when Python garbage-collects it
             self.close()
             raise
 
     def _listen(self, address: str) -> str:
-        """Listen for the node before; return where."""
+        """Listen for the node before; return the address."""
         sock = self._sockets[UP] = self._make()
         sock.curve_server = True
         sock.curve_secretkey = self._secret
@@ -91,7 +92,7 @@ class Neighbours:
         return sock
 
     def join(self, before: Place | None, after: Place | None) -> None:
-        """Let the node before in, and connect to the one after; on the thread that uses the sockets from then on."""
+        """Accept the node before, and connect to the one after; on the thread that uses the sockets from then on."""
         if before is None:
             if UP in self._sockets:
                 self._close(UP)
@@ -126,7 +127,7 @@ class Neighbours:
         return json.loads(head.bytes), parts
 
     def wait(self, seconds: float, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
-        """Wait until something can be received or sent, or a neighbour comes or goes."""
+        """Wait until something can be received or sent, or a neighbour connects or disconnects."""
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)
         for monitor in self._monitors.values():
@@ -147,7 +148,7 @@ class Neighbours:
         return side in self._gone
 
     def _answer(self) -> None:
-        """Let in who has the key of the node before."""
+        """Accept a connection with the key of the node before, and refuse others."""
         version, request, _domain, _address, _identity, _mechanism, *credentials = self._zap.recv_multipart()
         is_known = bool(credentials) and z85.encode(credentials[0]) == self._allowed
         status, words = (b"200", b"OK") if is_known else (b"400", b"another key")
@@ -172,7 +173,7 @@ class Neighbours:
         sock.close()
 
     def close(self) -> None:
-        """Say the last words and close everything; on the thread that uses the sockets, or if none does."""
+        """Send pending messages and close everything; on the thread that uses the sockets, or if none does."""
         if self._context.closed:
             return
         for side in list(self._sockets):

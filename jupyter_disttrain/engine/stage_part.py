@@ -1,7 +1,7 @@
-"""A file of a data set that is not whole yet.
+"""Write a partially copied file of a data set.
 
-Covers: what of it was written, telling that from what only looks like it, becoming a whole file.
-Does not cover: which files are whole (``stage_store``).
+Covers: which of its blocks were written, verifying them, completing the file.
+Does not cover: which files are complete (``stage_store``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def whole_hash(digests: Sequence[bytes]) -> str:
 
 
 def hash_file(path: Path, check: Callable[[], None]) -> str:
-    """Return a file's hash; ``check`` is called between blocks, and raises what is to end this."""
+    """Return a file's hash; ``check`` is called between blocks, and may raise to abort."""
     digests = []
     with path.open("rb") as opened:
         while block := opened.read(BLOCK_BYTES):
@@ -42,7 +42,7 @@ def hash_file(path: Path, check: Callable[[], None]) -> str:
 
 
 def parse(line: str) -> Any:
-    """Return what a line holds; None if it was cut off when its process died."""
+    """Return the content of a line; None if it was cut off when its process died."""
     try:
         return json.loads(line)
     except json.JSONDecodeError:
@@ -50,7 +50,7 @@ def parse(line: str) -> Any:
 
 
 class Part:
-    """What has come of one file."""
+    """The written part of one file."""
 
     def __init__(self, file: SourceFile, path: Path) -> None:
         self.file = file
@@ -64,11 +64,11 @@ class Part:
         return [self.file.name, self.file.size_bytes, self.file.version]
 
     def read_digests(self) -> list[bytes]:
-        """Return the hashes of the blocks that were written; none if the file is another by now."""
+        """Return the hashes of the blocks that were written; none if the file has changed in the source."""
         try:
             head, *lines = self._blocks.read_text().splitlines()
             digests = [bytes.fromhex(line) for line in lines if len(line) == 2 * hashlib.sha256().digest_size]
-        except (FileNotFoundError, ValueError):  # zeros, say, that a machine which crashed has left in it
+        except (FileNotFoundError, ValueError):  # e.g. zeros after a crash of the machine
             return []
         if not self.file.version or parse(head) != self._head() or not self.path.exists():
             return []
@@ -77,7 +77,7 @@ class Part:
     def trusted(self, check: Callable[[], None]) -> list[bytes]:
         """Return the hashes of the blocks that are on the disk as they were written; the others are cut off.
 
-        ``check`` is called between blocks, and raises what is to end this.
+        ``check`` is called between blocks, and may raise to abort.
         """
         digests = self.read_digests()
         good: list[bytes] = []
@@ -98,17 +98,17 @@ class Part:
         self._blocks.write_text("\n".join(lines) + "\n")
 
     def open(self) -> None:
-        """Go on where it was left; all that is on the disk has been looked at."""
+        """Open the file to continue after its last block; all that is on the disk has been verified."""
         self.digests = self.read_digests()
         flags = os.O_RDWR | os.O_CREAT | (0 if self.digests else os.O_TRUNC)
         self._fd = os.open(self.path, flags, 0o600)
-        if self.file.blocks > 1:  # one block is written again sooner than looked up
+        if self.file.blocks > 1:  # a single block is rewritten faster than looked up
             if not self.digests:
                 self._write_blocks([])
             self._told = self._blocks.open("a", buffering=1)
 
     def write(self, number: int, block: bytes | memoryview, digest: bytes) -> None:
-        """Write a block, and then that it is there."""
+        """Write a block, and then record it."""
         assert number == len(self.digests), "blocks come in their order"
         offset, view = number * BLOCK_BYTES, memoryview(block)
         while view:
@@ -119,7 +119,7 @@ class Part:
             self._told.write(digest.hex() + "\n")
 
     def become(self, target: Path) -> None:
-        """Stand as a whole file where it belongs."""
+        """Move the completed file to its place."""
         os.fchmod(self._fd, self.file.mode | 0o600)
         self.close()
         if self.file.modified_ns is not None:
@@ -131,7 +131,7 @@ class Part:
     def close(self) -> None:
         """Close the files."""
         opened, self._told = self._told, None
-        with suppress(OSError):  # a full disk refuses the same line once more; it was told when it did first
+        with suppress(OSError):  # a full disk refuses the same line again; it was reported the first time
             if opened is not None:
                 opened.close()
         if self._fd >= 0:
@@ -139,7 +139,7 @@ class Part:
             os.close(fd)
 
     def remove(self) -> None:
-        """Forget it."""
+        """Remove the file."""
         self.close()
         self.path.unlink(missing_ok=True)
         self._blocks.unlink(missing_ok=True)

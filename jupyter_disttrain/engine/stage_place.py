@@ -1,7 +1,7 @@
-"""Where a data set goes on this node.
+"""Choose the folder of a data set on this node.
 
-Covers: the folder that the person names, or the default one; whose it is; the source's own folder.
-Does not cover: what comes there (``stage_store``).
+Covers: the folder that the user names, or the default one; its owner; the source's own folder.
+Does not cover: its content (``stage_store``).
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from pathlib import Path
 
 from ..addresses import is_address
 from ..errors import StageError
+from ..protocol.environment import STAGE_DIR
 from .stage_source import source_name
-
-FOLDER = "DISTTRAIN_STAGE_DIR"  # where data sets go unless the person says
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
 def own_folder() -> Path:
-    """Return where data sets go unless the person says: a folder on this node's own disk, of this user alone."""
+    """Return the default folder of data sets: on this node's own disk, of this user alone."""
     there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
     return Path(there) / f"disttrain-stage-{os.getuid()}"
 
 
 def path_for(source: str, to: str | None, host: str) -> Path:
-    """Return where a data set goes on this node.
+    """Return the path of a data set on this node.
 
     Parameters
     ----------
@@ -39,7 +38,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     StageError
         If that is inside the source, or names a variable that is not set on this node.
     """
-    folder = Path(os.environ.get(FOLDER) or own_folder()) if to is None else _expand(to, host)
+    folder = Path(os.environ.get(STAGE_DIR) or own_folder()) if to is None else _expand(to, host)
     path = folder.absolute() / source_name(source)
     # By name too, where this node does not see the source: it would see it from then on.
     if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
@@ -50,7 +49,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
 
 
 def _expand(to: str, host: str) -> Path:
-    """Fill in this node's variables and home."""
+    """Expand this node's variables and home."""
     for name in (plain or braced for plain, braced in _VARIABLE.findall(to)):
         if not os.environ.get(name):
             raise StageError(f"--to {to}: ${name} is not set on {host}; set it on every node, or name a path")
@@ -69,14 +68,14 @@ def is_same(source: str, path: Path) -> bool:
 
 
 def make_folder(path: Path, to: str | None, host: str) -> None:
-    """Make the folder in which a data set's own is made.
+    """Make the parent folder of a data set's folder.
 
     Raises
     ------
     StageError
         If it is the default one, which may be in a folder where all users write, and is not this user's.
     """
-    if to is None and not os.environ.get(FOLDER):
+    if to is None and not os.environ.get(STAGE_DIR):
         make_own(path.parent, host)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,18 +90,18 @@ def make_own(folder: Path, host: str) -> None:
         If it is another user's, or a link.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # a link to nowhere too, of which more is said
+    with suppress(FileExistsError):  # a dangling link too, which is reported below
         folder.mkdir(mode=0o700)
     check_own(folder, host)
     if folder.is_symlink():
         raise StageError(
             f"{folder} on {host} is a link to {folder.readlink()}, and has to be a folder; remove it, or name the "
-            f"folder with --to or ${FOLDER}"
+            f"folder with --to or ${STAGE_DIR}"
         )
 
 
 def check_own(path: Path, host: str) -> None:
-    """Refuse what another user has made at a path, and could change at any time; nothing needs to be there.
+    """Refuse a path that another user owns, and could change at any time; the path need not exist.
 
     Raises
     ------

@@ -1,18 +1,18 @@
 """Copy a data set through a chain of nodes, as one node of it.
 
-Covers: who says what when, which blocks each node takes and passes on, ends of all kinds.
-Does not cover: sockets (``stage_chain``), files (``stage_reader``, ``stage_store``), being asked for it (``staging``).
+Covers: the protocol between nodes, which blocks each node takes and passes on, normal and abnormal ends.
+Does not cover: sockets (``stage_chain``), files (``stage_reader``, ``stage_store``), the request for it (``staging``).
 
 The first node reads the source, once. Each node writes what it lacks and passes on what those after it lack, block by
-block, so that many copies take about as long as one. It goes like this:
+block, so that many copies take about as long as one. The protocol:
 
-1. Neighbours greet each other.
+1. Neighbours exchange a greeting.
 2. The list of files goes down the chain; with the hash of each, if all is compared by hash.
-3. What is missing comes up: for each file the first block that this node, or one after it, has not.
+3. What is missing comes up: for each file the first block that this node, or one after it, lacks.
 4. Blocks go down, then the hash of each file.
-5. From the last node on each says that it is done, with what it did.
+5. From the last node on each reports that it is done, with what it did.
 
-A node that can't go on says why to both sides, which pass it on and end as well.
+A node that can't continue sends the reason to both sides, which pass it on and end as well.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StageError
+from ..protocol.time_limits import GREET_SECONDS, LAST_WORDS_SECONDS, STAGE_RELAY_LOOK_SECONDS
 from .stage_chain import DOWN, UP
 from .stage_part import whole_hash
 from .stage_reader import hash_files, read_blocks
@@ -34,16 +35,13 @@ if TYPE_CHECKING:
     from .stage_chain import Neighbours, Place
     from .stage_reader import Item, Target
 
-GREET_SECONDS = 20.0  # for a neighbour to be reached
-LOOK_SECONDS = 0.1  # between two looks whether to stop
-LAST_WORDS_SECONDS = 1.0
-BLOCKS_AHEAD = 8  # that are read, or not written yet
+BLOCKS_AHEAD = 8  # blocks that are read, or not written yet
 BATCH = 1000  # files in one message
 OTHER = {UP: DOWN, DOWN: UP}
 
 
 class EndedError(Exception):
-    """Another node can't go on, or this one was told to stop."""
+    """Another node can't continue, or this one was stopped."""
 
 
 class Relay:
@@ -51,10 +49,8 @@ class Relay:
 
     Attributes
     ----------
-    report : dict
-        What was done here, and on the nodes after this one: see :meth:`tell`.
     phase : str
-        What it does now: ``"greeting"``, ``"listing"``, ``"comparing"``, ``"copying"``, ``"finishing"``.
+        The current step: ``"greeting"``, ``"listing"``, ``"comparing"``, ``"copying"``, ``"finishing"``.
     """
 
     def __init__(
@@ -70,22 +66,22 @@ class Relay:
         self._after: dict[int, int] = {}  # and on the nodes after this one
         self._to_write: queue.Queue[Item | None] = queue.Queue(BLOCKS_AHEAD)
         self._read: queue.Queue[Item | None] = queue.Queue(BLOCKS_AHEAD)
-        self._trouble: BaseException | None = None  # of the threads that read and write
+        self._trouble: BaseException | None = None  # error of the threads that read and write
         self._stop_because = ""
         self._over = False
         self._writer: threading.Thread | None = None
-        self._parted: set[str] = set()  # sides of neighbours that have done all they had to
+        self._parted: set[str] = set()  # sides of neighbours that are done
         self._reports: list[dict[str, Any]] = []
-        self._shares_with = ""  # the host that writes in the folder that this one sees too
+        self._shares_with = ""  # the host that writes to the same shared folder
         self.phase = "greeting"
         self.total_bytes = self.done_bytes = self.read_bytes = 0
-        self.ended = ""  # why it ended before its end
-        self.fault: BaseException | None = None  # of this node
+        self.ended = ""  # why it ended early
+        self.fault: BaseException | None = None  # error of this node
 
     # On other threads
 
     def stop(self, because: str) -> None:
-        """Have it end soon."""
+        """End the copy soon."""
         self._stop_because = because
 
     def tell(self) -> dict[str, Any]:
@@ -103,17 +99,17 @@ class Relay:
             "ended": self.ended,
         }
 
-    # The whole
+    # All steps
 
     def run(self) -> None:
-        """Do it all; afterwards :attr:`fault` or :attr:`ended` say what went wrong."""
+        """Run all steps; afterwards :attr:`fault` or :attr:`ended` hold what went wrong."""
         try:
             self._go()
         except EndedError as end:
             self.ended = str(end)
             self._pass_on_end(self.ended)
         except Exception as error:  # noqa: BLE001
-            # Whatever it is: the other nodes have to end, and the waiting thread raises it.
+            # For any error the other nodes have to end, and the waiting thread raises it.
             self.fault = error
             self._pass_on_end(f"{self._chain[self._at].label}: {error}")
         finally:
@@ -150,7 +146,7 @@ class Relay:
         others = self._chain[: self._at]
         return next((place for place in others if self._store.sees_mark(place.mark)), None)
 
-    # What neighbours say
+    # Messages of neighbours
 
     def _check(self) -> None:
         if self._trouble is not None:
@@ -159,7 +155,7 @@ class Relay:
             raise EndedError(self._stop_because)
         for side in (UP, DOWN):
             if side in self._neighbours and side not in self._parted and self._neighbours.is_gone(side):
-                while (found := self._neighbours.receive(side)) is not None:  # its last words
+                while (found := self._neighbours.receive(side)) is not None:  # its final messages
                     self._heed_end(found[0])
                 raise EndedError(f"the connection to {self._neighbour(side).label} is gone")
 
@@ -181,10 +177,10 @@ class Relay:
             self._check()
             if deadline is not None and time.monotonic() > deadline:
                 return None
-            self._neighbours.wait(LOOK_SECONDS, [side])
+            self._neighbours.wait(STAGE_RELAY_LOOK_SECONDS, [side])
 
     def _look_for_end(self, side: str) -> None:
-        """Heed a node after this one that can't go on; what the one before says comes after its blocks."""
+        """Check for an end from the node after this one; that of the one before comes after its blocks."""
         if side == DOWN and DOWN in self._neighbours and self.phase != "greeting":
             found = self._neighbours.receive(DOWN)
             if found is not None:
@@ -193,12 +189,12 @@ class Relay:
 
     def _send(self, side: str, head: dict[str, Any], parts: Sequence[Any] = ()) -> None:
         while not self._neighbours.send(side, head, parts):
-            self._neighbours.wait(LOOK_SECONDS, [DOWN], [side])
+            self._neighbours.wait(STAGE_RELAY_LOOK_SECONDS, [DOWN], [side])
             self._look_for_end(OTHER[side] if side == UP else DOWN)
             self._check()
 
     def _pass_on_end(self, because: str) -> None:
-        """Tell both neighbours; who does not take it sees the connection end."""
+        """Send the end to both neighbours; one that does not receive it sees the connection end."""
         waiting = [side for side in (UP, DOWN) if side in self._neighbours]
         until = time.monotonic() + LAST_WORDS_SECONDS
         while waiting and time.monotonic() < until:
@@ -208,7 +204,7 @@ class Relay:
                 if not self._neighbours.is_gone(side)
                 and not self._neighbours.send(side, {"say": "end", "because": because})
             ]
-            self._neighbours.wait(LOOK_SECONDS if waiting else 0, [], waiting)
+            self._neighbours.wait(STAGE_RELAY_LOOK_SECONDS if waiting else 0, [], waiting)
 
     # 1: greeting
 
@@ -291,30 +287,30 @@ class Relay:
         try:
             target()
         except EndedError:
-            pass  # what ended it is known
+            pass  # the reason is known
         except Exception as error:  # noqa: BLE001  (the relay's thread raises it)
             self._trouble = error
 
     def _put(self, items: queue.Queue[Item | None], item: Item | None) -> None:
-        """Put something into a queue, unless all ends."""
+        """Put an item into a queue, unless the copy ends."""
         while True:
             try:
-                items.put(item, timeout=LOOK_SECONDS)
+                items.put(item, timeout=STAGE_RELAY_LOOK_SECONDS)
             except queue.Full:
                 if items is self._read:
                     self._check_over()
                     continue
-                if self.phase != "finishing":  # a node that was faster may say by now that it is done
+                if self.phase != "finishing":  # a faster node may already report that it is done
                     self._look_for_end(DOWN)
                 self._check()
             else:
                 return
 
     def _take(self, items: queue.Queue[Item | None]) -> Item | None:
-        """Take something from a queue, unless all ends; called on the threads that read and write."""
+        """Take an item from a queue, unless the copy ends; called on the threads that read and write."""
         while True:
             try:
-                return items.get(timeout=LOOK_SECONDS)
+                return items.get(timeout=STAGE_RELAY_LOOK_SECONDS)
             except queue.Empty:
                 self._check_over()
 
@@ -332,7 +328,7 @@ class Relay:
     def _send_what_is_read(self) -> None:
         while True:
             try:
-                item = self._read.get(timeout=LOOK_SECONDS)
+                item = self._read.get(timeout=STAGE_RELAY_LOOK_SECONDS)
             except queue.Empty:
                 self._neighbours.wait(0, [])
                 self._look_for_end(DOWN)
@@ -352,7 +348,7 @@ class Relay:
             self._send(DOWN, {"say": "sent"})
 
     def _hand_on(self, item: Item) -> None:
-        """Have a block written, and pass it on, where it is missing."""
+        """Queue a block for writing, and pass it on, where it is missing."""
         at, number, block, digest = item
         if at in self._own and (number < 0 or number >= self._own[at]):
             self._put(self._to_write, (at, number, getattr(block, "buffer", block), digest))
@@ -376,7 +372,7 @@ class Relay:
         assert self._writer is not None
         while self._writer.is_alive():
             self._neighbours.wait(0, [])
-            self._writer.join(LOOK_SECONDS)
+            self._writer.join(STAGE_RELAY_LOOK_SECONDS)
             self._check()
         self._check()
         if DOWN in self._neighbours:
@@ -388,4 +384,4 @@ class Relay:
         self._reports.insert(0, self.tell())
         if UP in self._neighbours:
             self._send(UP, {"say": "done", "reports": self._reports})
-            self._next(UP)  # who goes before that was read would be taken for lost
+            self._next(UP)  # a node that exits before that was read would count as lost

@@ -1,11 +1,11 @@
-"""Send a data set from a machine that is none of the nodes: the notebook's own.
+"""Send a data set from a machine that is not one of the nodes: the notebook's own.
 
 Covers: ``python -m jupyter_disttrain.engine.stage_sender``, which reads the source as the first of the chain.
-Does not cover: starting it, and a way through ssh to the first node (``cluster.stage_sender``).
+Does not cover: starting it, and the ssh tunnel to the first node (``cluster.stage_sender``).
 
-It writes nothing here, and listens to nobody. A line of JSON on its standard output tells its public key; one on its
-standard input tells the chain; one on its standard output, at its end, what it has done. When its standard input ends,
-so does it: the notebook has gone.
+It writes no files here, and does not listen. It writes its public key as a line of JSON to its standard output, reads
+the chain as a line from its standard input, and at its end writes a report as a line to its standard output. When its
+standard input ends, it exits: the notebook has gone.
 """
 
 from __future__ import annotations
@@ -15,59 +15,16 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .stage_chain import Neighbours, Place
+from .stage_reader import Nowhere
 from .stage_relay import Relay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .stage_source import SourceFile
-
-
-class Nowhere:
-    """What stands in the place of a :class:`Store` where nothing is to be written: all is there."""
-
-    def __init__(self, source: str) -> None:
-        self.path = Path(source)
-        self.is_source = True
-
-    def begin(
-        self, _files: Sequence[SourceFile], _folders: Sequence[str] | None, *, verify: bool, check: Callable[[], None]
-    ) -> dict[int, int]:
-        """Lack nothing."""
-        del verify, check
-        return {}
-
-    def sees_mark(self, _name: str) -> bool:
-        """See nobody's folder."""
-        return False
-
-    def digests_of(self, _at: int) -> list[bytes]:
-        """Know no block without reading it."""
-        return []
-
-    def hash_of(self, _at: int) -> str:
-        """Leave it to the nodes: of a file that goes on where it was cut off, they alone have hashed the beginning."""
-        return ""
-
-    def write(self, _at: int, _number: int, _block: bytes | memoryview, _digest: bytes) -> None:
-        """Refuse."""
-        raise AssertionError("nothing is missing here")
-
-    def finish(self, _at: int, _hashed: str) -> None:
-        """Refuse."""
-        raise AssertionError("nothing is missing here")
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def main() -> None:
-    """Tell the key, wait for the chain, send."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt comes by the nodes, which tell who was interrupted
+    """Write the key, wait for the chain, send."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts arrive through the nodes, which name the one interrupted
     neighbours = Neighbours(None)
     _say({"key": neighbours.key})
     told = sys.stdin.readline()

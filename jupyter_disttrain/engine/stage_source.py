@@ -1,7 +1,7 @@
-"""Where a data set comes from: a path, or any address that fsspec reads.
+"""Read a data set from a path, or from any address that fsspec reads.
 
-Covers: which files there are, reading one of them from any block on, what is missing to read an address.
-Does not cover: who reads (``staging``), where the files go (``stage_store``).
+Covers: listing its files, reading one of them from any block on, what is missing to read an address.
+Does not cover: the nodes (``staging``), where the files go (``stage_store``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK_BYTES = 1 << 20
-CONTROL = ".disttrain-stage"  # behind the name of a data set: a hidden folder beside its copy
-PIECE_BYTES = 8 << 20  # that are asked for at once of an address: each request costs a way there and back
-# Of what fsspec tells of a file, what changes when its content does; the first that is there.
+CONTROL = ".disttrain-stage"  # suffix of a data set's name: a hidden folder beside its copy
+PIECE_BYTES = 8 << 20  # requested at once from an address: each request costs a round trip
+# The fields of fsspec's file info that change when the content does; the first that exists is used.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 
 
@@ -31,24 +31,24 @@ _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Mod
 class SourceFile:
     """One file of a data set."""
 
-    name: str  # from the data set's folder, with "/"
+    name: str  # path from the data set's folder, with "/"
     size_bytes: int
-    version: str  # another one means other content; empty if the source tells none; of a path: its time in nanoseconds
+    version: str  # changes with the content; empty if the source has none; of a path: its time in nanoseconds
     mode: int = 0o644
-    hashed: str = field(default="", compare=False)  # where all is compared by hash
+    hashed: str = field(default="", compare=False)  # the file's hash, where all is compared by hash
 
     @property
     def modified_ns(self) -> int | None:
-        """When it was changed last; None if the source does not tell. Versions of addresses begin with a name."""
+        """Modification time; None if the source has none. Versions of addresses start with a field's name."""
         return int(self.version) if self.version.isdecimal() else None
 
     @property
     def blocks(self) -> int:
-        """How many blocks it has."""
+        """The number of blocks."""
         return -(-self.size_bytes // BLOCK_BYTES)
 
     def as_list(self) -> list[Any]:
-        """Return the fields as JSON takes them, in short: there may be a million files."""
+        """Return the fields as a short list for JSON: there may be a million files."""
         told = [self.name, self.size_bytes, self.version, self.mode]
         return [*told, self.hashed] if self.hashed else told
 
@@ -77,7 +77,7 @@ def source_name(source: str) -> str:
 
 
 def is_seen(source: str) -> bool:
-    """Whether this process sees a path; of an address that is known only when it is read."""
+    """Whether this process sees a path; True for an address, which is checked only when it is read."""
     return is_address(source) or os.path.exists(source)  # noqa: PTH110  (a folder that can't be entered is no error)
 
 
@@ -92,7 +92,7 @@ class Source:
     Raises
     ------
     StageError
-        If it is not there, or fsspec lacks what reads it.
+        If it is not there, or fsspec lacks the package that reads it.
     """
 
     def __init__(self, source: str) -> None:
@@ -121,7 +121,7 @@ class Source:
         if not root.is_dir():
             return False, [_of_path(root, root.name)]
         found = []
-        real: dict[Path, str] = {}  # what each folder is, behind links
+        real: dict[Path, str] = {}  # the resolved path of each folder
         for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
             inside = Path(folder)
             real[inside] = os.path.realpath(folder)
@@ -157,7 +157,7 @@ class Source:
         Raises
         ------
         StageError
-            If it can't be read, or is another file than was listed.
+            If it can't be read, or has changed since it was listed.
         """
         left = file.size_bytes - first * BLOCK_BYTES
         try:
@@ -185,12 +185,12 @@ class Source:
         path = self._path_of(file)
         if self._fs is None:
             return Path(path).open("rb", buffering=0)
-        # Without fsspec's own reading ahead, which asks for some bytes twice.
+        # Without fsspec's own reading ahead, which requests some bytes twice.
         return self._fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none")
 
 
 def _trouble(what: str) -> StageError:
-    """Say what an address refuses, and nothing that lets others in; so its own error is never chained to this one."""
+    """Make an error of an address without its secrets; so the original error is never chained to this one."""
     return StageError(without_secrets(what))
 
 
@@ -207,18 +207,18 @@ def _file_system(source: str) -> tuple[Any, str]:
         remedy = f"run: pip install {package[1]}" if package else f"{advice} {error}".strip()
         raise _trouble(f"{source} can't be read by the ranks' Python; {remedy}") from None
     except Exception as error:  # noqa: BLE001
-        # What file systems need, credentials say, they ask for in ways of their own.
+        # File systems require e.g. credentials, and raise their own errors.
         raise _trouble(f"{source} can't be opened: {type(error).__name__}: {error}") from None
     return file_system, str(root)
 
 
 def _is_control(name: str) -> bool:
-    """Whether a folder is that beside a copy: it belongs to the copy's node, and not to a data set around it."""
+    """Whether a folder is a copy's control folder: it belongs to the copy's node, not to a data set around it."""
     return name.startswith(".") and name.endswith(CONTROL)
 
 
 def _raise(error: OSError) -> NoReturn:
-    """Have ``os.walk`` leave out nothing that it can't list."""
+    """Make ``os.walk`` raise for folders that it can't list."""
     raise error
 
 
@@ -231,7 +231,7 @@ def _of_path(path: Path, name: str) -> SourceFile:
         raise StageError(f"{path} is a link to {path.readlink()}, which is not there; mend or remove it") from None
     if not stat.S_ISREG(told.st_mode):
         raise StageError(f"{path} is no file that could be copied; take it out of the data set")
-    mode = told.st_mode & 0o777  # a copy that others can run must not run as who has copied it
+    mode = told.st_mode & 0o777  # a copy that others can run must not run as the user who copied it
     return SourceFile(name=name, size_bytes=told.st_size, version=str(told.st_mtime_ns), mode=mode)
 
 

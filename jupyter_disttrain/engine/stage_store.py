@@ -1,15 +1,15 @@
-"""A copied data set on this node's disk.
+"""Store a copied data set on this node's disk.
 
-Covers: what of it is there already, writing the rest, a disk that is full.
-Does not cover: which folder it is (``stage_place``), what has come of one file (``stage_part``), how blocks come here
+Covers: which files are there already, writing the rest, a full disk.
+Does not cover: choosing the folder (``stage_place``), parts of one file (``stage_part``), receiving blocks
 (``stage_chain``, ``staging``).
 
-The files stand under the folder's name, as in the source. What is not whole yet, and the list of what is, lies in a
-hidden folder beside it, so that whoever lists the data set sees nothing else: ``.NAME.disttrain-stage`` with
+The files are below the folder's name, as in the source. Incomplete files, and the list of complete ones, are in a
+hidden folder beside it, so that a listing of the data set shows nothing else: ``.NAME.disttrain-stage`` with
 
-- ``files.jsonl``: a line per file that is whole: its name, size and version in the source, its hash; and one per folder
-  that is empty in the source: its name with "/" behind it;
-- ``HASH-OF-NAME.part`` and ``.blocks``: what has come of a file so far, and the hashes of its blocks.
+- ``files.jsonl``: a line per complete file: its name, size and version in the source, its hash; and one per folder that
+  is empty in the source: its name with "/" behind it;
+- ``HASH-OF-NAME.part`` and ``.blocks``: the written part of a file, and the hashes of its blocks.
 
 A file's hash is the SHA-256 of the SHA-256 of its blocks, so that each byte is hashed once.
 """
@@ -41,16 +41,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store:
-    """Where a data set goes on this node.
+    """The copy of a data set on this node.
 
     Parameters
     ----------
     source
         A path, or an address.
     to
-        The folder that the data set's own is made in; ``$NAME`` stands for a variable of this node. None: a default.
+        The parent folder of the data set's own; ``$NAME`` is replaced with a variable of this node. None: a default.
     host
-        Of this node, for what is said.
+        Name of this node, for messages.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class Store:
     def __init__(self, source: str, to: str | None, host: str) -> None:
         self.path = path_for(source, to, host)
         self._source = source
-        self._name = without_secrets(source)  # the same when it is signed anew
+        self._name = without_secrets(source)  # the same when it is signed again
         self._host = host
         self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._lock: int | None = None
@@ -70,7 +70,7 @@ class Store:
         self._files: Sequence[SourceFile] = ()
         self._is_folder = False
         self._made: set[Path] = set()
-        self._kept: dict[str, list[Any]] = {}  # what was whole at the beginning
+        self._kept: dict[str, list[Any]] = {}  # complete files at the beginning
         self._nonce: Path | None = None
         try:
             make_folder(self.path, to, host)
@@ -78,10 +78,10 @@ class Store:
         except OSError as error:
             raise self.trouble(error) from error
 
-    # Who else writes there
+    # Other writers in the folder
 
     def leave_mark(self, name: str) -> None:
-        """Leave a mark that tells a node which sees the same folder; :meth:`close` removes it."""
+        """Create a file by which another node finds out that it sees the same folder; :meth:`close` removes it."""
         self._nonce = self._control / name
         try:
             self._nonce.touch()
@@ -92,17 +92,17 @@ class Store:
         """Whether another node's mark is seen here: both have one folder, on a shared file system."""
         return (self._control / name).exists()
 
-    # What is there
+    # Existing files
 
     @property
     def is_source(self) -> bool:
-        """Whether the source itself stands here: to this node it is no copy, and nothing is written."""
+        """Whether the source itself is here: on this node it is no copy, and nothing is written."""
         return is_same(self._source, self.path)
 
     def begin(
         self, files: Sequence[SourceFile], folders: Sequence[str] | None, *, verify: bool, check: Callable[[], None]
     ) -> dict[int, int]:
-        """Look what is there, and get ready to write the rest.
+        """Check what is there, and prepare to write the rest.
 
         Parameters
         ----------
@@ -113,12 +113,12 @@ class Store:
         verify
             Read what is there and compare its hash with the source's, in place of its size and version.
         check
-            Called between files and blocks; it raises what is to end this.
+            Called between files and blocks; it may raise to abort.
 
         Returns
         -------
         dict of int to int
-            For each file that is not whole here: the first block that is missing.
+            For each file that is incomplete here: the first block that is missing.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class Store:
     def _remove_others(
         self, whole: dict[str, list[Any]], folders: Sequence[str] | None, check: Callable[[], None]
     ) -> None:
-        """Remove what was copied and the source has no longer, and the folders that this leaves empty."""
+        """Remove copied files that the source no longer has, and the folders that this leaves empty."""
         was_folder = self.path.is_dir()
         there = {file.name for file in self._files} | {f"{name}/" for name in folders or ()}
         left = {self.path}  # folders in which something was
@@ -184,7 +184,7 @@ class Store:
             if name.endswith("/"):
                 left.add(path)
             else:
-                with suppress(FileNotFoundError, NotADirectoryError):  # the person was faster
+                with suppress(FileNotFoundError, NotADirectoryError):  # the user removed it first
                     path.unlink()
                 left.add(path.parent)
         top = self.path if self._is_folder else self.path.parent
@@ -195,7 +195,7 @@ class Store:
                     path.rmdir()
 
     def _make_folders(self, folders: Sequence[str] | None) -> dict[str, list[Any]]:
-        """Make those that no file brings; returns what is noted of them."""
+        """Make the folders that are empty in the source; returns their entries in the list."""
         if folders is None:
             return {}
         self.path.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ class Store:
         return {f"{name}/": [f"{name}/"] for name in folders}
 
     def _keep(self, whole: dict[str, list[Any]], check: Callable[[], None], *, verify: bool) -> dict[str, list[Any]]:
-        """Return what is whole and as in the source."""
+        """Return the entries of files that are complete and as in the source."""
         kept = {}
         for file in self._files:
             entry = whole.get(file.name)
@@ -230,8 +230,8 @@ class Store:
         self._list = path.open("a", buffering=1)
 
     def _missing(self, kept: dict[str, list[Any]], check: Callable[[], None]) -> dict[int, int]:
-        """Return the first block that is not here of each file; what can't be trusted of it is cut off."""
-        parts = {path.stem for path in self._control.glob("*.part")}  # a million files, and few that were begun
+        """Return the first block of each file that is missing here; blocks that fail verification are cut off."""
+        parts = {path.stem for path in self._control.glob("*.part")}  # a million files, of which few are partial
         needs = {}
         for at, file in enumerate(self._files):
             if file.name not in kept:
@@ -257,12 +257,12 @@ class Store:
     # Writing, one file after the other
 
     def write(self, at: int, number: int, block: bytes | memoryview, digest: bytes) -> None:
-        """Write a block of file number ``at``; ``digest`` is the hash that the source's block had.
+        """Write a block of file number ``at``; ``digest`` is the hash of the source's block.
 
         Raises
         ------
         StageError
-            If the block came here damaged, or can't be written.
+            If the block was damaged on the way, or can't be written.
         """
         file = self._files[at]
         if hash_of(block) != digest:
@@ -276,15 +276,16 @@ class Store:
             raise self.trouble(error) from error
 
     def finish(self, at: int, hashed: str) -> None:
-        """Take a file for whole, if its hash is the source's.
+        """Mark a file as complete, if its hash is the source's.
 
-        An empty one is none: the source was read from the middle on, and who read it has no beginning of its own. Each
-        block was compared when it came, and those of the beginning once more before the rest was asked for.
+        An empty ``hashed`` means no hash: the source was read from the middle on, by a node that has no beginning of
+        the file. Each block was verified when it arrived, and those of the beginning again before the rest was
+        requested.
 
         Raises
         ------
         StageError
-            If it is another.
+            If the hash is another.
         """
         file = self._files[at]
         try:
@@ -315,11 +316,11 @@ class Store:
         self._part.open()
 
     def digests_of(self, at: int) -> list[bytes]:
-        """Return the hashes of the blocks of a file that is being copied and that are here."""
+        """Return the hashes of the blocks that are here of a file that is being copied."""
         return self._part_of(self._files[at]).read_digests()
 
     def hash_of(self, at: int) -> str:
-        """Return the hash of a file that is whole here; empty if the source itself stands here: see :meth:`finish`."""
+        """Return the hash of a complete file; empty if the source itself is here: see :meth:`finish`."""
         return str(self._kept[self._files[at].name][3]) if self._kept else ""
 
     def _path_of(self, name: str) -> Path:
@@ -332,7 +333,7 @@ class Store:
     # The end
 
     def close(self) -> None:
-        """Let go of everything; what is whole, and what has come of the next file, stays for the next time."""
+        """Close everything; complete files, and the part of the next file, stay for the next time."""
         part, self._part = self._part, None
         opened, self._list = self._list, None
         lock, self._lock = self._lock, None
@@ -340,7 +341,7 @@ class Store:
         with suppress(OSError):
             if part is not None:
                 part.close()
-        with suppress(OSError):  # a full disk refuses the same line once more; it was told when it did first
+        with suppress(OSError):  # a full disk refuses the same line again; it was reported the first time
             if opened is not None:
                 opened.close()
         with suppress(OSError):
@@ -351,17 +352,17 @@ class Store:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Leave no folder behind in which nothing came."""
+        """Remove folders that stayed empty."""
         if (self._control / "files.jsonl").exists():
             return
         with suppress(OSError):  # something else is in them, and they stay
             (self._control / "lock").unlink(missing_ok=True)
             self._control.rmdir()
-            if self.path.parent == own_folder():  # one that the person has made may be empty
+            if self.path.parent == own_folder():  # a folder of the user's may be empty
                 self.path.parent.rmdir()
 
     def trouble(self, error: OSError) -> StageError:
-        """Say what the system refuses, and what helps."""
+        """Return an error with the system's message and a remedy."""
         where = error.filename or self.path
         if error.errno not in _FULL:
             return StageError(f"{self._host} can't write {where}: {error.strerror}; name another folder with --to")

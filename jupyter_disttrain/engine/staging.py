@@ -1,7 +1,7 @@
-"""``%dist_stage`` on this rank, which copies for its node.
+"""Serve ``%dist_stage`` on this rank, which copies for its node.
 
-Covers: getting ready, the part of this node while the client's cell waits, how far it is, ends by interrupt.
-Does not cover: the copying (``stage_relay``), asking for it (``cluster.staging``).
+Covers: preparing, this node's part while the client's cell waits, progress, interrupts.
+Does not cover: the copying (``stage_relay``), the client's side (``cluster.staging``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import STAGING_END_SECONDS
 from .meeting_place import own_address
 from .stage_chain import Neighbours, Place
 from .stage_relay import Relay
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
 
     from ..ranks import RankInfo
 
-END_SECONDS = 5.0  # for the threads, once they were told to end
-
 
 class Staging:
-    """What copies data sets to this node."""
+    """Copies data sets to this node."""
 
     def __init__(self) -> None:
         self._neighbours: Neighbours | None = None
@@ -33,7 +32,7 @@ class Staging:
         self._mark = self._source = ""
 
     def get_ready(self, source: str, to: str | None, mark: str, info: RankInfo, master: str) -> dict[str, Any]:
-        """Listen for the node before this one, and say where.
+        """Listen for the node before this one, and return the address.
 
         Parameters
         ----------
@@ -42,9 +41,9 @@ class Staging:
         to
             See :class:`Store`.
         mark
-            Tells this staging, on this node, from every other.
+            Unique name of this staging on this node.
         info
-            Who this rank is.
+            The rank's identity.
         master
             The address of rank 0's host.
 
@@ -79,7 +78,7 @@ class Staging:
         Raises
         ------
         StageError
-            If this node can't go on; where another one can't, the return value says so.
+            If this node can't continue; if another one can't, the return value includes it.
         """
         assert self._neighbours is not None
         assert self._store is not None
@@ -92,9 +91,9 @@ class Staging:
         thread.start()
         try:
             wait_for_staging(done)
-        except BaseException:  # an interrupt, most of all; it is raised again
+        except BaseException:  # mostly an interrupt; it is raised again
             relay.stop(f"{places[at].label} was interrupted")
-            done.wait(END_SECONDS)
+            done.wait(STAGING_END_SECONDS)
             raise
         finally:
             self._relay = None
@@ -104,20 +103,20 @@ class Staging:
         return relay.tell()
 
     def tell(self) -> dict[str, Any]:
-        """Say how far it is; called on another thread."""
+        """Return the progress; called on another thread."""
         relay = self._relay
         if relay is None:
             return {"phase": ""}
         return {"phase": relay.phase, "total_bytes": relay.total_bytes, "done_bytes": relay.done_bytes}
 
     def release(self, because: str = "another rank has failed") -> None:
-        """End it, because a rank has failed; called on another thread."""
+        """End the copy, because a rank has failed; called on another thread."""
         relay = self._relay
         if relay is not None:
             relay.stop(because)
 
     def let_go(self) -> None:
-        """Let go of what was got ready and never used."""
+        """Release what was prepared and never used."""
         if self._neighbours is not None:
             self._neighbours.close()
             self._neighbours = None
@@ -134,6 +133,6 @@ def _run(relay: Relay, done: threading.Event) -> None:
 
 
 def wait_for_staging(done: threading.Event) -> None:
-    """Wait for the end; an interrupt ends this as if it were the person's code (``untimely``)."""
+    """Wait for the end; an interrupt ends this as if it were the user's code (``untimely``)."""
     while not done.wait(1.0):
         pass

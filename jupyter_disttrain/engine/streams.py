@@ -1,10 +1,10 @@
-"""A rank's ``sys.stdout`` and ``sys.stderr``.
+"""Write a rank's ``sys.stdout`` and ``sys.stderr`` to file descriptors.
 
 Covers: text to file descriptors 1 and 2, whole lines at a time, in order with each other and with C code.
 Does not cover: what happens to it afterwards (``nanny``).
 
-The two streams are two pipes, and nobody can tell from outside which of two pipes was written first. So whoever begins
-to speak waits until the nanny has taken what the other stream said: some 50 microseconds, when the stream changes.
+The two streams are two pipes, and a reader can't determine which of two pipes was written first. So before the stream
+changes, the writer waits until the nanny has read the other stream: some 50 microseconds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import select
 import sys
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .cell_threads import earlier_cell
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from .wire import Wire
 
-# A piece up to PIPE_BUF bytes is written at once, whoever else writes to the same pipe.
+# A piece up to PIPE_BUF bytes is written atomically, even if others write to the same pipe.
 _PIECE = 4096
 _FLUSH_SECONDS = 0.05
 _LINE_BUFFERED = 1  # C's _IOLBF
@@ -35,21 +36,31 @@ _Place = tuple[int, int, int]
 
 
 class Turns:
-    """Which of the two streams speaks; one lock for both, since each may have to finish the other's text."""
+    """Order the output of the two streams; one lock for both, since each may have to finish the other's text."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self.lock = threading.RLock()
-        self._speaker: RankStream | None = None  # that sent last
-        self._writer: RankStream | None = None  # that was written to last
-        self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # to an earlier cell
+        self._speaker: RankStream | None = None  # the stream that sent last
+        self._writer: RankStream | None = None  # the stream that was written to last
+        self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # sends text to an earlier cell
+        self.is_muted = False
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
         self.lock = threading.RLock()
 
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Drop what is printed meanwhile; what keeps a stream, such as a logger, can print on it afterwards."""
+        self.is_muted = True
+        try:
+            yield
+        finally:
+            self.is_muted = False
+
     def take(self, stream: RankStream) -> None:
-        """Let ``stream`` speak, after what the other said has been taken."""
+        """Let ``stream`` write, after the nanny has read the other stream's output."""
         before, self._speaker = self._speaker, stream
         if before is not None and before is not stream:
             self._wire.wait_read(before.fileno())
@@ -65,9 +76,9 @@ class Turns:
 class RankStream(io.TextIOBase):
     """Line-buffered text over a file descriptor.
 
-    A script's stream, so that everything which works in a script works here: ``fileno()``, ``buffer``, child processes
-    that inherit it. Unlike a script's it also sends an unfinished line by itself, a moment later, so that
-    ``print("working", end="")`` is seen; and what one thread prints isn't torn by another.
+    It behaves like a script's stream, so that everything which works in a script works here: ``fileno()``, ``buffer``,
+    child processes that inherit it. Unlike a script's it also sends an unfinished line by itself, a moment later, so
+    that ``print("working", end="")`` is shown; and the output of one thread isn't interleaved with that of another.
     """
 
     line_buffering = True
@@ -78,25 +89,25 @@ class RankStream(io.TextIOBase):
         self.mode = "w"
         self._turns = turns
         self._rest: list[str] = []  # what was printed without an end of line
-        self._open: dict[int, list[str]] = {}  # by thread: what it is about to print
-        self._calls: dict[int, _Place | None] = {}  # by thread: where it was when it wrote last
-        self._late: dict[int, tuple[dict[str, Any], list[str]]] = {}  # by thread: an earlier cell, and text for it
+        self._open: dict[int, list[str]] = {}  # by thread: text of an unfinished call of print
+        self._calls: dict[int, _Place | None] = {}  # by thread: the calling frame at its last write
+        self._late: dict[tuple[int, str], tuple[dict[str, Any], list[str]]] = {}  # by thread and cell: its text
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """UTF-8, whatever the locale: the other end reads no other."""
+        """UTF-8, whatever the locale: the nanny decodes no other encoding."""
         return "utf-8"
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """What can't be encoded is shown escaped; a print never fails for it."""
+        """Show what can't be encoded as escapes, so that a print never fails for it."""
         return "backslashreplace"
 
     def _after_fork(self) -> None:
-        # A child has neither the threads nor the right to the parent's unfinished line.
+        # A child has none of the parent's threads and must not print the parent's unfinished line.
         self._rest, self._open, self._calls, self._late, self._waker = [], {}, {}, {}, None
 
     def fileno(self) -> int:
@@ -104,7 +115,7 @@ class RankStream(io.TextIOBase):
         return self._descriptor
 
     def close(self) -> None:
-        """Send what was printed; it stays open, as later cells print here too."""
+        """Send what was printed; the stream stays open, as later cells print on it too."""
         self.flush()
 
     def writable(self) -> bool:
@@ -112,18 +123,20 @@ class RankStream(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Return False: nobody answers on this stream."""
+        """Return False: no terminal answers on this stream."""
         return False
 
     def reconfigure(self, **_options: Any) -> None:
-        """Do nothing: lines leave at once and every character can be written, which is what scripts ask for."""
+        """Do nothing: lines are sent at once and every character can be written, which is what scripts ask for."""
 
     def write(self, text: str) -> int:
-        """Write text; a line leaves when it is finished."""
+        """Write text; a line is sent when it is finished."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if self._turns.is_muted:
+            return len(text)
         with self._turns.lock:
-            cell = earlier_cell()  # no other begins meanwhile
+            cell = earlier_cell()  # no other cell starts meanwhile
             if cell is not None and self._turns.send_late is not None:
                 self._write_late(cell, text)
                 return len(text)
@@ -142,25 +155,28 @@ class RankStream(io.TextIOBase):
                     del self._open[thread]
                 self._send(finished)
             elif not text:
-                # print(..., end="") ends with an empty string: this line may be continued by anyone.
+                # print(..., end="") ends with an empty string: any thread may continue this line.
                 self._rest += self._open.pop(thread)
             if self._rest or self._open:
                 self._wake_flusher()
             if thread in self._open:
                 caller = sys._getframe().f_back  # noqa: SLF001
-                self._calls[thread] = None if caller is None else _place(caller)  # C code calls this too
+                self._calls[thread] = None if caller is None else _place(caller)  # None: C code called this
         return len(text)
 
     def _write_late(self, cell: dict[str, Any], text: str) -> None:
         """Send text to the cell that has started this thread or task, whole calls of ``print`` at a time."""
         thread = threading.get_ident()
         with self._turns.lock:
-            cell, parts = self._late.setdefault(thread, (cell, []))
-            parts += (*self._open.pop(thread, ()), text)  # a call of ``print`` during which the next cell began
+            key = thread, cell["msg_id"]
+            _, parts = self._late.setdefault(key, (cell, []))
+            if thread != threading.main_thread().ident:  # the main thread's may be of the current cell, beside a task's
+                parts += self._open.pop(thread, ())  # of a call of ``print`` during which the next cell started
+            parts.append(text)
             if text and "\n" not in text and "\r" not in text:
                 self._wake_flusher()
                 return
-            del self._late[thread]
+            del self._late[key]
             self._send_late(cell, parts)
 
     def _send_late(self, cell: dict[str, Any], parts: list[str]) -> None:
@@ -178,7 +194,7 @@ class RankStream(io.TextIOBase):
             if self._open:
                 for thread in self._open.keys() - sys._current_frames().keys():  # noqa: SLF001
                     parts += self._open.pop(thread)
-            self._rest.clear()  # before it is sent: what can't be written now is not tried again with every later line
+            self._rest.clear()  # before sending: what can't be written now is not tried again with every later line
             self._send(parts)
 
     def send_rest(self) -> None:
@@ -192,6 +208,8 @@ class RankStream(io.TextIOBase):
 
     def write_bytes(self, data: bytes) -> None:
         """Write to the file descriptor, all of it."""
+        if self._turns.is_muted:
+            return
         with self._turns.lock:
             self._turns.take(self)
             for piece in _pieces(data):
@@ -200,8 +218,10 @@ class RankStream(io.TextIOBase):
                     try:
                         view = view[os.write(self._descriptor, view) :]
                     except BlockingIOError:
-                        # A child process (ssh does it) has switched the pipe that we share to non-blocking.
-                        select.select([], [self._descriptor], [])
+                        # A child process (ssh does it) has switched the shared pipe to non-blocking.
+                        room = select.poll()  # the descriptor may be above 1023, which select() refuses
+                        room.register(self._descriptor, select.POLLOUT)
+                        room.poll()
 
     def _wake_flusher(self) -> None:
         if self._waker is None:
@@ -216,12 +236,12 @@ class RankStream(io.TextIOBase):
             self._flush_whenever(waker)
         finally:
             if self._waker is waker:
-                self._waker = None  # it could not write, e.g. to a closed pipe: the next text starts another
+                self._waker = None  # it could not write, e.g. to a closed pipe: the next text starts another thread
 
     def _flush_whenever(self, waker: threading.Event) -> None:
         pause = threading.Event()
         seen: dict[int, int] = {}
-        seen_late: dict[int, int] = {}
+        seen_late: dict[tuple[int, str], int] = {}
         while self._waker is waker:
             waker.wait()
             pause.wait(_FLUSH_SECONDS)
@@ -230,9 +250,9 @@ class RankStream(io.TextIOBase):
                 self._rest += [part for thread in idle for part in self._open.pop(thread)]
                 seen = {thread: len(parts) for thread, parts in self._open.items()}
                 self._calls = {thread: place for thread, place in self._calls.items() if thread in seen}
-                idle = [thread for thread, (_, parts) in self._late.items() if seen_late.get(thread) == len(parts)]
-                late = [self._late.pop(thread) for thread in idle]
-                seen_late = {thread: len(parts) for thread, (_, parts) in self._late.items()}
+                idle_late = [key for key, (_, parts) in self._late.items() if seen_late.get(key) == len(parts)]
+                late = [self._late.pop(key) for key in idle_late]
+                seen_late = {key: len(parts) for key, (_, parts) in self._late.items()}
                 if not self._open and not self._late:
                     waker.clear()
                 self.send_rest()
@@ -240,13 +260,13 @@ class RankStream(io.TextIOBase):
                     self._send_late(cell, texts)
 
     def _idle_threads(self, seen: dict[int, int]) -> list[int]:
-        """Return the threads that added nothing since the last look and have left the call that wrote.
+        """Return the threads that added nothing since the last check and have left the call that wrote.
 
-        A busy machine can keep a thread from running for longer than the time between two looks, so that having added
+        A busy machine can keep a thread from running for longer than the time between two checks, so having added
         nothing isn't enough: inside a ``print`` its frame stays at the same instruction.
         """
         frames = sys._current_frames()  # noqa: SLF001
-        del frames[threading.get_ident()]  # this frame would hold itself, and with it what all threads hold, for long
+        del frames[threading.get_ident()]  # this frame would hold itself, and with it all threads' frames, for long
         return [
             thread
             for thread, parts in self._open.items()
@@ -278,7 +298,7 @@ class _Bytes(io.RawIOBase):
 
 
 def _place(frame: FrameType) -> _Place:
-    """Return which frame is at which instruction, without holding the frame: it would hold the user's variables."""
+    """Return the frame's id and instruction, without holding the frame, which would hold the user's variables."""
     return id(frame), id(frame.f_code), frame.f_lasti
 
 
@@ -291,7 +311,7 @@ def _places(frame: FrameType | None) -> list[_Place | None]:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Cut at ends of lines into pieces that can't be torn; only a line that is longer than that may be."""
+    """Cut at ends of lines into pieces that are written atomically; only a longer line is not."""
     start = 0
     while len(data) - start > _PIECE:
         end = data.rfind(b"\n", start, start + _PIECE) + 1 or data.find(b"\n", start + _PIECE) + 1 or len(data)
@@ -301,7 +321,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def open_streams(turns: Turns) -> tuple[RankStream, RankStream]:
-    """Make stdout and stderr, and have C code write whole lines at once too."""
+    """Make stdout and stderr, and make C code write whole lines at once too."""
     _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
     return RankStream(1, "stdout", turns), RankStream(2, "stderr", turns)
 
@@ -320,14 +340,14 @@ def flush_all(*streams: Any) -> None:
 
 
 class Descriptors:
-    """File descriptors 0, 1 and 2, which a cell may close, or have point elsewhere."""
+    """File descriptors 0, 1 and 2, which a cell may close or redirect."""
 
     def __init__(self, wire: Wire) -> None:
         self._own = {1: wire.stdout_write, 2: wire.stderr_write}
         self._files = {number: _file_of(number) for number in self._own}
 
     def restore(self) -> str:
-        """Have them be the rank's own again; returns which were not, in words."""
+        """Restore the rank's own descriptors; returns a message that names those that were changed."""
         changed = [number for number, file in self._files.items() if _file_of(number) != file]
         for number in changed:
             os.dup2(self._own[number], number)
@@ -350,7 +370,7 @@ def _file_of(descriptor: int) -> tuple[int, int] | None:
 
 
 def restore_streams() -> None:
-    """Put the rank's own streams back where a cell left something that IPython can't write to."""
+    """Restore the rank's own streams where a cell left something that IPython can't write to."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not all(callable(getattr(stream, method, None)) for method in ("write", "flush")):

@@ -1,11 +1,11 @@
-"""Switches of torch that an interrupt can leave as they should not stay.
+"""Restore switches of torch that an interrupt can leave in the wrong state.
 
-Covers: gradients, autocast and anomaly detection, which code turns for a while and back again; modes, transforms and
+Covers: gradients, autocast and anomaly detection, which code switches for a while and back again; modes, transforms and
 the hook of ``torch.compile``, which code enters and leaves.
-Does not cover: interrupts that are put off (``untimely``).
+Does not cover: interrupts that are deferred (``untimely``).
 
 ``torch.no_grad()`` and every optimizer's step turn gradients off, and on again at their end, in Python code. An
-interrupt that falls into that end skips it, and without gradients no model on the rank trains any more. In the same way
+interrupt during that end skips it, and without gradients no model on the rank trains any more. In the same way
 ``torch.compile`` and ``torch.device("meta")`` enter modes in which operators make tensors without data.
 """
 
@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-AUTOCAST = ("cpu", "cuda")  # the devices whose autocast is looked at
+AUTOCAST = ("cpu", "cuda")  # devices whose autocast is checked
 
 
 class Switches:
-    """How a cell found the switches."""
+    """The state of the switches before a cell."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
 
     def note(self) -> None:
-        """Take note of them before a cell."""
+        """Record the state before a cell."""
         self._found = {name: read() for name, read, _ in (*_switches(), *_depths())}
 
     def put_back(self) -> list[str]:
-        """Set them as they were noted; return what is to be reported of those that were not so."""
+        """Restore the recorded state; return messages about the switches that had another."""
         reports = []
         for name, read, write in _switches():
             before = self._found.get(name)
@@ -63,11 +63,11 @@ def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]
         )
 
 
-# None of what follows is public in torch: a version that lacks one of these functions must not cost every cell.
+# None of what follows is public in torch: a version that lacks one of these functions must not break every cell.
 
 
 def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[int], list[str]]]]:
-    """Yield what code enters and leaves: its name, how deep the rank is in, what leaves deeper ones and names them."""
+    """Yield for each kind of mode: its name, its depth, a function that leaves deeper ones and returns their names."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return

@@ -1,6 +1,6 @@
-"""Torch's switches and random numbers while a script runs.
+"""Reset torch's switches and random numbers for a script, and restore them after it.
 
-Covers: as in a new process while it runs, as they were after it.
+Covers: as in a new process while it runs, restored after it.
 Does not cover: what an interrupt leaves (``switches``), the process group (``process_group``).
 """
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
-TORCH_SEED = 67280421310721  # of torch's generators in a new process: c10/core/GeneratorImpl.h, default_rng_seed_val
-AUTOCAST = ("cpu", "cuda")  # the devices whose autocast is put back
+TORCH_SEED = 67280421310721  # torch's default in a new process: c10/core/GeneratorImpl.h, default_rng_seed_val
+AUTOCAST = ("cpu", "cuda")  # devices whose autocast is restored
 
-_usual: dict[str, Any] = {}  # how each switch stood when the rank was started
+_usual: dict[str, Any] = {}  # state of each switch when the rank was started
 
 
 def note_switches() -> None:
-    """Take the switches as they are now for those of a new process."""
+    """Record the current switches as those of a new process."""
     torch = sys.modules.get("torch")
     if torch is not None:
         _usual.update({name: read() for name, read, _ in _switches(torch)})
@@ -32,7 +32,7 @@ def note_switches() -> None:
 
 @contextmanager
 def as_in_a_new_process() -> Iterator[None]:
-    """Begin with torch as it is in a new process; keep the session's switches and random numbers."""
+    """Start with torch as it is in a new process; keep the session's switches and random numbers."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -52,9 +52,9 @@ def as_in_a_new_process() -> Iterator[None]:
 
 @contextmanager
 def _interop_threads_bear_it(torch: Any) -> Iterator[None]:
-    """Let a script set the number of threads between operations, which torch takes once in a process.
+    """Let a script set the number of interop threads, which torch accepts once in a process.
 
-    What the first one sets stays, for nothing can put it back.
+    The first value stays, because nothing can reset it.
     """
     original = torch.set_num_interop_threads
 
@@ -107,10 +107,11 @@ def _switches(torch: Any) -> Iterator[Switch]:
 
 
 def _precisions(torch: Any) -> Iterator[Switch]:
-    """Yield how exact products of float32 are.
+    """Yield the precision settings of float32 products.
 
-    Since torch 2.9 each place has a name for that, beside the older setting for all. That can't be read while the two
-    contradict each other, and changes some places when it is written, so these come before it and once more after it.
+    Since torch 2.9 each place has a setting of its own, beside the older setting for all. The older one can't be read
+    while the two contradict each other, and changes some places when it is written, so these come before it and again
+    after it.
     """
     older: Switch = "matmul", partial(_precision, torch), partial(_set_precision, torch)
     if not hasattr(torch.backends, "fp32_precision"):
@@ -124,7 +125,7 @@ def _precisions(torch: Any) -> Iterator[Switch]:
 
 
 def _precision(torch: Any) -> str | None:
-    """Return the older setting; None where torch says that it contradicts the newer ones."""
+    """Return the older setting; None where torch reports that it contradicts the newer ones."""
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:
@@ -141,6 +142,6 @@ def _attribute(holder: Any, name: str) -> Switch:
 
 
 def _default_device(torch: Any) -> Any:
-    """Return what ``torch.set_default_device`` was given last; None for nothing."""
+    """Return the last argument of ``torch.set_default_device``; None for nothing."""
     device = torch.get_default_device()
     return None if device.type == "cpu" else device

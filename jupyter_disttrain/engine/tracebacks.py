@@ -1,46 +1,54 @@
 """Make the traceback of an error on a rank.
 
-Covers: which frames are shown, bounds on their number and on the length of texts, what ranks may differ in.
+Covers: which frames are shown, bounds on their number and on the length of texts, parts in which ranks may differ.
 Does not cover: which error a cell ended with (``shell``), its line, the reply (``cell_errors``).
 """
 
 from __future__ import annotations
 
-import builtins
 import re
 import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from IPython.core import ultratb
 from IPython.core.error import UsageError
 from stack_data.core import RepeatedFrames
 
 from . import own_code
+from .error_chain import chain, connected, has_group, linked, tree, walk
+from .group_errors import is_of_group
 from .own_code import is_own
 from .untimely import INSTALLED, PACKAGE, STANDARD_LIBRARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import FrameType, TracebackType
 
-    from .shell import RankShell
 
 TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
 DETAIL_LIMIT = 2_000  # characters of a note, or of the text of an error that led to this one
-FIRST_FRAMES, LAST_FRAMES = 10, 20  # of a traceback; those between are counted
+FIRST_FRAMES, LAST_FRAMES = 10, 20  # frames of a traceback; those between are counted
 LONGEST_CYCLE = 8  # functions that call each other in turn
-SHOWN_ROUNDS = 2  # of a recursion, and its last one
+SHOWN_ROUNDS = 2  # rounds shown of a recursion, besides its last one
 CHAINED = 5  # errors that led to this one
-MEMBERS = 15  # of an exception group, as the standard library shows
 
-_GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
-_OF_LIBRARY = re.compile(r"/(torch|horovod)/")  # whose frames tell nothing more of an error of a group
+_OF_LIBRARY = re.compile(r"/(torch|horovod)/")  # frames that add no information to an error of a group
 _OF_IPYTHON = "/IPython/core/"
 _CODE_FILE = re.compile(r'File "([^"]+)"')
+
+
+class Formatters(Protocol):
+    """The parts of IPython's shell that make a traceback."""
+
+    compile: Any
+    InteractiveTB: Any
+    SyntaxTB: Any
+
+    def is_of_code(self, error: BaseException) -> bool:
+        """Whether code that ran has raised an error, rather than the compiler that read the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +58,11 @@ class Report:
     error: BaseException
     text: str
     lines: list[str]  # the traceback
-    details: list[str]  # what it says beside its text: notes, and the texts of the errors that led to it or are in it
+    details: list[str]  # beyond its text: notes, and the texts of the errors that led to it or are in it
     raised_at: str  # the innermost frame shown; empty without one
 
 
-def report(error: BaseException, shell: RankShell) -> Report:
+def report(error: BaseException, shell: Formatters) -> Report:
     """Return what is shown of an error."""
     with trimmed(error) as left_out:
         text = text_of(error)
@@ -64,33 +72,38 @@ def report(error: BaseException, shell: RankShell) -> Report:
         return Report(error, shorten(text), lines, _details(error), _innermost(error, shell))
 
 
-def _lines(error: BaseException, shell: RankShell) -> list[str]:
+def _lines(error: BaseException, shell: Formatters) -> list[str]:
     if type(error) is UsageError:
         return [f"UsageError: {error}"]
     try:
         return _ipython_lines(error, shell)
-    except Exception:  # noqa: BLE001  (IPython fails on notes that are no text, and on much else that errors may be)
+    except Exception:  # noqa: BLE001  (IPython fails on notes that are no text, and on many other errors)
         return plain_lines(error, shell)
 
 
-def plain_lines(error: BaseException, shell: RankShell) -> list[str]:
+def plain_lines(error: BaseException, shell: Formatters) -> list[str]:
     """Return the traceback as the standard library formats it, with cells named as IPython does."""
-    frames = list(walk(error.__traceback__))
-    while frames and _OF_IPYTHON in _file(frames[0]):
-        frames.pop(0)
-    lines = "".join(traceback.format_exception(type(error), error, linked(frames))).splitlines()
+    lines = "".join(traceback.format_exception(type(error), error, _below_ipython(error))).splitlines()
     return [_CODE_FILE.sub(lambda found: _cell_name(found[1], shell) or found[0], line) for line in lines]
 
 
-def _cell_name(filename: str, shell: RankShell) -> str:
+def _below_ipython(error: BaseException) -> TracebackType | None:
+    """Return the error's traceback from the cell on."""
+    frames = list(walk(error.__traceback__))
+    while frames and _OF_IPYTHON in _file(frames[0]):
+        frames.pop(0)
+    return linked(frames)
+
+
+def _cell_name(filename: str, shell: Formatters) -> str:
     """Return ``Cell In[3]`` for the name under which a cell is compiled; empty for any other file."""
     return " ".join(shell.compile.format_code_name(filename) or ())
 
 
-def _ipython_lines(error: BaseException, shell: RankShell) -> list[str]:
+def _ipython_lines(error: BaseException, shell: Formatters) -> list[str]:
     made: Any
     if isinstance(error, SyntaxError):
-        frames: Any = traceback.extract_tb(error.__traceback__) if shell.is_of_code(error) else []
+        frames: Any = traceback.extract_tb(_below_ipython(error)) if shell.is_of_code(error) else []
         made = shell.SyntaxTB.structured_traceback(type(error), error, frames)
     elif hasattr(error, "_render_traceback_"):
         made = error._render_traceback_()
@@ -99,9 +112,10 @@ def _ipython_lines(error: BaseException, shell: RankShell) -> list[str]:
     elif has_group(error):
         made = plain_lines(error, shell)  # IPython shows no members
     else:
-        str(error)  # IPython writes something odd for one that can't say what it is
+        str(error)  # raises if the text can't be made; IPython would show something odd
         made = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
-    return [str(line) for line in made]
+    *lines, last = map(str, made)
+    return [*lines, last.rstrip("\n")]
 
 
 # Texts
@@ -118,7 +132,7 @@ def text_of(error: BaseException) -> str:
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Leave out the middle of what is too long to be read."""
+    """Leave out the middle of a text that is too long to read."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -135,7 +149,7 @@ def _details(error: BaseException) -> list[str]:
     return [shorten(detail, DETAIL_LIMIT) for detail in details]
 
 
-def _innermost(error: BaseException, shell: RankShell) -> str:
+def _innermost(error: BaseException, shell: Formatters) -> str:
     trace = error.__traceback__
     if trace is None:
         return ""
@@ -146,50 +160,8 @@ def _innermost(error: BaseException, shell: RankShell) -> str:
     return f"{name}, line {trace.tb_lineno}, in {_name(trace.tb_frame)}"
 
 
-# Errors that belong together
-
-
-def tree(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, those that led to it, and the members of groups; each once, and no more than are shown."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        link = waiting.pop(0)
-        if id(link) in seen:
-            continue
-        seen.add(id(link))
-        yield link
-        before = _before(link)
-        if before is not None:
-            waiting.append(before)
-        if isinstance(link, _GROUPS):
-            waiting += link.exceptions[:MEMBERS]
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def has_group(error: BaseException) -> bool:
-    """Whether an exception group takes part in an error."""
-    return any(isinstance(link, _GROUPS) for link in tree(error))
-
-
-def _before(link: BaseException) -> BaseException | None:
-    """Return the error that is shown as what led to this one."""
-    if link.__cause__ is not None:
-        return link.__cause__
-    return None if link.__suppress_context__ else link.__context__
-
-
 def is_of_user(filename: str) -> bool:
-    """Whether a file is the user's: a cell, the script that it runs, or a module of theirs."""
+    """Whether a file is the user's: a cell, the script that it runs, or a module of the user's."""
     if is_own(filename):
         return True
     return not filename.startswith(("<frozen", STANDARD_LIBRARY, PACKAGE)) and not INSTALLED.search(filename)
@@ -198,23 +170,22 @@ def is_of_user(filename: str) -> bool:
 # Which frames are shown
 
 _KEPT = ("__traceback__", "__cause__", "__context__", "__suppress_context__")
-_gaps: dict[int, str] = {}  # by the id of a frame: what is left out after it
+_gaps: dict[int, str] = {}  # by the id of a frame: text for the frames left out after it
 
 
 def _set(error: BaseException, name: str, value: Any) -> None:
-    object.__setattr__(error, name, value)  # an error may refuse, e.g. a frozen dataclass
+    getattr(BaseException, name).__set__(error, value)  # its class may refuse, e.g. a frozen dataclass or a property
 
 
 @contextmanager
 def trimmed(error: BaseException) -> Iterator[int]:
-    """Take out of the tracebacks, meanwhile, what is not shown; yields how many errors are left out of the chain.
+    """Trim the tracebacks for the duration of the block; yields how many errors are left out of the chain.
 
-    No frame of this package is shown. Of an interrupt nothing is shown below the user's own code, and of an error of a
-    process group nothing of the library: these tell only how a rank was stopped or released. They are also slow to
-    show: IPython parses each file that a frame is in and colours its whole scope.
+    No frame of this package is shown. Of an interrupt no frame below the user's own code is shown, and of an error of a
+    process group none of the library: these show only how a rank was stopped or released. They are also slow to show:
+    IPython parses each file that a frame is in and colours its whole scope.
     """
-    links = list({id(link): link for start in chain(error) for link in tree(start)}.values())
-    before = [(link, [getattr(link, name) for name in _KEPT]) for link in links]
+    before = [(link, [getattr(BaseException, name).__get__(link) for name in _KEPT]) for link in connected(error)]
     gaps = dict(_gaps)
     try:
         left_out = _cut_chain(error)
@@ -237,7 +208,7 @@ def trimmed(error: BaseException) -> Iterator[int]:
 
 
 def _cut_chain(error: BaseException) -> int:
-    """Let go of the errors that are too far back; returns how many."""
+    """Drop the errors that are too far back in the chain; returns how many."""
     links = list(chain(error))
     if len(links) <= CHAINED + 1:
         return 0
@@ -247,8 +218,6 @@ def _cut_chain(error: BaseException) -> int:
 
 
 def _cut_below_own(error: BaseException) -> None:
-    from .cell_errors import is_of_group  # noqa: PLC0415  (cell_errors imports this)
-
     if isinstance(error, KeyboardInterrupt):
         _cut_below_last(error, is_of_user)
     elif "torch.distributed" in sys.modules and is_of_group(error):
@@ -262,15 +231,15 @@ def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
         if last is not None:
             _set(link, "__traceback__", linked(frames[: last + 1]))
         elif link is not error:
-            _set(error, "__cause__", None)  # what a library was just dealing with
+            _set(error, "__cause__", None)  # an error that a library was handling
             _set(error, "__suppress_context__", True)
 
 
 def _without_wrapper(frames: list[TracebackType]) -> list[TracebackType]:
-    """Leave out the code in which a magic, and not the user, has the ranks run something; the first is IPython's."""
+    """Leave out the code by which a magic, not the user, has the ranks run something; the first frame is IPython's."""
     if own_code.is_typed() or not frames:
         return frames
-    # Before the script itself a package that it is in may have failed.
+    # A package that contains the script may have failed before the script itself.
     inner = _from_first(frames[1:], is_own) or _from_first(frames[1:], _is_module_of_user)
     return [*frames[:1], *inner]
 
@@ -289,26 +258,11 @@ def _file(trace: TracebackType) -> str:
 
 
 def _name(frame: FrameType) -> str:
-    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # Python 3.10 has none
-
-
-def walk(trace: TracebackType | None) -> Iterator[TracebackType]:
-    """Yield the parts of a traceback, one for each frame, outermost first."""
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
-def linked(frames: list[TracebackType]) -> TracebackType | None:
-    """Make a traceback of these frames; the error's own is not changed."""
-    linked = None
-    for trace in reversed(frames):
-        linked = TracebackType(linked, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
-    return linked
+    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # Python 3.10 has no co_qualname
 
 
 def _joined(frames: list[TracebackType]) -> TracebackType | None:
-    """Make a traceback of those frames that are shown, and remember what is left out where."""
+    """Make a traceback of the frames that are shown, and record where frames are left out."""
     frames = [trace for trace in frames if not _file(trace).startswith(PACKAGE)]
     shown, at = [], 0
     keys = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in frames]
@@ -332,7 +286,7 @@ def _joined(frames: list[TracebackType]) -> TracebackType | None:
 
 
 def _cycle(keys: list[Any], at: int) -> tuple[int, int]:
-    """Return how many frames, from this one on, are repeated, and how often they are there."""
+    """Return how many frames, from this one on, are repeated, and how often they occur."""
     best = 1, 1
     for length in range(1, LONGEST_CYCLE + 1):
         rounds, cycle = 1, keys[at : at + length]
@@ -344,7 +298,7 @@ def _cycle(keys: list[Any], at: int) -> tuple[int, int]:
 
 
 class _Gap(RepeatedFrames):
-    """Takes the place of frames among those that IPython formats."""
+    """Stands for left-out frames among those that IPython formats."""
 
     def __init__(self, text: str) -> None:
         super().__init__([], [])
@@ -352,7 +306,7 @@ class _Gap(RepeatedFrames):
 
 
 def trim_all(formatter: Any) -> None:
-    """Have IPython's traceback formatter trim what it formats, and say where frames are left out."""
+    """Make IPython's traceback formatter trim what it formats, and note where frames are left out."""
     get_records, format_record = formatter.get_records, formatter.format_record
     structured_traceback = formatter.structured_traceback
 

@@ -1,21 +1,24 @@
-"""Interrupts that come at a bad moment.
+"""Defer interrupts that arrive where KeyboardInterrupt would do lasting harm.
 
-Covers: putting off an interrupt until the code at hand can bear it.
-Does not cover: what an interrupt does (``kernel``), what an import leaves that is cut off (``cut_imports``).
+Covers: deferring an interrupt until the running code can be interrupted.
+Does not cover: what an interrupt does (``kernel``), what an interrupted import leaves behind (``cut_imports``).
 
 KeyboardInterrupt is raised wherever the main thread happens to be. In some places that does lasting harm:
 
-- Python forgets a package whose import was cut off, but not the parts of it that had been imported: the next import
-  finds these and makes a package without them. Larger parts of torch are imported by the first step of a training
-  loop and the first ``torch.compile``; cut off there, both would fail until the rank is replaced. So the import of a
-  library is left whole, however often the user presses stop, until ``CUT_AFTER_SECONDS`` after the first press: the
-  next press then cuts it off. The user's own modules, whose import may be a whole training run, are cut off at once.
-- ``logging`` and ``threading`` take locks in Python code, one step before the ``try`` that gives them back. Cut off
-  there, the lock is never given back, and the thread that releases stuck ranks would wait for it.
-- A DataLoader that is cut off while it starts its workers, or ends them, leaves some behind.
-- What is raised in ``__del__``, in the callback of a weak reference, or in the functions that run around a fork, Python
-  only prints: the interrupt is lost. ``__del__`` is left whole; an interrupt that was lost elsewhere comes again at the
-  next line of what runs then.
+- Python drops a package whose import was interrupted, but not its submodules that had been imported: the next import
+  finds these and makes a package without them. Larger parts of torch are imported by the first step of a training loop
+  and the first ``torch.compile``; interrupted there, both would fail until the rank is replaced. So the import of a
+  library is not interrupted, however often the user presses stop, until ``CUT_AFTER_SECONDS`` after the first press:
+  the next press then interrupts it. The user's own modules, whose import may be a whole training run, are interrupted
+  at once.
+- ``logging`` and ``threading`` acquire locks in Python code, one step before the ``try`` that releases them.
+  Interrupted there, the lock is never released, and the thread that releases stuck ranks would wait for it.
+- A DataLoader that is interrupted while it starts or ends its workers leaves some behind.
+- Python only prints what is raised in ``__del__``, in the callback of a weak reference, or in the functions that run
+  around a fork: the interrupt is lost. ``__del__`` is not interrupted; an interrupt that was lost elsewhere is raised
+  again at the next line of what runs then.
+- Between two statements of a cell IPython's own code runs. Interrupted there, the error would have no line of the cell,
+  so the interrupt is raised at the first line of the next statement.
 - This package's own code, which a cell calls when it prints, would be left half done.
 """
 
@@ -34,7 +37,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .own_code import CELL, is_own
+from IPython.core.interactiveshell import InteractiveShell
+
+from ..protocol.time_limits import CUT_AFTER_SECONDS, LONGEST_SECONDS, UNTIMELY_LOOK_SECONDS
+from .own_code import CELL, is_cell, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,13 +49,11 @@ if TYPE_CHECKING:
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-CUT_AFTER_SECONDS = 10.0  # from the first press; only then may another one cut off the import of a library
-LONGEST_SECONDS = 2.0  # for other code that should be left whole: what takes longer hangs, and is cut off
-LOOK_SECONDS = 1.0  # between two looks at whether an import has ended whose end was not seen
-WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # the functions that an interrupt may end
+_RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
+WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # functions that an interrupt may end
 
 
-_WHOLE = {  # functions that are left whole, by a part of their file's name
+_WHOLE = {  # functions that must not be interrupted, by a part of their file's name
     threading.__file__: ("__enter__", "__exit__"),
     "/multiprocessing/": ("start", "_Popen", "__init__", "_launch"),
     "torch/utils/data/dataloader.py": ("__init__", "_shutdown_workers"),
@@ -57,36 +61,37 @@ _WHOLE = {  # functions that are left whole, by a part of their file's name
 
 
 class Untimely:
-    """Decides, in the handler of SIGINT, whether an interrupt has to wait.
+    """Decide, in the handler of SIGINT, whether an interrupt has to be deferred.
 
-    The handler may run in the midst of anything, of itself too, so it takes no lock and starts no thread.
+    The handler may run during any code, its own included, so it takes no lock and starts no thread.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._since: float | None = None  # an interrupt waits
+        self._since: float | None = None  # when the deferred interrupt arrived
         self._is_overdue = False
-        self._limits: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # whose put() a handler may call
-        self._turns = threading.Lock()  # of a signal that is overdue and the begin of a cell
+        self._limits: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # put() is safe in a signal handler
+        self._turns = threading.Lock()  # between sending an overdue signal and the start of a cell
+        self._on_call: Callable[[FrameType, str, Any], Any] | None = None  # Python's trace function, while it is ours
         self._report_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
         threading.Thread(target=self._watch, name="untimely interrupts", daemon=True).start()
 
     def begin_cell(self) -> None:
-        """Forget an interrupt of an earlier cell; SIGINT must mean nothing while this is called."""
+        """Drop an interrupt of an earlier cell; SIGINT must have no effect while this is called."""
         self._stop_tracing()
         with self._turns:
             self._since, self._is_overdue = None, False
 
     @property
     def waits(self) -> bool:
-        """Whether an interrupt waits until the code at hand has been left."""
+        """Whether an interrupt is deferred until the running code has been left."""
         return self._since is not None
 
     def puts_off(self, frame: FrameType | None) -> bool:
-        """Return whether to do nothing now; the handler is called again once the code at hand has been left."""
+        """Return whether to defer the interrupt; the handler is called again once the running code has been left."""
         if os.getpid() != self._pid:
-            return False  # a forked child has no thread that watches
+            return False  # a forked child has no watching thread
         is_overdue, self._is_overdue = self._is_overdue, False
         place = _place(frame)
         if place is None or self._may_cut_off(place, is_overdue=is_overdue):
@@ -97,9 +102,10 @@ class Untimely:
         if self._since is None:
             self._since = time.monotonic()
         if is_first or is_overdue:
-            self._limits.put((self._since, time.monotonic() + (LOOK_SECONDS if place.is_import else LONGEST_SECONDS)))
+            limit_s = UNTIMELY_LOOK_SECONDS if place.is_import else LONGEST_SECONDS
+            self._limits.put((self._since, time.monotonic() + limit_s))
         if not self._is_tracing:
-            self._trace(place.caller)
+            self._trace(place)
         return True
 
     def is_bad_moment(self, frame: FrameType | None) -> bool:
@@ -107,51 +113,56 @@ class Untimely:
         return _place(frame) is not None
 
     def _may_cut_off(self, place: Place, *, is_overdue: bool) -> bool:
-        """Return whether code that should be left whole has had its time."""
+        """Return whether code that should not be interrupted has had its time."""
         if not place.is_import:
             return is_overdue
         is_late = self._since is not None and time.monotonic() - self._since >= CUT_AFTER_SECONDS
         return is_late and not is_overdue
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        """Have an interrupt come again that Python would only print."""
+        """Raise an interrupt again that Python would only print."""
         caller = sys._getframe().f_back  # noqa: SLF001  (documented as such)
         is_lost = issubclass(unraisable.exc_type, KeyboardInterrupt) and os.getpid() == self._pid
         if not is_lost or caller is None or threading.current_thread() is not threading.main_thread():
             self._report_unraisable(unraisable)
         elif self._since is None:
             self._since = time.monotonic()
-            self._limits.put((self._since, self._since + LOOK_SECONDS))
-            self._trace(caller)
+            self._limits.put((self._since, self._since + UNTIMELY_LOOK_SECONDS))
+            self._trace(Place(caller))
 
-    # Being called when the code has been left
+    # Tracing, to be called when the code has been left
 
-    def _trace(self, caller: FrameType) -> None:
+    def _trace(self, place: Place) -> None:
         if sys.gettrace() is not None:
             return  # a debugger's; the limit remains
 
         def on_event(frame: FrameType, event: str, _argument: Any) -> Any:
             if event in ("line", "opcode"):
                 self._stop_tracing()
+                frame.f_trace = None
                 self._since = None
                 handler = signal.getsignal(signal.SIGINT)
                 if callable(handler):
                     handler(signal.SIGINT, frame)
-                return None  # what is returned is traced on
+                return None  # the return value would be traced on
             return on_event
 
-        self._traced = caller
-        caller.f_trace, caller.f_trace_opcodes = on_event, True
-        sys.settrace(_trace_no_other)
+        def on_call(frame: FrameType, _event: str, _argument: Any) -> Any:
+            return on_event if place.is_between and is_statement(frame) else None
+
+        self._traced, self._on_call = place.caller, on_call
+        place.caller.f_trace, place.caller.f_trace_opcodes = on_event, True
+        sys.settrace(on_call)
 
     @property
     def _is_tracing(self) -> bool:
-        return sys.gettrace() is _trace_no_other
+        return self._on_call is not None and sys.gettrace() is self._on_call
 
     def _stop_tracing(self) -> None:
         if self._is_tracing:
             sys.settrace(None)
             self._traced.f_trace, self._traced.f_trace_opcodes = None, False
+            self._on_call = None
             del self._traced
 
     def _watch(self) -> None:
@@ -164,21 +175,21 @@ class Untimely:
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-def _trace_no_other(_frame: FrameType, _event: str, _argument: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Code that should not be cut off."""
+    """Code that should not be interrupted."""
 
-    caller: FrameType  # of it
-    is_import: bool = False  # of a library
+    caller: FrameType  # the frame that called it
+    is_import: bool = False  # the import of a library
+    is_between: bool = False  # between two statements of a cell; the next one is such a caller, too
 
 
 def _place(frame: FrameType | None) -> Place | None:
-    """Return what the cell's code is in the midst of, if that should not be cut off."""
+    """Return the code that must not be interrupted and that the cell is in; None if there is none."""
     frames = list(outwards(frame))
+    between = next((at for at, each in enumerate(frames) if each.f_code is _RUN_STATEMENTS), None)
+    if between is not None and not any(map(is_statement, frames[:between])):
+        return Place(_caller(frames, between, _runs_statements), is_between=True)
     cell = next((at for at, each in enumerate(frames) if each.f_code.co_name == "run_code"), len(frames))
     library = next((at for at in reversed(range(cell)) if is_body_of_library(frames[at])), None)
     if library is not None:
@@ -196,7 +207,7 @@ def _place(frame: FrameType | None) -> Place | None:
 
 
 def _place_of_ours(frames: list[FrameType]) -> Place | None:
-    """Return the same of what is called by a line of Python code: its import statement, or this package."""
+    """Return the same for what a line of Python code calls: its import statement, or this package."""
     ours = _caller(frames, -1, _is_standard)
     if any(_is_importlib(each) for each in frames[: frames.index(ours)]):
         return Place(ours)
@@ -212,6 +223,17 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def is_statement(frame: FrameType) -> bool:
+    """Whether the frame is the whole cell, or a statement of it, that IPython has called."""
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_name == "run_code" and is_cell(frame.f_code.co_filename)
+
+
+def _runs_statements(frame: FrameType) -> bool:
+    """Whether the frame is IPython's method that runs the statements of a cell, or the shell's override of it."""
+    return frame.f_code.co_name == _RUN_STATEMENTS.co_name
+
+
 def _caller(frames: list[FrameType], at: int, is_part: Callable[[FrameType], bool]) -> FrameType:
     """Return the first frame further out that is not a part of the same thing."""
     return next((each for each in frames[at + 1 :] if not is_part(each)), frames[-1])
@@ -222,7 +244,7 @@ def _is_in(file: str) -> Callable[[FrameType], bool]:
 
 
 def is_body_of_library(frame: FrameType) -> bool:
-    """Whether it is the code of a module that is imported, of a library or of Python's own."""
+    """Whether the frame is the body of a module being imported, of a library or of the standard library."""
     name, file = frame.f_code.co_name, frame.f_code.co_filename
     is_library = bool(INSTALLED.search(file)) or _is_standard(frame)
     is_program = frame.f_globals.get("__name__") == "__main__" or is_own(file)
@@ -230,7 +252,7 @@ def is_body_of_library(frame: FrameType) -> bool:
 
 
 def _is_importlib(frame: FrameType) -> bool:
-    """Whether it is code of Python's import itself, which keeps locks and lists of modules."""
+    """Whether the frame is code of Python's import itself, which holds locks and lists of modules."""
     return frame.f_code.co_filename.startswith("<frozen importlib")
 
 

@@ -1,6 +1,6 @@
-"""Telling that a rank is used, so that a cluster nobody uses can end.
+"""Report that a rank is used, so that an unused cluster can end.
 
-Covers: one word per period in which there was a cell or a request.
+Covers: one message per period in which there was a cell or a request.
 Does not cover: ending the cluster (``cluster.controller``).
 """
 
@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from .connection import TELL_USE
+from ..protocol.environment import REPORT_USE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class UseTeller:
-    """Tells, on the nanny, whether the rank was used since it was told last."""
+    """Reports, in the nanny, whether the rank was used since the last report."""
 
     def __init__(self, wire: NannyEnd, tell: Callable[[], None]) -> None:
         self._wire = wire
         self._tell = tell
         self._told = 0
-        self._pause = float(os.environ.get(TELL_USE, "0"))
+        self._pause = float(os.environ.get(REPORT_USE, "0"))
         self.due = time.monotonic() + self._pause if self._pause else None
 
     def tell_due(self) -> None:
-        """Tell, if it is time and there is something to tell."""
+        """Report use, if a report is due and there was any."""
         if self.due is None or time.monotonic() < self.due:
             return
         self.due = time.monotonic() + self._pause

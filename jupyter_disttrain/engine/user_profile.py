@@ -1,15 +1,13 @@
-"""Take over the user's IPython profile: its configuration, and what it runs when a session begins.
+"""Apply the user's IPython profile: its configuration, and the code it runs at the start of a session.
 
 Covers: ``ipython_config.py`` and ``ipython_kernel_config.py``, extensions, startup files, ``exec_lines``, matplotlib.
-Does not cover: how failures are shown (``cluster``), which profile the notebook's is (``notebook``).
+Does not cover: how failures are shown (``cluster``), which profile the notebook uses (``notebook``).
 
-A fault in the profile costs a rank nothing but what it is in, and is reported.
+An error in the profile disables only the setting, file or line that it is in, and is reported.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import os
 import traceback
@@ -25,26 +23,26 @@ from traitlets import TraitError
 from traitlets.config import Config
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
-from ..messages import IPYTHON_PROFILE
+from ..protocol.environment import IPYTHON_PROFILE
 from .shell import RankProfile
 
 if TYPE_CHECKING:
     from .shell import RankShell
 
-# What must not hold on ranks: the cluster has its own key, sockets, folders and kernel.
+# Sections that must not apply on ranks: the cluster has its own key, sockets, folders and kernel.
 _NOT_ON_RANKS = (
     *("Application", "BaseIPythonApplication", "ProfileDir"),
     *("ConnectionFileMixin", "Session", "Kernel", "IPythonKernel"),
     *("IPEngine", "IPController", "IPCluster"),
     *("HistoryManager", "HistoryAccessor"),  # one database, which all ranks would write
 )
-# The first three name a file that all ranks would write, the last asks questions after an error.
+# The first three name a file that all ranks would write, the last prompts after an error.
 _NOT_OF_SHELL = ("logstart", "logfile", "logappend", "pdb")
 _GUIS = ("auto", "gtk", "gtk3", "gtk4", "osx", "qt", "qt4", "qt5", "qt6", "tk", "wx")  # a rank has no screen
 
 
 def profile_folder() -> Path:
-    """Return the folder of the notebook's profile, or of the default one; on another host it may not be there."""
+    """Return the folder of the notebook's profile, or of the default one; on another host it may not exist."""
     home = os.environ.get("IPYTHONDIR") or Path.home() / ".ipython"
     return Path(os.environ.get(IPYTHON_PROFILE) or Path(home) / "profile_default")
 
@@ -71,7 +69,7 @@ class UserProfile:
         except ConfigFileNotFound:
             return
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the file is the user's code)
-            self.troubles.append(_told(file, error))
+            self.troubles.append(_failure_text(file, error))
 
     def _leave_out(self) -> None:
         for section in _NOT_ON_RANKS:
@@ -82,13 +80,13 @@ class UserProfile:
         of_app = set(InteractiveShellApp.class_trait_names()) - {"gui"}  # an event loop of a window system
         for section in ("InteractiveShellApp", "IPKernelApp"):
             found = self.config.get(section, {})
-            for name in found.keys() - of_app:  # of a kernel's own process: transport, ports, connection file
+            for name in found.keys() - of_app:  # settings of a kernel's own process: transport, ports, connection file
                 del found[name]
             for name in {"matplotlib", "pylab"} & found.keys():
                 found[name] = "inline" if str(found[name]).lower() in _GUIS else found[name]
 
     def _check(self, kind: Any) -> None:
-        """Leave out values that IPython would refuse: the rank could not begin."""
+        """Remove values that IPython would refuse, as the rank could not start."""
         section = self.config.get(kind.__name__, {})
         traits = kind.class_traits(config=True)
         for name in section.keys() & traits.keys():
@@ -100,20 +98,19 @@ class UserProfile:
                 del section[name]
 
     def run(self, app: ProfileApp, shell: RankShell) -> list[str]:
-        """Run what a session begins with, whose output is dropped as in a kernel; returns what failed."""
+        """Run the profile's code; returns what failed."""
         app.profile_dir = RankProfile(location=str(self.folder))
         app.default_extensions = []
         app.troubles, app.log = self.troubles, _collecting(self.troubles)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            shell.forget_error()
-            app.init_gui_pylab()  # type: ignore[no-untyped-call]
-            app.init_extensions()  # type: ignore[no-untyped-call]
-            app.init_code()  # type: ignore[no-untyped-call]
+        shell.forget_error()
+        app.init_gui_pylab()  # type: ignore[no-untyped-call]
+        app.init_extensions()  # type: ignore[no-untyped-call]
+        app.init_code()  # type: ignore[no-untyped-call]
         return self.troubles
 
 
 class ProfileApp(IPKernelApp):
-    """What runs startup files and lines, each by itself: IPython gives up at the first that fails."""
+    """Runs startup files and lines one by one: IPython stops at the first that fails."""
 
     troubles: list[str]
 
@@ -121,7 +118,7 @@ class ProfileApp(IPKernelApp):
         try:
             super()._exec_file(fname, shell_futures)  # type: ignore[no-untyped-call]
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the file is the user's code)
-            self.troubles.append(_told(fname, error))
+            self.troubles.append(_failure_text(fname, error))
         else:
             self._note(fname)
         self._shell.forget_error()
@@ -140,11 +137,11 @@ class ProfileApp(IPKernelApp):
     def _note(self, what: str) -> None:
         error = self._shell.any_error
         if error is not None:
-            self.troubles.append(_told(what, error))
+            self.troubles.append(_failure_text(what, error))
 
 
-def _told(what: str, error: BaseException) -> str:
-    """Say what failed, with its line."""
+def _failure_text(what: str, error: BaseException) -> str:
+    """Return what failed, with its line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
     at = [error.lineno] if isinstance(error, SyntaxError) and error.lineno else lines
     where = f", line {at[-1]}" if at else ""
@@ -163,6 +160,6 @@ class _Collector(logging.Handler):
 
 
 def _collecting(troubles: list[str]) -> logging.Logger:
-    log = logging.Logger("jupyter_disttrain.profile")  # noqa: LOG001  (it belongs to no one else)
+    log = logging.Logger("jupyter_disttrain.profile")  # noqa: LOG001  (no other module uses it)
     log.addHandler(_Collector(troubles))
     return log

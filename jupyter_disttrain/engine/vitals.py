@@ -1,9 +1,10 @@
-"""The figures of one rank and of its node, read by the nanny.
+"""Read the metrics of one rank and of its node, in the nanny.
 
-Covers: state, CPU and memory of the rank, its GPU, load and traffic of the node; one message of each a second.
-Does not cover: what the rank shows of itself (``pulse``), histories (``cluster.telemetry``).
+Covers: state, CPU and memory of the rank, its GPU, load and traffic of the node, one message of each a second; the
+progress of the loop, sent with the output that shows it.
+Does not cover: what the rank itself reports (``pulse``), histories (``cluster.telemetry``).
 
-The nanny reads them in its own process, so they go on while the rank's code holds Python's lock, and cost it nothing.
+The nanny reads them in its own process, so they continue while the rank's code holds the GIL, and don't slow that code.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..messages import NodeVitals, RankVitals
-from .connection import SAMPLE
+from ..messages import LoopProgress, NodeVitals, RankVitals
+from ..protocol.environment import SAMPLE_SECONDS
+from ..protocol.states import RankActivity
+from ..protocol.time_limits import LOOP_SECONDS, VITALS_SILENT_SECONDS, WAITING_SECONDS
 from .devices import Gpu, open_gpu
 from .family import descendants
-from .pulse import NO_CELL, Pulse
+from .pulse import NO_CELL, LoopPulse, Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,23 +36,22 @@ if TYPE_CHECKING:
     from ..messages import Record
     from .wire import NannyEnd
 
-SILENT_SECONDS = 3.0  # since the last beat, before a rank counts as not responding
-WAITING_SECONDS = 0.3  # in one collective, before the rank's state says so: a training loop is in one much of the time
+MOST_LOOPS_PER_SECOND = 100  # loop messages, of all ranks together
 _INFINIBAND = Path("/sys/class/infiniband")
-_WORD_BYTES = 4  # what InfiniBand's counters of data count
+_WORD_BYTES = 4  # bytes per count of InfiniBand's data counters
 
 
 class Vitals:
-    """Read the figures on a thread of their own, and tell them on the nanny's loop.
+    """Read the metrics on a separate thread, and publish them on the nanny's loop.
 
-    A file system or a driver that hangs takes the figures away, and nothing else.
+    A file system or a driver that hangs stops the metrics, and nothing else.
 
     Parameters
     ----------
     wake
         Wakes the loop, so that it calls :meth:`tell_due`.
     publish
-        Sends a record to whoever listens.
+        Publishes a record.
     """
 
     def __init__(self, pid: int, wire: NannyEnd, wake: Callable[[], None], publish: Callable[[Record], None]) -> None:
@@ -57,28 +59,64 @@ class Vitals:
         self._wire = wire
         self._wake = wake
         self._publish = publish
-        self._pause = float(os.environ.get(SAMPLE, "0"))
+        self._pause = float(os.environ.get(SAMPLE_SECONDS, "0"))
         self._cpu = 0.0
         self._pulse = Pulse()
+        self._loop = LoopPulse()
+        self._told_loop = LoopPulse()
+        self._loop_pause = LOOP_SECONDS
+        self._next_loop: float | None = None  # when progress may be published next; None: not at all
+        self.loop_due: float | None = None  # when to check the loop's progress again
         self._at = time.monotonic()
         self._ready: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
-    def begin(self, local_rank: int, device: str, uuid: str) -> None:
-        """Begin to read; the first rank of a node tells of the node."""
+    def begin(self, world_size: int, local_rank: int, device: str, uuid: str) -> None:
+        """Start reading; the first rank of a node reads the node's metrics too."""
         if self._pause:
+            self._loop_pause = max(LOOP_SECONDS, world_size / MOST_LOOPS_PER_SECOND)
+            self._next_loop = 0.0
             threading.Thread(target=self._run, args=(local_rank, device, uuid), name="vitals", daemon=True).start()
 
     def tell_due(self) -> None:
-        """Tell what has been read."""
+        """Publish what has been read."""
         while not self._ready.empty():
             self._publish(self._ready.get())
+
+    def tell_loop(self) -> None:
+        """Publish the loop's progress, if it is new and the last message is long enough ago.
+
+        Called after all output of the rank, and from time to time while a loop runs: not every redraw of a progress bar
+        shows its position (``progress.SHOW_SECONDS``), and a loop may have no bar.
+        """
+        self.loop_due = None
+        loop, told = self._wire.loop(), self._told_loop
+        if loop is None or self._next_loop is None or loop.cell == NO_CELL or not (loop.total or told.total):
+            return
+        now = time.monotonic()
+        if _place(loop) == _place(told):
+            self.loop_due = now + self._loop_pause
+            return
+        if now < self._next_loop:
+            self.loop_due = self._next_loop
+            return
+        self._told_loop = loop
+        self._next_loop = self.loop_due = now + self._loop_pause
+        self._publish(
+            LoopProgress(
+                cell=loop.cell,
+                execution_count=loop.execution_count or None,
+                done=loop.done,
+                total=loop.total,
+                left_s=_left(loop),
+            )
+        )
 
     def _run(self, local_rank: int, device: str, uuid: str) -> None:
         node = Node() if local_rank == 0 else None
         gpu = None
         try:
             gpu = open_gpu(device, self._process.pid, uuid)
-        except Exception as error:  # noqa: BLE001  (NVML is others' C code)
+        except Exception as error:  # noqa: BLE001  (NVML is third-party C code)
             sys.stderr.write(f"the GPU {device} tells no figures: {error}\n")
         failed = False
         while True:
@@ -89,8 +127,8 @@ class Vitals:
                     self._ready.put(node.read())
                 self._wake()
             except psutil.NoSuchProcess:
-                return  # the rank has ended, which is told apart
-            except Exception as error:  # noqa: BLE001  (files of the system, a driver: none of them is worth a rank)
+                return  # the rank has exited, which is reported separately
+            except Exception as error:  # noqa: BLE001  (system files, a driver: none of them may end a rank)
                 if not failed:
                     sys.stderr.write(f"a figure could not be read: {type(error).__name__}: {error}\n")
                 failed = True
@@ -100,13 +138,17 @@ class Vitals:
         cpu = self._cpu_seconds()
         percent = max(0.0, 100 * (cpu - self._cpu) / max(now - self._at, 1e-3))
         self._cpu, self._at = cpu, now
-        pulse = self._pulse = self._wire.pulse() or self._pulse  # None in the midst of writing
+        pulse = self._pulse = self._wire.pulse() or self._pulse  # None during a write
         silent_s = max(0.0, now - pulse.beat_s) if pulse.beat_s else 0.0
+        memory_bytes, figures_of_gpu = self._memory(), None if gpu is None else gpu.read()
+        # Read last: it must not be older than progress published meanwhile with a bar.
+        loop = self._loop = self._wire.loop() or self._loop
+        loop = loop if loop.cell == pulse.cell else LoopPulse()
         return RankVitals(
             time_s=time.time(),
             beat_s=pulse.beat_s,
             state=self._state(pulse, silent_s, now),
-            silent_s=round(silent_s, 1) if silent_s > SILENT_SECONDS else 0.0,
+            silent_s=round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0,
             cell=None if pulse.cell == NO_CELL else pulse.cell,
             execution_count=pulse.execution_count or None,
             line=pulse.line or None,
@@ -118,37 +160,37 @@ class Vitals:
             waits=pulse.waits,
             seen=pulse.seen,
             data_wait_s=round(pulse.data_wait_s, 4),
-            done=pulse.done,
-            total=pulse.total,
-            left_s=None if math.isnan(pulse.left_s) else round(pulse.left_s, 1),
+            done=loop.done,
+            total=loop.total,
+            left_s=_left(loop),
             cpu_percent=round(percent, 1),
-            memory_bytes=self._memory(),
-            gpu=None if gpu is None else gpu.read(),
+            memory_bytes=memory_bytes,
+            gpu=figures_of_gpu,
         )
 
-    def _state(self, pulse: Pulse, silent_s: float, now: float) -> str:
+    def _state(self, pulse: Pulse, silent_s: float, now: float) -> RankActivity:
         if self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return "stopped"
-        if silent_s > SILENT_SECONDS:
-            return "not responding"
-        if pulse.cell == NO_CELL or not self._wire.uses()[0]:  # the second is known at once
-            return "idle"
+            return RankActivity.STOPPED
+        if silent_s > VITALS_SILENT_SECONDS:
+            return RankActivity.NOT_RESPONDING
+        if pulse.cell == NO_CELL or not self._wire.uses()[0]:  # uses() changes without delay, the pulse does not
+            return RankActivity.IDLE
         if pulse.waits_since_s and now - pulse.waits_since_s > WAITING_SECONDS:
-            return "in collective"
-        return "running"
+            return RankActivity.IN_COLLECTIVE
+        return RankActivity.RUNNING
 
     def _family(self) -> list[psutil.Process]:
-        """Return the rank's process and those that it started, e.g. for a DataLoader."""
+        """Return the rank's process and its descendants, e.g. a DataLoader's workers."""
         family = [self._process]
         for pid in descendants(self._process.pid):
             try:
                 family.append(psutil.Process(pid))
             except psutil.NoSuchProcess:
-                continue  # it has ended meanwhile
+                continue  # it has exited meanwhile
         return family
 
     def _cpu_seconds(self) -> float:
-        """Return the processor time of the rank, of the children that it has and of those that it had."""
+        """Return the CPU seconds of the rank and of its children, those that have exited included."""
         rank, *others = self._family()
         times = rank.cpu_times()
         total = times.user + times.system + times.children_user + times.children_system
@@ -161,7 +203,7 @@ class Vitals:
         return float(total)
 
     def _memory(self) -> int:
-        """Return the bytes in memory, those that are shared with the rank's children once."""
+        """Return the resident bytes, counting memory shared with the rank's children once."""
         rank, *others = self._family()
         total = int(rank.memory_info().rss)
         for process in others:
@@ -173,8 +215,16 @@ class Vitals:
         return total
 
 
+def _place(loop: LoopPulse) -> tuple[int, int, int]:
+    return loop.cell, loop.done, loop.total
+
+
+def _left(loop: LoopPulse) -> float | None:
+    return None if math.isnan(loop.left_s) else round(loop.left_s, 1)
+
+
 class Node:
-    """The figures of this host, with rates since the last look."""
+    """The metrics of this host, with rates since the last read."""
 
     def __init__(self) -> None:
         self._folder = os.getcwd()  # noqa: PTH109  (it may be removed later)
@@ -183,7 +233,7 @@ class Node:
         psutil.cpu_percent()  # the first call has nothing to compare with
 
     def read(self) -> NodeVitals:
-        """Return the figures."""
+        """Return the metrics."""
         now, counts = time.monotonic(), _traffic()
         seconds = max(now - self._at, 1e-3)
         rates = {name: max(0, round((counts[name] - self._counts[name]) / seconds)) for name in counts}
@@ -205,7 +255,7 @@ class Node:
 
 
 def _traffic() -> dict[str, int]:
-    """Return bytes since the host started, by the name of the field of NodeVitals that their rate goes into."""
+    """Return bytes since the host started, by the field of NodeVitals for their rate."""
     interfaces = psutil.net_io_counters(pernic=True)
     outside = [counts for name, counts in interfaces.items() if name != "lo"]
     return {

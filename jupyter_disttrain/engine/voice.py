@@ -1,10 +1,10 @@
-"""What a rank says, on its way out.
+"""Batch a rank's stdout and stderr into iopub stream messages.
 
-Covers: text from bytes, few messages for many lines, the limit per cell, the log.
-Does not cover: reading the pipes (``nanny``), showing (``notebook.screen``).
+Covers: decoding bytes, few messages for many lines, the limit per cell, the log.
+Does not cover: reading the pipes (``nanny``), showing the output (``notebook.screen``).
 
-The first bytes after a pause leave at once; what follows within ``GATHER_SECONDS`` leaves together. So a single line is
-seen without delay, and ten thousand cost a handful of messages.
+The first bytes after a pause are sent at once; those that follow within ``GATHER_SECONDS`` are sent together. So a
+single line is shown without delay, and ten thousand lines take a handful of messages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..messages import OutputElided
+from ..protocol.time_limits import GATHER_SECONDS
 from .noise import without_noise
 
 if TYPE_CHECKING:
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 
     from .rank_log import RankLog
 
-GATHER_SECONDS = 0.02
-CELL_LIMIT = 32 << 20  # bytes a rank may send per cell; the rest is only in the log
+CELL_LIMIT = 32 << 20  # bytes sent per rank and cell; the rest is only in the log
 TAIL_CHARACTERS = 4000
-LATE_STREAMS = 32  # of earlier cells whose limits are remembered
+LATE_STREAMS = 32  # streams of earlier cells whose limits are kept
 
 
 class _Stream:
@@ -32,17 +32,17 @@ class _Stream:
 
     def __init__(self, name: str, cell: dict[str, Any] | None = None) -> None:
         self.name = name
-        self.cell = cell  # an earlier one; None: the one that runs
+        self.cell = cell  # an earlier cell; None: the current one
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.begin_cell()
 
     def begin_cell(self) -> None:
         self.sent_bytes = self.elided_lines = self.elided_bytes = 0
         self.tail = ""
-        self.in_line = False  # what was sent last is no whole line
+        self.in_line = False  # the last line sent is unfinished
 
     def admit(self, data: bytes) -> str:
-        """Return what of ``data`` is still within the cell's limit, and count the rest."""
+        """Return the part of ``data`` that is within the cell's limit, and count the rest."""
         room = max(0, CELL_LIMIT - self.sent_bytes)
         end = len(data)
         if end > room:
@@ -63,37 +63,37 @@ class _Stream:
 
 
 class Voice:
-    """Gather what a rank says and publish it under the cell that said it."""
+    """Batch a rank's output and publish it under the cell that printed it."""
 
     def __init__(self, publish: Callable[[str, dict[str, Any], dict[str, Any]], None], log: RankLog) -> None:
         self._publish = publish
         self._log = log
         self._streams = {name: _Stream(name) for name in ("stdout", "stderr")}
-        self._late: dict[tuple[str, str], _Stream] = {}  # of earlier cells, by request and name
-        self._gathered: list[tuple[_Stream, list[str]]] = []  # in the order in which it was said
+        self._late: dict[tuple[str, str], _Stream] = {}  # streams of earlier cells, by request and name
+        self._gathered: list[tuple[_Stream, list[str]]] = []  # in printed order
         self._last_time = 0.0
-        self.cell: dict[str, Any] = {}  # the header of the request that runs, or ran last
-        self.due: float | None = None  # when gathered text has to leave
+        self.cell: dict[str, Any] = {}  # the header of the current or last request
+        self.due: float | None = None  # when the batch has to be sent
 
     def begin_cell(self, header: dict[str, Any]) -> None:
-        """Attribute what is said from now on to this request."""
+        """Attribute output from now on to this request."""
         self.flush(end_of_cell=True)
         self.cell = header
         for stream in self._streams.values():
             stream.begin_cell()
 
     def hear(self, name: str, data: bytes) -> None:
-        """Take bytes of one stream."""
+        """Log and batch bytes of one stream."""
         self._log.write(data, name)
         stream = self._streams[name]
         self._gather(stream, stream.admit(without_noise(data) if name == "stderr" else data))
 
     def hear_late(self, cell: dict[str, Any], name: str, data: bytes) -> None:
-        """Take bytes that a thread or a task of an earlier cell has written."""
+        """Log and batch bytes that a thread or a task of an earlier cell has written."""
         self._log.write(data, name)
         key = cell["msg_id"], name
         stream = self._late.pop(key, None) or _Stream(name, cell)
-        self._late[key] = stream  # as the last one
+        self._late[key] = stream  # moved to the end: the oldest is first
         if len(self._late) > LATE_STREAMS:
             del self._late[next(iter(self._late))]
         self._gather(stream, stream.admit(data))
@@ -109,15 +109,15 @@ class Voice:
             self.due = max(time.monotonic(), self._last_time + GATHER_SECONDS)
 
     def publish_due(self) -> None:
-        """Send what has waited long enough."""
+        """Send the batch if it is due."""
         if self.due is not None and time.monotonic() >= self.due:
             self.flush()
 
     def flush(self, *, end_of_cell: bool = False) -> None:
-        """Send what was gathered; at the end of a cell also what was left out of it."""
+        """Send the batch; at the end of a cell, also report what the limit left out."""
         if end_of_cell:
             for stream in self._streams.values():
-                self._gather(stream, stream.decoder.decode(b"", final=True))  # a character that was not finished
+                self._gather(stream, stream.decoder.decode(b"", final=True))  # an incomplete character
         self.due = None
         for stream, parts in self._gathered:
             self._last_time = time.monotonic()

@@ -1,10 +1,10 @@
-"""What this rank is doing at the moment.
+"""Report what this rank is doing now.
 
 Covers: the main thread's stack from the cell's own line on, the collective it waits in.
 Does not cover: comparing ranks (``cluster.hang``).
 
-Served on the control thread, so it works while the main thread waits in C code that has given the GIL away, as every
-collective does. A rank that does not even answer here holds the GIL, or is stopped.
+Served on the control thread, so it works while the main thread waits in C code that has released the GIL, as every
+collective does. A rank that does not reply even here holds the GIL, or is stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from .flight_recorder import LIMIT_SECONDS, called, pending_collective, pending_on_device
+from ..protocol.time_limits import FLIGHT_RECORDER_LIMIT_SECONDS
+from .flight_recorder import called, pending_collective, pending_on_device
 from .gloo_waits import is_main_thread_waiting
 from .mpi_calls import mpi_call
 from .own_code import is_cell, is_own, is_typed, script_name
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from .horovod_calls import HorovodCalls
     from .process_group import Group
 
-DEEPEST = 30  # frames; the cell's own are told beyond that
-MESSAGE_WAIT = "wait() of a send or recv"  # what was begun before, e.g. by isend; Python has no frame of it
+DEEPEST = 30  # frames; beyond these only the cell's own are reported
+MESSAGE_WAIT = "wait() of a send or recv"  # of an operation started before, e.g. by isend; Python has no frame of it
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
-_main_thread = Standstill()  # between two questions of the client
+_main_thread = Standstill()  # between two requests of the client
 _OF_HOROVOD = ("horovod/torch/mpi_ops.py", "horovod/torch/functions.py", "horovod/common/basics.py")
 
 
@@ -44,12 +45,12 @@ def where(
     group
         The process group, None on a rank without torch.
     horovod
-        What the cell has called of Horovod.
+        The cell's calls of Horovod.
     cell
-        What the kernel knows of the cell that runs, None while it is idle.
+        The kernel's record of the current cell, None while it is idle.
     about
-        Collectives that other ranks wait in, each by its group's name, its number and its backend: what did this rank
-        call there?
+        Collectives that other ranks wait in, each by its group's name, its number and its backend: the reply has what
+        this rank called there.
     """
     told: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
     if group is not None and about:
@@ -63,14 +64,14 @@ def where(
         outer = [each for each in frames[:-DEEPEST] if each.f_code.co_filename == own][:DEEPEST]
         told["stack"] = [_describe(each) for each in (*outer, *frames[-DEEPEST:])]
         lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno and is_own(own)]
-        told["line"] = lines[-1] + cell["lines_before"] if lines else None
+        told["line"] = lines[-1] if lines else None
         told["file"] = script_name()
     told["call"] = next((call for each in frames if (call := communication(each))), None)
     in_mpi = mpi_call(frame) if frames and told["call"] is None else None
     if in_mpi is not None:
         told["call"] = f"MPI {in_mpi.name}"
         told["mpi"] = "many" if in_mpi.waits_for_many else "one"
-        # A loop comes by the same line again and again, with other values.
+        # A loop comes to the same line again and again, with other values.
         told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
         told["collective"] = horovod.waiting or pending_collective() or _device_wait()
@@ -80,8 +81,8 @@ def where(
 
 
 def _device_wait() -> dict[str, Any] | None:
-    """Return the collective of NCCL that the main thread waits for: it is pending, and the thread is blocked."""
-    return pending_on_device(LIMIT_SECONDS) if _main_thread.look() else None
+    """Return the NCCL collective that the main thread waits for: it is pending, and the thread is blocked."""
+    return pending_on_device(FLIGHT_RECORDER_LIMIT_SECONDS) if _main_thread.look() else None
 
 
 def _from_cell(frame: FrameType | None) -> list[FrameType]:
@@ -101,7 +102,7 @@ def _describe(frame: FrameType) -> tuple[str, int, str, str]:
 
 
 def communication(frame: FrameType) -> str:
-    """Return the function that a frame is of, if it is one in which ranks meet, of torch or Horovod; else nothing."""
+    """Return the name of a frame's function if ranks communicate in it, of torch or Horovod; else an empty string."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     if name.startswith("_"):
         return ""

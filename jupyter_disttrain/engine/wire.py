@@ -1,16 +1,17 @@
-"""What connects a rank to its nanny: two pipes, a socket and a shared page.
+"""Connect a rank to its nanny: two pipes, a socket and a shared page.
 
 Covers: making them before the fork, each side's end, the framing on the socket.
-Does not cover: what is said (``voice``, ``publisher``, ``nanny``).
+Does not cover: what is sent (``voice``, ``publisher``, ``nanny``).
 
-The rank's file descriptors 1 and 2 are the pipes, so that Python, C code and child processes all speak on the same way,
-in order, as they would under a shell. The nanny reads them in a process of its own: neither a rank that holds the GIL
-nor one that died can lose a line, and no thread of the rank ever handles its output.
+The rank's file descriptors 1 and 2 are the pipes, so Python, C code and child processes all write to the same place, in
+order, as they would under a shell. The nanny reads them in a process of its own: no line is lost when a rank holds the
+GIL or dies, and no thread of the rank handles its output.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import mmap
 import os
@@ -24,41 +25,40 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
 from . import pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-CELLS_DESCRIPTORS = 64  # lower numbers are for cells, as far as the rank itself opens files before the first
-LEAST_LIMIT = 512  # of open files, for that
-PIPE_SIZE = 1 << 20  # bytes; Linux' default of 64 KiB wakes the nanny once per 64 KiB
+# By the least limit of open files: lower descriptor numbers are left for cells, as far as the rank opens files before
+# the first cell.
+CELLS_DESCRIPTORS = {2048: 1024, 512: 64, 0: 0}
+PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
 HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
 TOKEN_SIZE = 8
 LENGTH = struct.Struct("!I")
-SEEN = struct.Struct("=Q")  # on the shared page, at 0: bytes that the nanny has read
-BUSY = 8  # on the shared page: 1 while the nanny handles output
-IN_USE = 9  # on the shared page: 1 while the rank serves a request
-INTERRUPTED = 10  # on the shared page: 1 once the nanny has interrupted the cell
-USES = struct.Struct("=Q")  # on the shared page, at 16: requests that the rank has served
+SEEN = struct.Struct("=Q")  # shared page, offset 0: bytes that the nanny has read
+BUSY = 8  # shared page: 1 while the nanny handles output
+IN_USE = 9  # shared page: 1 while the rank serves a request
+INTERRUPTED = 10  # shared page: 1 once the nanny has interrupted the cell
+USES = struct.Struct("=Q")  # shared page, offset 16: requests that the rank has served
 USES_AT = 16
-ATOMIC_BYTES = 16384  # Linux puts so much on a socket at once: all or, when a signal comes, nothing
-END_SECONDS = 5.0  # for the kernel to end a process whose nanny has died
-PATIENCE_SECONDS = 0.2  # to wait for the nanny, so that what comes next can't overtake; it may be busy with a flood
+ATOMIC_BYTES = 16384  # Linux sends this many bytes on a socket at once: all or, when a signal arrives, none
 
-# The kinds of frame groups a rank sends.
-FORWARD = b"F"  # a signed message for the client; its place among what is said does not matter
-PLACED = b"P"  # the same, to be published after what was said before it and before what is said after it
-CELL_BEGIN = b"B"  # a cell's header: what is said from now on belongs to it
+# The kinds of frame groups that a rank sends.
+PLACED = b"P"  # a signed message for the client, published between the output printed before it and after it
+CELL_BEGIN = b"B"  # a cell's header: output from now on belongs to this cell
 CELL_END = b"E"  # a signed message that ends the cell
-SAMPLES = b"M"  # what ``log_metrics`` was given; for the file and the client
-LATE = b"L"  # text of a thread or task of an earlier cell: that cell's header, the stream, the text
-LOGGED = b"T"  # text for the log alone: what a display shows
-IDENTITY = b"I"  # JSON: who this rank is, where its log goes
+SAMPLES = b"M"  # samples of ``log_metrics``, for the file and the client
+LATE = b"L"  # output of an earlier cell's thread or task: that cell's header, the stream, the text
+LOGGED = b"T"  # text for the log only: the text form of a display
+IDENTITY = b"I"  # JSON: the rank's identity, the path of its log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Both ends; made before the fork, then each side closes the other's."""
+    """Both ends; made before the fork, then each side closes the other side's."""
 
     stdout_read: int
     stdout_write: int
@@ -67,9 +67,9 @@ class Wire:
     rank_socket: socket.socket
     nanny_socket: socket.socket
     page: mmap.mmap
-    stack_file: int  # an anonymous file: where Python says on request, without its lock, where it is
+    stack_file: int  # an anonymous file: Python writes the current stack here on request, without the GIL
     crash_file: int  # an anonymous file: Python's report of a crash in C code, which the nanny reads afterwards
-    lock_file: int  # an anonymous file: its lock keeps a rank's child processes from tearing a message
+    lock_file: int  # an anonymous file: its lock keeps messages of the rank's child processes from interleaving
 
     @classmethod
     def make(cls) -> Wire:
@@ -93,7 +93,7 @@ class Wire:
         )
 
     def become_nanny(self) -> None:
-        """Keep the nanny's ends only."""
+        """Keep only the nanny's ends."""
         os.close(self.stdout_write)
         os.close(self.stderr_write)
         self.rank_socket.close()
@@ -101,10 +101,10 @@ class Wire:
             os.set_blocking(end, False)
 
     def become_rank(self) -> Wire:
-        """Keep the rank's ends, and make them file descriptors 1 and 2; nothing can be read from 0.
+        """Keep the rank's ends and make them file descriptors 1 and 2; nothing can be read from 0.
 
-        The reading ends stay open too: asking them how much is unread costs no system call to the nanny. So do the
-        writing ends, to restore 1 and 2 where a cell closes them. All are moved past the numbers that cells use.
+        The reading ends stay open too: asking them for the unread bytes needs no system call of the nanny. The writing
+        ends stay open to restore 1 and 2 where a cell closes them. All are moved past the numbers that cells use.
         """
         self.nanny_socket.close()
         restore_input()
@@ -130,29 +130,50 @@ def restore_input() -> None:
 
 
 def _move(descriptor: int) -> int:
-    """Give a file descriptor another number, past those that cells use."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CELLS_DESCRIPTORS)
+    """Move a file descriptor to a number past those that cells use."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _cells_descriptors())
     os.close(descriptor)
     return moved
 
 
-def reserve_descriptors() -> list[int]:
-    """Take the low numbers, so that what is opened from now on has others; to be closed before the first cell.
+class ReservedDescriptors:
+    """Hold the low file descriptors, so that what the rank opens before the first cell gets higher ones.
 
     Programs that become daemons close all descriptors that they may have inherited; the rank's own are not among them.
     """
-    taken: list[int] = []
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []
+        self.take()
+
+    def take(self) -> None:
+        """Open all low descriptors that are free."""
+        while not self._taken or self._taken[-1] < _cells_descriptors() - 1:
+            self._taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    def free(self) -> None:
+        """Close them, so that the user's code can use them."""
+        while self._taken:
+            os.close(self._taken.pop())
+
+    @contextlib.contextmanager
+    def freed(self) -> Iterator[None]:
+        """Close them for a while: ``select()`` accepts no higher ones."""
+        self.free()
+        try:
+            yield
+        finally:
+            self.take()
+
+
+def _cells_descriptors() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < LEAST_LIMIT:
-        return taken
-    while not taken or taken[-1] < CELLS_DESCRIPTORS - 1:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-    return taken
+    return next(count for least, count in CELLS_DESCRIPTORS.items() if soft >= least or soft == resource.RLIM_INFINITY)
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """Wait a little for the nanny; a busy one costs order, never a hang."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Wait a short time for the nanny; a busy nanny may cost the order of output, but no hang."""
+    deadline = time.monotonic() + WIRE_PATIENCE_SECONDS
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.00002)
 
@@ -160,7 +181,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("disttrain-wire")
-    # Pythons that are built for old systems, such as conda's and uv's, have no memfd_create.
+    # Pythons built for old systems, such as conda's and uv's, have no memfd_create.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -169,25 +190,26 @@ def _enlarge(pipe_end: int) -> None:
     try:
         fcntl.fcntl(pipe_end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
     except PermissionError:
-        return  # the user's share of pipe memory is spent; the default size only costs speed
+        return  # the user's limit of pipe memory is reached; the default size only costs speed
 
 
 class RankEnd:
-    """The rank's end: sends frame groups, and tells whether anything was said."""
+    """The rank's end: send frame groups, and report whether there was output."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: SIGTERM's handler sends the rest during another send
         self._sent = 0
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        self._lock = threading.Lock()  # a thread that the child does not have may have held it
+        self._lock = threading.RLock()  # it may have been held by a thread that does not exist in the child
 
     def send(self, kind: bytes, frames: Sequence[Any]) -> None:
-        """Send one frame group, whole, from any thread or forked child; what is said afterwards comes after it.
+        """Send one whole frame group, from any thread or forked child; later output comes after it.
 
-        An interrupt may end the call, but never leaves half a group on the socket: nobody could read what follows.
+        An interrupt may end the call, but never leaves half a group on the socket, which would make what follows
+        unreadable.
         """
         views = [memoryview(frame).cast("B") for frame in frames]
         parts: list[Any] = []
@@ -199,7 +221,7 @@ class RankEnd:
         if HEADER.size + size <= ATOMIC_BYTES:
             self._exchange(kind, token, parts)
         else:
-            # Signals' handlers, which may raise, run on the main thread alone.
+            # Signal handlers, which may raise, run on the main thread only.
             sender = threading.Thread(target=self._exchange, args=(kind, token, parts), name="disttrain send")
             sender.start()
             sender.join()
@@ -210,18 +232,18 @@ class RankEnd:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
                 _send_all(self._wire.rank_socket, parts)
                 if kind == PLACED:
-                    # Until the nanny has read what was said before, nothing may be said after.
+                    # No output may follow until the nanny has read the output before it.
                     self._wait_for(token)
             except (BrokenPipeError, ConnectionResetError):
-                # The nanny has died, and the kernel ends this process for that: nothing is to be said of it meanwhile.
-                time.sleep(END_SECONDS)
+                # The nanny has died, so the kernel ends this process; nothing is to be reported about it meanwhile.
+                time.sleep(WIRE_END_SECONDS)
                 raise
             finally:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
-            self._sent += kind in (FORWARD, PLACED, SAMPLES)
+            self._sent += kind in (PLACED, SAMPLES)
 
     def _wait_for(self, token: bytes) -> None:
-        """Wait until the nanny returns the token; those of sends that were interrupted here are passed over."""
+        """Wait until the nanny returns the token; tokens of interrupted sends are skipped."""
         while True:
             returned = self._wire.rank_socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
             if returned in (token, b""):
@@ -229,24 +251,24 @@ class RankEnd:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """A point in what was said so far, for :meth:`is_silent_since`."""
+        """A point in the output so far, for :meth:`is_silent_since`."""
         return self._sent, SEEN.unpack_from(self._wire.page)[0]
 
     def begin_use(self) -> None:
-        """Note that a request is being served."""
+        """Mark that a request is being served."""
         self._wire.page[IN_USE] = 1
 
     def end_use(self) -> None:
-        """Note that it was."""
+        """Mark that the request was served, and count it."""
         self._wire.page[IN_USE] = 0
         USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
 
     def begin_cell(self) -> None:
-        """Forget that a cell was interrupted."""
+        """Clear the mark that the cell was interrupted."""
         self._wire.page[INTERRUPTED] = 0
 
     def wait_heard(self) -> None:
-        """Wait until the nanny has handled what was said so far."""
+        """Wait until the nanny has handled the output so far."""
         _wait_until(lambda: self._is_all_read() and not self._wire.page[BUSY])
 
     def _is_all_read(self) -> bool:
@@ -254,17 +276,21 @@ class RankEnd:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the nanny has interrupted the cell, whatever the cell has made of it."""
+        """Whether the nanny has interrupted the cell, even if the cell caught the interrupt."""
         return bool(self._wire.page[INTERRUPTED])
 
     def beat(self, beat: pulse.Pulse) -> None:
-        """Show the nanny what the rank does; one thread of the rank calls this."""
+        """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         pulse.write(self._wire.page, beat)
 
-    def is_silent_since(self, mark: tuple[int, int]) -> bool:
-        """Whether nothing was said since ``mark``.
+    def show_loop(self, loop: pulse.LoopPulse) -> None:
+        """Write the loop's progress to the shared page; one thread of the rank at a time."""
+        pulse.write_loop(self._wire.page, loop)
 
-        The order of the questions matters: the nanny raises its flag before it reads, and counts after it.
+    def is_silent_since(self, mark: tuple[int, int]) -> bool:
+        """Whether there was no output since ``mark``.
+
+        The order of the checks matters: the nanny raises its flag before it reads, and counts after reading.
         """
         return self._is_all_read() and not self._wire.page[BUSY] and self.mark == mark
 
@@ -276,7 +302,7 @@ def _unread(pipe_end: int) -> int:
 
 
 def _send_all(sock: socket.socket, parts: list[Any]) -> None:
-    # sendmsg takes 1024 parts at most and may send a part of them.
+    # sendmsg takes at most 1024 parts and may send only some of the bytes.
     while parts:
         sent = sock.sendmsg(parts[:512])
         while parts and sent >= len(parts[0]):
@@ -287,7 +313,7 @@ def _send_all(sock: socket.socket, parts: list[Any]) -> None:
 
 
 class NannyEnd:
-    """The nanny's end: takes frame groups apart."""
+    """The nanny's end: split the received bytes into frame groups."""
 
     def __init__(self, wire: Wire) -> None:
         self.socket = wire.nanny_socket
@@ -296,7 +322,7 @@ class NannyEnd:
         self._data = bytearray()
 
     def receive(self) -> list[tuple[bytes, bytes, list[bytes]]] | None:
-        """Return the frame groups that have arrived whole, or None when the rank is gone."""
+        """Return the frame groups that have arrived whole, or None when the rank has closed its end."""
         closed = False
         while True:
             try:
@@ -313,11 +339,11 @@ class NannyEnd:
         return None if closed and not groups else groups
 
     def give_back(self, token: bytes) -> None:
-        """Let the rank go on."""
+        """Return the token, so that the rank continues."""
         try:
             self.socket.send(token)
         except (BlockingIOError, BrokenPipeError):
-            return  # it is dead, or stopped reading long ago
+            return  # the rank is dead, or stopped reading long ago
 
     def _take(self) -> list[tuple[bytes, bytes, list[bytes]]]:
         groups = []
@@ -338,8 +364,12 @@ class NannyEnd:
         del self._data[:start]
         return groups
 
+    def loop(self) -> pulse.LoopPulse | None:
+        """Return the progress of the rank's loop."""
+        return pulse.read_loop(self._page)
+
     def pulse(self) -> pulse.Pulse | None:
-        """Return what the rank showed last."""
+        """Return the rank's last heartbeat and activity."""
         return pulse.read(self._page)
 
     def uses(self) -> tuple[bool, int]:
@@ -347,20 +377,20 @@ class NannyEnd:
         return bool(self._page[IN_USE]), USES.unpack_from(self._page, USES_AT)[0]
 
     def set_busy(self, busy: bool) -> None:
-        """Say that output is being handled."""
+        """Mark that output is being handled."""
         self._page[BUSY] = int(busy)
 
     def set_interrupted(self, interrupted: bool) -> None:
-        """Say whether the cell was interrupted."""
+        """Mark whether the cell was interrupted."""
         self._page[INTERRUPTED] = int(interrupted)
 
     def count(self, size: int) -> None:
-        """Count what was read."""
+        """Count bytes that were read."""
         SEEN.pack_into(self._page, 0, SEEN.unpack_from(self._page)[0] + size)
 
 
 def read_all(pipe: int) -> list[bytes]:
-    """Return what a pipe holds, or much of it: a rank that never stops talking must not keep us from all else."""
+    """Return what a pipe holds, at most 16 MiB, so that a rank that prints without end does not block all else."""
     chunks = []
     for _ in range(16):
         try:

@@ -1,6 +1,6 @@
-"""The notebook's side: magics, output, completion.
+"""Define the notebook's side: magics, output, completion.
 
-Imports ``cluster`` and IPython; nothing imports it but the package itself, when the extension is loaded.
+Imports ``cluster`` and IPython; only the package itself imports it, when the extension is loaded.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _ATTRIBUTE = "_disttrain_magics"
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics, once."""
-    from ..messages import IPYTHON_PROFILE  # noqa: PLC0415
+    from ..protocol.environment import IPYTHON_PROFILE  # noqa: PLC0415
     from .magics import DistributedMagics  # noqa: PLC0415
 
     if hasattr(shell, _ATTRIBUTE):
         return
     if shell.profile_dir is not None:
-        os.environ[IPYTHON_PROFILE] = str(shell.profile_dir.location)  # ranks begin with it, too
+        os.environ[IPYTHON_PROFILE] = str(shell.profile_dir.location)  # ranks load it, too
     magics = DistributedMagics(shell=shell, parent=shell)
     shell.register_magics(magics)
     shell.configurables.append(magics)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
@@ -34,7 +34,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """End the clusters and take the magics away."""
+    """End the clusters and remove the magics."""
     magics = getattr(shell, _ATTRIBUTE, None)
     if magics is None:
         return

@@ -1,6 +1,6 @@
-"""The options of every magic.
+"""Define the options of every magic.
 
-Covers: the parsers, reading a line with one, their help.
+Covers: the parsers, parsing a line, their help.
 Does not cover: what the magics do (``magics``).
 """
 
@@ -35,7 +35,7 @@ def _parser(name: str, *, cell: bool = False) -> _Parser:
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help="the cluster's name, where there are several (default: the one used last)")
+    parser.add_argument("--name", help="the cluster, if there are several (default: the one used last)")
 
 
 def _init() -> _Parser:
@@ -46,49 +46,39 @@ def _init() -> _Parser:
     add(
         "--share-gpus",
         action="store_true",
-        help="allow more ranks than GPUs, over Gloo; LOCAL_RANK may then name no GPU, the variable device does",
+        help="allow more ranks than GPUs, over Gloo; use the variable device, LOCAL_RANK may not be a GPU",
     )
     add(
         "--launcher",
         choices=LAUNCHERS,
-        help="mpi: one MPI job; local: plain processes; ssh: on hosts, without MPI; slurm: a job (default: mpi)",
+        help="mpi: one MPI job; local: plain processes; ssh: hosts, without MPI; slurm: a Slurm job (default: mpi)",
     )
-    add("--hosts", help="hosts reached by ssh, each with its number of ranks, e.g. node1:4,node2:4")
-    add("--hostfile", metavar="FILE", help="the same as a file: a host on each line, with slots=N")
+    add("--hosts", help="hosts to reach by ssh, each with its number of ranks, e.g. node1:4,node2:4")
+    add("--hostfile", metavar="FILE", help="a hostfile of Open MPI or MPICH in place of --hosts")
     add("--node-count", type=int, metavar="N", help="use the first N of these hosts (default: all)")
-    add("--process-count-per-node", type=int, metavar="N", help="ranks on each (default: as named, or one per GPU)")
-    add("--spare", metavar="HOSTS", help="hosts on which ranks start again if one is lost (--launcher ssh)")
-    add("--interface", help="of the hosts' network: its name, or the network as in 10.1.0.0/16 (default: chosen)")
+    add("--process-count-per-node", type=int, metavar="N", help="ranks per host (default: as named, or one per GPU)")
+    add("--spare", metavar="HOSTS", help="hosts that replace a lost one (--launcher ssh)")
+    add("--interface", help="the hosts' network: an interface, or a network such as 10.1.0.0/16 (default: chosen)")
     add(
         "--controller-ports",
         metavar="FIRST-LAST",
-        help="8 ports of this machine that ranks on other hosts connect to, for a firewall (default: any)",
+        help="8 ports of this machine that ranks on other hosts connect to (default: any)",
     )
-    add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
-    add("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable for ranks on other hosts")
+    add("--ssh", metavar="COMMAND", help="the ssh command, with its options (default: ssh)")
+    add("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable to set on other hosts")
     add_slurm_options(parser)
-    add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch (default: auto)")
+    add("--backend", choices=BACKENDS, help="process group backend; none: ranks without torch (default: auto)")
     add("-a", "--address", help="MASTER_ADDR (default: chosen)")
     add("--port", type=int, help="MASTER_PORT (default: a free one)")
-    add("--timeout", type=float, metavar="S", help="seconds a collective may take (default: 1800)")
-    add("--start-timeout", type=float, metavar="S", help="seconds the ranks may take to start (default: 120)")
-    add("--grace", type=float, metavar="S", help="seconds ranks may go on once another has failed (default: 3)")
-    add(
-        "--hang-after",
-        type=float,
-        metavar="S",
-        help="seconds in one collective until who is missing is said (default: 30)",
-    )
-    add("--on-rank-death", choices=ON_RANK_DEATH, help="replace it, reset all ranks or stop (default: replace)")
+    add("--timeout", type=float, metavar="S", help="timeout of a collective, in seconds (default: 1800)")
+    add("--start-timeout", type=float, metavar="S", help="timeout of the start, in seconds (default: 120)")
+    add("--grace", type=float, metavar="S", help="seconds until ranks that wait for a failed one are released (3)")
+    add("--hang-after", type=float, metavar="S", help="seconds until a cell explains a hang (default: 30)")
+    add("--on-rank-death", choices=ON_RANK_DEATH, help="replace the rank, reset all ranks or stop (default: replace)")
     add("--tf-config", metavar="ROLES", help="set TF_CONFIG for TensorFlow, e.g. worker=2 or chief=1,worker=2,ps=1")
-    add("--keep", action="store_true", help="let the ranks outlive the notebook's kernel")
-    add(
-        "--idle-timeout",
-        type=float,
-        metavar="S",
-        help="end the cluster when nobody has used it for so many seconds (default: never)",
-    )
-    add("--name", default=None, help="a name, to have several clusters side by side (default: default)")
+    add("--keep", action="store_true", help="keep the ranks running when the kernel ends")
+    add("--idle-timeout", type=float, metavar="S", help="end the cluster after S seconds without use (default: never)")
+    add("--name", default=None, help="the cluster's name, to have several side by side (default: default)")
     return parser
 
 
@@ -96,13 +86,13 @@ def _cell(name: str) -> _Parser:
     parser = _parser(name, cell=True)
     add = parser.add_argument
     if name == "rank":
-        add("ranks", nargs="+", help="e.g. 0, [0,2] or 0-3")
+        add("ranks", nargs="+", help="ranks, e.g. 0, [0,2] or 0-3")
     else:
-        add("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
-    add("--timeout", type=float, metavar="S", help="interrupt the ranks after this many seconds")
-    add("-o", "--out", metavar="NAME", help="keep each rank's last value in the notebook, as a dict by rank")
+        add("-r", "--ranks", default="all", help="ranks, e.g. 0 or 0,2-3 (default: all)")
+    add("--timeout", type=float, metavar="S", help="interrupt the ranks after S seconds")
+    add("-o", "--out", metavar="NAME", help="store each rank's last value in the notebook, as a dict by rank")
     add("--watch", action="store_true", help="show the ranks and their metrics below the cell, live")
-    add("--noblock", action="store_true", help="don't wait; %%dist_wait shows what came of it")
+    add("--noblock", action="store_true", help="return at once; %%dist_wait shows output and result")
     add("--bare", action="store_true", help=argparse.SUPPRESS)  # %dist_mode added the magic's line to the cell
     _add_name(parser)
     return parser
@@ -110,7 +100,9 @@ def _cell(name: str) -> _Parser:
 
 def _names(name: str, default_ranks: str) -> _Parser:
     parser = _parser(name)
-    parser.add_argument("-r", "--ranks", default=default_ranks, help=f"e.g. 0 or 0,2-3 (default: {default_ranks})")
+    parser.add_argument(
+        "-r", "--ranks", default=default_ranks, help=f"ranks, e.g. 0 or 0,2-3 (default: {default_ranks})"
+    )
     parser.add_argument("names", nargs="+", metavar="NAME", help="variables")
     _add_name(parser)
     return parser
@@ -132,28 +124,27 @@ def _plain(name: str) -> _Parser:
 
 def _status() -> _Parser:
     parser = _plain("dist_status")
-    parser.add_argument("--text", action="store_true", help="a table in text, also where a live view could be shown")
+    parser.add_argument("--text", action="store_true", help="print a table, even where a live view is possible")
     return parser
 
 
 def _reset() -> _Parser:
     parser = _plain("dist_reset")
-    parser.add_argument("-r", "--ranks", help="replace just these, e.g. 1 or 0,2-3 (default: restart all)")
+    parser.add_argument("-r", "--ranks", help="replace only these, e.g. 1 or 0,2-3 (default: all)")
     return parser
 
 
 def _interrupt() -> _Parser:
     parser = _plain("dist_interrupt")
-    parser.add_argument("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
+    parser.add_argument("-r", "--ranks", default="all", help="ranks, e.g. 0 or 0,2-3 (default: all)")
     return parser
 
 
 def _copy() -> _Parser:
     parser = _parser("dist_copy")
-    parser.add_argument("--from", dest="source", type=int, default=0, metavar="RANK", help="whose values (default: 0)")
-    parser.add_argument(
-        "--to", dest="ranks", default="all", metavar="RANKS", help="who gets them (default: all others)"
-    )
+    parser.add_argument("--from", dest="source", type=int, default=0, metavar="RANK", help="the source (default: 0)")
+    to = "the targets (default: all others)"
+    parser.add_argument("--to", dest="ranks", default="all", metavar="RANKS", help=to)
     parser.add_argument("names", nargs="+", metavar="NAME", help="variables")
     _add_name(parser)
     return parser
@@ -161,7 +152,7 @@ def _copy() -> _Parser:
 
 def _diff() -> _Parser:
     parser = _parser("dist_diff")
-    parser.add_argument("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
+    parser.add_argument("-r", "--ranks", default="all", help="ranks, e.g. 0 or 0,2-3 (default: all)")
     parser.add_argument("names", nargs="+", metavar="NAME", help="models, optimizers, tensors or other variables")
     _add_name(parser)
     return parser
@@ -173,11 +164,12 @@ def _attach() -> _Parser:
     add(
         "cluster",
         nargs="?",
-        help="its name or id, as `jupyter disttrain list` shows them (default: the only one); or FILE, that a job "
-        "wrote whose ranks run `python -m jupyter_disttrain.engine --join FILE`; or HOST:FILE, to go through ssh",
+        metavar="CLUSTER|FILE|HOST:FILE",
+        help="a name or id from `jupyter disttrain list` (default: the only one); or the FILE of a batch job whose "
+        "ranks run `python -m jupyter_disttrain.engine --join FILE`; or HOST:FILE, to connect through ssh",
     )
-    add("--ssh", metavar="COMMAND", help="the ssh to use, with its options (default: ssh)")
-    add("--noblock", action="store_true", help="don't wait for a cell that still runs; %%dist_wait shows it")
+    add("--ssh", metavar="COMMAND", help="the ssh command, with its options (default: ssh)")
+    add("--noblock", action="store_true", help="do not wait for a cell that still runs; %%dist_wait shows it")
     return parser
 
 
@@ -185,29 +177,29 @@ def _run() -> _Parser:
     parser = _parser("dist_run")
     add = parser.add_argument
     parser.usage = "%%dist_run [options] SCRIPT [ARGUMENTS]\n       %%dist_run [options] -m MODULE [ARGUMENTS]"
-    add("-m", dest="is_module", action="store_true", help="a module's name follows in place of a script's path")
-    add("-r", "--ranks", default="all", help="e.g. 0 or 0,2-3 (default: all)")
-    add("--timeout", type=float, metavar="S", help="interrupt the ranks after this many seconds")
-    add("--fresh", dest="how", action="store_const", const="fresh", default="here", help="each rank starts a process")
+    add("-m", dest="is_module", action="store_true", help="run a module in place of a script")
+    add("-r", "--ranks", default="all", help="ranks, e.g. 0 or 0,2-3 (default: all)")
+    add("--timeout", type=float, metavar="S", help="interrupt the ranks after S seconds")
+    add("--fresh", dest="how", action="store_const", const="fresh", default="here", help="use new processes")
     add(
         "--per-node",
         dest="how",
         action="store_const",
         const="node",
-        help="one process on each node, for programs that start their own, e.g. with mp.spawn",
+        help="use one process per node, for programs that start their own, e.g. with mp.spawn",
     )
     add("--watch", action="store_true", help="show the ranks and their metrics below the cell, live")
-    add("--noblock", action="store_true", help="don't wait; %%dist_wait shows what came of it")
+    add("--noblock", action="store_true", help="return at once; %%dist_wait shows output and result")
     _add_name(parser)
-    add("target", metavar="SCRIPT", help="its path, from the notebook's folder; or a module's name after -m")
-    add("arguments", nargs=argparse.REMAINDER, help="the script's own; $LOCAL_RANK and its kin are each rank's")
+    add("target", metavar="SCRIPT", help="its path, relative to the notebook's folder; after -m a module's name")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's arguments; $LOCAL_RANK etc. are each rank's")
     return parser
 
 
 def _export() -> _Parser:
     parser = _parser("dist_export")
     add = parser.add_argument
-    add("path", metavar="SCRIPT", help="where to write it, e.g. train.py; what belongs to it is written beside it")
+    add("path", metavar="SCRIPT", help="the file to write, e.g. train.py; its launch file is written beside it")
     for launch in ("torchrun", "slurm", "mpi", "horovodrun"):
         add(
             f"--{launch}",
@@ -215,13 +207,9 @@ def _export() -> _Parser:
             action="store_const",
             const=launch,
             default="torchrun",
-            help=f"to be launched by {launch}" + (" (default)" if launch == "torchrun" else ""),
+            help=f"write a launch file for {launch}" + (" (default)" if launch == "torchrun" else ""),
         )
-    add(
-        "--all",
-        action="store_true",
-        help="a cell that ran several times stands there as often (default: as it was last)",
-    )
+    add("--all", action="store_true", help="write every run of a cell (default: its last run only)")
     _add_name(parser)
     return parser
 
@@ -229,10 +217,10 @@ def _export() -> _Parser:
 def _save() -> _Parser:
     parser = _parser("dist_save")
     add = parser.add_argument
-    add("path", metavar="FOLDER", help="of the checkpoint's versions; all hosts have to see it")
+    add("path", metavar="FOLDER", help="the checkpoint folder; all hosts must see it")
     add("names", nargs="+", metavar="NAME", help="models, optimizers, schedulers and other variables")
     add("--async", dest="beside", action="store_true", help="write while the next cells run")
-    add("--keep", type=int, metavar="N", help="how many versions stay (default: all)")
+    add("--keep", type=int, metavar="N", help="keep only the last N versions (default: all)")
     _add_name(parser)
     return parser
 
@@ -240,9 +228,9 @@ def _save() -> _Parser:
 def _load() -> _Parser:
     parser = _parser("dist_load")
     add = parser.add_argument
-    add("path", metavar="FOLDER", help="of the checkpoint: its latest version; or that of a version")
-    add("names", nargs="*", default=[], metavar="NAME", help="variables (default: all that were saved)")
-    add("--trust-owner", action="store_true", help="load another user's checkpoint, which may run any code")
+    add("path", metavar="FOLDER", help="the checkpoint folder, for its latest version; or the folder of one version")
+    add("names", nargs="*", default=[], metavar="NAME", help="variables (default: all saved ones)")
+    add("--trust-owner", action="store_true", help="load another user's checkpoint, which can run any code")
     _add_name(parser)
     return parser
 
@@ -251,13 +239,9 @@ def _stage() -> _Parser:
     parser = _parser("dist_stage")
     add = parser.add_argument
     add("source", metavar="PATH", help="a file or folder, or an address such as s3://bucket/folder")
-    add("--to", metavar="DIR", help="in which its folder is made on each node (default: on the node's local disk)")
-    add("--as", dest="into", metavar="NAME", help="a variable that is set to the path on each rank")
-    add(
-        "--verify",
-        action="store_true",
-        help="compare hashes of all with the source's, in place of sizes and times",
-    )
+    add("--to", metavar="DIR", help="the parent folder of the copy on each node (default: on the node's local disk)")
+    add("--as", dest="into", metavar="NAME", help="a variable to set to the path on each rank")
+    add("--verify", action="store_true", help="compare hashes with the source, in place of sizes and times")
     _add_name(parser)
     return parser
 
@@ -265,15 +249,15 @@ def _stage() -> _Parser:
 def _sync_code() -> _Parser:
     parser = _parser("dist_sync_code")
     add = parser.add_argument
-    add("paths", nargs="*", metavar="PATH", help="files and folders to bring too (default: what ranks have imported)")
-    add("--auto", choices=("on", "off"), help="do it before every cell that runs on ranks, or no longer")
+    add("paths", nargs="*", metavar="PATH", help="files and folders to copy too (default: what ranks have imported)")
+    add("--auto", choices=("on", "off"), help="reload before every cell that runs on ranks, or stop doing so")
     _add_name(parser)
     return parser
 
 
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
-    parser.add_argument("--all", action="store_true", help="every cluster of this notebook")
+    parser.add_argument("--all", action="store_true", help="end every cluster of this notebook")
     return parser
 
 
@@ -311,12 +295,12 @@ def documented(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parse(name: str, line: str) -> argparse.Namespace:
-    """Read a magic's line.
+    """Parse a magic's line.
 
     Raises
     ------
     UsageError
-        If it can't be read; the message says what is wrong and where the options are listed.
+        If it can't be parsed; the message says what is wrong and where the options are listed.
     """
     try:
         words = shlex.split(_without_comment(line))
@@ -325,22 +309,22 @@ def parse(name: str, line: str) -> argparse.Namespace:
     if name != "dist_init":
         return PARSERS[name].parse_args(words)
     args, unknown = PARSERS[name].parse_known_args(words)
-    args.unknown = unknown  # which may be options of sbatch
+    args.unknown = unknown  # may be options of sbatch
     return args
 
 
-# What stands before a comment, as in a shell: a # within a word or within quotes begins none.
+# Text before a comment, as in a shell: a # within a word or within quotes starts none.
 _BEFORE_COMMENT = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|(?<=\S)#|[^"'\\#])*""")
 
 
 def _without_comment(line: str) -> str:
     before = _BEFORE_COMMENT.match(line)
-    assert before is not None  # it matches nothing, too
+    assert before is not None  # it also matches the empty string
     return before.group() if line[before.end() :].startswith("#") else line
 
 
 def parse_gpus(text: str | None) -> tuple[int, ...] | None:
-    """Read ``"0,1"``."""
+    """Parse ``"0,1"``."""
     if text is None:
         return None
     try:
@@ -355,7 +339,7 @@ def hosts_of(args: argparse.Namespace) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        If they can't be read, or are named in two ways.
+        If they can't be parsed, or are named in two ways.
     """
     if args.hosts and args.hostfile:
         raise UsageError("hosts are named by --hosts or by --hostfile; leave one out")

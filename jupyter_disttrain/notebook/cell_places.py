@@ -1,7 +1,7 @@
-"""Know whether the output of an earlier cell is still there.
+"""Track whether the output of an earlier cell still exists.
 
-Covers: cells that were run again or removed, as the front end tells with each request (JupyterLab, Notebook 7).
-Does not cover: front ends that tell nothing: a cell's output counts as there.
+Covers: cells that were run again or removed, as the front end reports with each request (JupyterLab, Notebook 7).
+Does not cover: front ends that report nothing: a cell's output counts as existing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_latest: WeakKeyDictionary[InteractiveShell, dict[str, str]] = WeakKeyDictionary()  # by cell: the request run last
+_latest: WeakKeyDictionary[InteractiveShell, dict[str, str]] = WeakKeyDictionary()  # by cell: its last request
 
 
 def watch_cells(shell: InteractiveShell) -> None:
-    """From now on take note of which cells are run and removed."""
+    """Start to track which cells are run and removed."""
     if shell not in _latest and hasattr(shell, "kernel"):
         _latest[shell] = {}
         shell.events.register("pre_run_cell", lambda _info: _note(shell))
@@ -42,7 +42,7 @@ class CellPlace:
         self._name = f"cell {shell.execution_count}"
 
     def where_it_was(self) -> str:
-        """Return the cell's name if it was run again, or removed."""
+        """Return the cell's name if it was run again or removed; else an empty string."""
         latest = self._latest.get(self._cell, self._request)
         if latest == self._request:
             return ""

@@ -1,6 +1,6 @@
-r"""Colours in text: ANSI's SGR sequences, such as ``"\x1b[31m"``.
+r"""Parse colours in text: ANSI's SGR sequences, such as ``"\x1b[31m"``.
 
-Covers: which colours hold after some text, text as cells that can be written over.
+Covers: the style after some text, text as cells that can be overwritten.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import re
 SGR = re.compile(r"\x1b\[([\d;]*)m")
 RESET = "\x1b[0m"
 
-Cell = tuple[str, str]  # the style that holds, the character
+Cell = tuple[str, str]  # the style, the character
 
-# What each code sets, named by the code that takes it back.
+# The slot that each code sets, named by the code that resets it.
 _SLOTS = {1: 22, 2: 22, 3: 23, 4: 24, 21: 24, 5: 25, 6: 25, 7: 27, 8: 28, 9: 29, 38: 39, 48: 49}
 _SLOTS |= dict.fromkeys([*range(30, 38), *range(90, 98)], 39) | dict.fromkeys([*range(40, 48), *range(100, 108)], 49)
 _LONG = {5: 3, 2: 5}  # 38;5;N and 38;2;R;G;B: how many numbers belong together
 
 
 class Style:
-    """The colours that hold at some point of a text."""
+    """The style at some point of a text."""
 
     def __init__(self) -> None:
         self._codes: dict[int, str] = {}
-        self.text = ""  # the sequences that bring it about; empty for plain text
+        self.text = ""  # the sequences that set it; empty for plain text
 
     def follow(self, text: str) -> None:
-        """Take over what ``text`` changes."""
+        """Apply the style changes of ``text``."""
         if "\x1b" not in text:
             return
         for match in SGR.finditer(text):
@@ -49,12 +49,12 @@ class Style:
 
 
 def width(text: str) -> int:
-    """Return how many characters can be seen."""
+    """Return the number of visible characters."""
     return len(SGR.sub("", text)) if "\x1b" in text else len(text)
 
 
 def to_cells(text: str, style: Style) -> list[Cell]:
-    """Take text apart; ``style`` is the one before it and is moved on."""
+    """Split text into cells; ``style`` is the one before it, and is updated."""
     cells: list[Cell] = []
     start = 0
     for match in SGR.finditer(text):
@@ -65,7 +65,7 @@ def to_cells(text: str, style: Style) -> list[Cell]:
 
 
 def from_cells(cells: list[Cell]) -> str:
-    """Put text together again."""
+    """Join cells to text."""
     parts = []
     before = ""
     for style, character in cells:

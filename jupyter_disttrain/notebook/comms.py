@@ -1,9 +1,8 @@
-"""Widgets that a rank makes, shown in the notebook.
+"""Relay the comm messages of a rank's widgets to the notebook.
 
-Covers: a rank's comm messages to the front end, and the front end's to the rank.
+Covers: a rank's comm messages to the front end, and the front end's to the rank; which progress bars are unfinished.
 
-A rank's comm is opened again in the notebook's kernel under the same id, so the front end talks to a kernel that it
-knows.
+A rank's comm is opened again in the notebook's kernel under the same id, so that the front end has a kernel for it.
 """
 
 from __future__ import annotations
@@ -13,20 +12,23 @@ from typing import TYPE_CHECKING, Any
 import comm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..cluster.events import CommSent
 
+BAR_MODELS = ("FloatProgressModel", "IntProgressModel")
+ENDED_STYLES = ("success", "danger")  # styles that tqdm gives to a closed bar
+
 
 class CommRelay:
-    """Carry comm messages both ways."""
+    """Relay comm messages both ways."""
 
     def __init__(self, send_to_rank: Callable[[int, dict[str, Any], list[Any]], None]) -> None:
         self._send_to_rank = send_to_rank
         self._comms: dict[str, Any] = {}
 
     def forward(self, event: CommSent) -> None:
-        """Pass a rank's message on to the front end."""
+        """Forward a rank's message to the front end."""
         content = event.content
         comm_id = content["comm_id"]
         extra = {"data": content.get("data"), "metadata": event.metadata, "buffers": event.buffers}
@@ -49,5 +51,35 @@ class CommRelay:
         self._send_to_rank(rank, content, list(message.get("buffers", ())))
 
     def close(self) -> None:
-        """Forget the comms: their ranks are gone."""
+        """Drop the comms: their ranks are gone."""
         self._comms.clear()
+
+
+class WidgetBars:
+    """The progress bars among the widgets of one cell."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[str, Any]] = {}  # by comm
+
+    def take(self, event: CommSent) -> None:
+        """Update the bar's state from a rank's message."""
+        comm_id, data = event.content["comm_id"], event.content.get("data")
+        state = data.get("state") if isinstance(data, dict) else None
+        if event.msg_type == "comm_close":
+            self._states.pop(comm_id, None)
+        elif not isinstance(state, dict):
+            return  # the user's own comm may send anything
+        elif comm_id in self._states or state.get("_model_name") in BAR_MODELS:
+            self._states.setdefault(comm_id, {}).update(state)
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether a bar has started and is unfinished."""
+        return any(map(_goes_on, self._states.values()))
+
+
+def _goes_on(state: Mapping[str, Any]) -> bool:
+    low, value, high = (state.get(name, 0) for name in ("min", "value", "max"))
+    if not all(isinstance(each, (int, float)) for each in (low, value, high)):
+        return False  # NaN, which JSON lacks, arrives as text
+    return bool(low < value < high) and state.get("bar_style") not in ENDED_STYLES

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def install(shell: InteractiveShell) -> None:
-    """Teach IPython's completer the options."""
+    """Register the options with IPython's completer."""
     for name in PARSERS:
         for prefix in ("%%", "%"):
             shell.set_hook("complete_command", complete_options, str_key=f"{prefix}{name}")

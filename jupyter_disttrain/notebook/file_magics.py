@@ -1,6 +1,6 @@
-"""The magics for files: data sets and edited modules.
+"""Define the magics for files: data sets and edited modules.
 
-Covers: copying a data set to the nodes, with a line that tells how far it is; bringing edited modules to the ranks.
+Covers: copying a data set to the nodes, with a line that shows the progress; copying edited modules to the ranks.
 Does not cover: the other magics (``magics``).
 """
 
@@ -29,7 +29,7 @@ class FileMagics(ScriptMagics):
     @documented
     @line_magic
     def dist_stage(self, line: str) -> None:
-        """Copy a data set to each node's own disk: read once, checked by hash; what is there already is kept."""
+        """Copy a data set to each node's own disk: read once, checked by hash; existing files are kept."""
         args = parse("dist_stage", line)
         with StatusLine(self.shell) as line_shown:
             staged = self._require(args).stage(
@@ -45,7 +45,7 @@ class FileMagics(ScriptMagics):
     @documented
     @line_magic
     def dist_sync_code(self, line: str) -> None:
-        """Bring edited modules to the ranks and reload them there; functions that cells hold are the new ones then."""
+        """Reload edited modules on the ranks, and copy them to nodes that do not see the notebook's folder."""
         args = parse("dist_sync_code", line)
         if args.auto is not None:
             self.auto_sync = args.auto == "on"
@@ -55,21 +55,21 @@ class FileMagics(ScriptMagics):
         print(self._sync(self._require(args), args.paths))  # noqa: T201
 
     def _sync(self, cluster: Cluster, paths: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Synced:
-        """Reload what was edited, and show what the modules say meanwhile."""
+        """Reload edited modules, and show what they print meanwhile."""
         chosen = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
         screen = self._screen(cluster, chosen, below_view=True)
         return cluster.sync_code(paths, chosen, listener=screen, origin=origin_of(self.shell))
 
     def _sync_before_cell(self, cluster: Cluster, ranks: Sequence[int]) -> None:
-        """Reload what was edited, if that is wanted; what can't be is told, and the cell runs with what is there.
+        """Reload edited modules, if enabled; print what can't be reloaded, and run the cell with the old code then.
 
-        On the cell's ranks alone: others may be dead, or run another cell. An interrupt and a death end the cell too.
+        Only on the cell's ranks: others may be dead, or run another cell. An interrupt and a death end the cell too.
         """
         if not self.auto_sync:
             return
         try:
             synced = self._sync(cluster, ranks=ranks)
-        except (CodeError, UsageError) as error:  # the latter of a node that can't take a file, say
+        except (CodeError, UsageError) as error:  # UsageError: e.g. a node that can't take a file
             sys.stderr.write(f"{error}\n")
             return
         if synced.reloaded:

@@ -1,7 +1,7 @@
-"""Tell which displays are alike although each rank made its own.
+"""Compare displays that are equal except for parts that each rank generates.
 
 Covers: addresses of objects, and random ids in HTML's tags, styles and scripts.
-Does not cover: lines of text, which are alike when they are equal.
+Does not cover: lines of text, which are compared as they are.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGN
 
 
 def like_result(text: str) -> Hashable:
-    """Return what a result has in common with those that are alike."""
+    """Return a key that equal results have in common."""
     return "result", _ADDRESS.sub("at 0x", text)
 
 
 def like_display(data: dict[str, Any]) -> Hashable:
-    """Return what a display has in common with those that are alike."""
+    """Return a key that equal displays have in common."""
     markup = data.get("text/html")
     if isinstance(markup, str):
         data = data | {"text/html": _MARKUP.sub(lambda tag: _RANDOM_ID.sub("", tag[0]), markup)}

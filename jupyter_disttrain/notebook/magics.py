@@ -1,6 +1,6 @@
-"""The magics.
+"""Define the magics.
 
-Covers: reading a line, handing over to :class:`~jupyter_disttrain.Cluster`.
+Covers: parsing a line, calling :class:`~jupyter_disttrain.Cluster`.
 Does not cover: options (``arguments``), their defaults (``settings``), drawing (``screen``).
 """
 
@@ -14,7 +14,8 @@ from ..cluster import CellRun, Cluster
 from ..cluster.variables import check_names
 from ..config import parse_roles
 from ..errors import UsageError
-from ..ranks import label_ranks, parse_ranks
+from ..rank_selection import parse_ranks
+from ..ranks import label_ranks
 from .arguments import documented, hosts_of, parse, parse_gpus
 from .cell_places import watch_cells
 from .comms import CommRelay
@@ -55,7 +56,11 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_init(self, line: str) -> None:
-        """Start the ranks of this notebook."""
+        """Start the ranks of this notebook: by default one per GPU, or two without GPUs.
+
+        In Python they are ``cluster`` from then on, unless the notebook has a variable of that name. With
+        ``--launcher slurm``, other long options of sbatch are passed on.
+        """
         args = parse("dist_init", line)
         name = args.name or "default"
         running = self._clusters.get(name)
@@ -101,13 +106,16 @@ class DistributedMagics(FileMagics):
             self._forget(self._clusters[cluster.name])  # it was closed
         self._clusters[cluster.name] = cluster
         self._last = cluster.name
-        if isinstance(self.shell.user_ns.get("cluster"), (Cluster, type(None))):  # not a variable of the person's own
+        if isinstance(self.shell.user_ns.get("cluster"), (Cluster, type(None))):  # not a variable of the user's own
             self.shell.user_ns["cluster"] = cluster
 
     @documented
     @line_magic
     def dist_attach(self, line: str) -> None:
-        """Bring back a cluster that outlived its kernel, with its variables and what it has said meanwhile."""
+        """Attach to ranks that outlived their kernel (``--keep``), or to those of a batch job.
+
+        Their variables are kept; what they have printed meanwhile is shown.
+        """
         args = parse("dist_attach", line)
         for here in self._clusters.values():
             if not here.closed and args.cluster in (here.name, here.cluster_id):
@@ -120,7 +128,7 @@ class DistributedMagics(FileMagics):
             self._wait_for_cells(cluster)
 
     def _has(self, name: str) -> None:
-        """Refuse a cluster of the name of one that is here."""
+        """Refuse a cluster with the name of an open one."""
         if name in self._clusters and not self._clusters[name].closed:
             raise UsageError(
                 f"another cluster {name!r} is in this notebook; end it first with %dist_shutdown, or leave it to "
@@ -130,7 +138,10 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_detach(self, line: str) -> None:
-        """Leave a cluster to itself, with all that runs on it; %dist_attach brings it back."""
+        """Leave a cluster running, with its cells; ``%dist_attach`` brings it back.
+
+        This is possible for ranks that were started with ``--keep``, and for those of a batch job.
+        """
         cluster = self._require(parse("dist_detach", line))
         cluster.detach()
         self._forget(cluster)
@@ -141,7 +152,7 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_reset(self, line: str) -> None:
-        """Restart the ranks, or replace just those named; their variables are gone."""
+        """Start new processes for all ranks, or only for those named; their variables are lost."""
         args = parse("dist_reset", line)
         cluster = self._require(args)
         if args.ranks is not None:
@@ -185,14 +196,14 @@ class DistributedMagics(FileMagics):
             relay.close()
 
     def shutdown_all(self) -> None:
-        """End every cluster of this notebook."""
+        """Shut down every cluster of this notebook."""
         for cluster in list(self._clusters.values()):
             self._end(cluster)
 
     def _end(self, cluster: Cluster) -> None:
         try:
             self._finish_saves(cluster)
-        finally:  # an interrupt ends the wait, not the wish
+        finally:  # an interrupt ends the wait, not the shutdown
             self._forget(cluster)
             cluster.shutdown()
 
@@ -219,7 +230,7 @@ class DistributedMagics(FileMagics):
     @no_var_expand
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
-        """Run the cell on every rank, or on those named, and show what each rank says."""
+        """Run the cell on every rank, or on those named, and show what each rank prints."""
         args = parse("distributed", line)
         self._run("%%distributed", line, cell, args, args.ranks)
 
@@ -227,7 +238,7 @@ class DistributedMagics(FileMagics):
     @no_var_expand
     @cell_magic
     def rank(self, line: str, cell: str) -> None:
-        """Run the cell on some ranks."""
+        """Run the cell on some ranks: ``%%rank 0``, ``%%rank [0,2]`` or ``%%rank[0-2]``."""
         args = parse("rank", line)
         self._run("%%rank", line, cell, args, ",".join(args.ranks).replace(",,", ","))
 
@@ -241,7 +252,7 @@ class DistributedMagics(FileMagics):
             self.views.show(cluster)
         self._sync_before_cell(cluster, chosen)
         run = cluster.run(
-            # As a comment, so that line 3 of the cell is line 3 on the ranks, which read the cell without it.
+            # As a comment, so that line 3 of the cell is line 3 on the ranks, which run the cell without it.
             cell if args.bare else f"#{magic} {line}".rstrip() + f"\n{cell}",
             chosen,
             values=args.out is not None,
@@ -256,13 +267,13 @@ class DistributedMagics(FileMagics):
         self._keep(run, args.out)
 
     def _waits_for(self, cluster: Cluster, run: CellRun, out: str | None) -> None:
-        """Have %dist_wait show what comes of a cell."""
+        """Have %dist_wait show the cell's output."""
         self._waiting.setdefault(cluster.name, []).append((run, out))
         ranks = label_ranks(run.ranks)
         print(f"running on {ranks}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
 
     def _keep(self, run: CellRun, out: str | None) -> None:
-        """Keep a cell's values, if they were asked for."""
+        """Keep a cell's values, if they were requested."""
         if out is not None:
             self.shell.user_ns[out] = run.results
 
@@ -283,7 +294,10 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_wait(self, line: str) -> None:
-        """Wait for the cells that were started with --noblock, or that still run after stop; show what came of them."""
+        """Wait for the cells that were started with ``--noblock``, or that still run after stop, and show their output.
+
+        While it waits, stop interrupts them.
+        """
         cluster = self._require(parse("dist_wait", line))
         known = [run for run, _ in self._waiting.setdefault(cluster.name, [])]
         self._waiting[cluster.name] += [(run, None) for run in cluster.running_cells if run not in known]
@@ -294,9 +308,9 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_interrupt(self, line: str) -> None:
-        """Interrupt the cells that ranks still run, as the stop button does while a cell is waited for.
+        """Interrupt ranks that still run a cell after ``--noblock``, or after stop has returned control.
 
-        The second time it releases ranks without looking whether they wait for others.
+        The second time it releases the ranks from whatever they wait for.
         """
         args = parse("dist_interrupt", line)
         cluster = self._require(args)
@@ -306,7 +320,7 @@ class DistributedMagics(FileMagics):
         print("\n".join(lines))  # noqa: T201
 
     def _wait_for_cells(self, cluster: Cluster) -> None:
-        """Show what comes of the cells that nobody waits for yet."""
+        """Show the output of the background cells that are not waited for yet."""
         waiting = self._waiting.get(cluster.name, [])
         while waiting:
             run, out = waiting[0]
@@ -314,13 +328,13 @@ class DistributedMagics(FileMagics):
             try:
                 self._keep(run.wait(), out)
             finally:
-                if run.done:  # else the wait was given up, and can be taken up again
+                if run.done:  # else the wait was interrupted, and can be resumed
                     waiting.pop(0)
 
     @documented
     @line_magic
     def dist_mode(self, line: str) -> None:
-        """Run every following cell on the ranks, or no longer."""
+        """Run every following cell on the ranks, except those that begin with ``%%local``; or no longer."""
         args = parse("dist_mode", line)
         if args.enable:
             cluster = self._require_any()
@@ -340,8 +354,8 @@ class DistributedMagics(FileMagics):
 
     @documented
     @line_cell_magic
-    def sync(self, line: str, cell: str | None = None) -> None:  # noqa: ARG002  (people write %%sync too)
-        """Wait at a barrier of all ranks."""
+    def sync(self, line: str, cell: str | None = None) -> None:  # noqa: ARG002  (users write %%sync too)
+        """Wait until all ranks have reached a barrier."""
         cluster = self._require(parse("sync", line))
         seconds = cluster.sync()
         print(f"{label_ranks(range(cluster.world_size))} met after {seconds * 1000:.1f} ms")  # noqa: T201
@@ -349,7 +363,7 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_status(self, line: str) -> None:
-        """Show nodes, ranks and metrics: live where the front end has widgets, else as a table in text."""
+        """Show nodes, ranks and metrics: live where the front end has widgets, else as a text table."""
         args = parse("dist_status", line)
         there = [cluster for cluster in self._clusters.values() if not cluster.closed]
         chosen = there if there and not args.name else [self._require(args)]
@@ -364,7 +378,10 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_where(self, line: str) -> None:
-        """Say what each rank is doing at this moment."""
+        """Show what each rank is doing now: the collective in which it waits, and the line.
+
+        A kernel that waits for a cell answers afterwards: use it with ``--noblock``, or look at the side panel.
+        """
         print("\n".join(self._require(parse("dist_where", line)).where()))  # noqa: T201
 
     @documented
@@ -377,7 +394,7 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_diff(self, line: str) -> None:
-        """Say where ranks differ, e.g. in a model's parameters."""
+        """Show where ranks differ: the first parameter of a model that does, by how much and on which ranks."""
         args = parse("dist_diff", line)
         cluster = self._require(args)
         for name in args.names:
@@ -398,7 +415,7 @@ class DistributedMagics(FileMagics):
     @documented
     @line_magic
     def dist_pull(self, line: str) -> None:
-        """Bring variables back: from one rank as they are, from several as a dict by rank."""
+        """Copy variables to the notebook: from one rank as they are, from several as a dict by rank."""
         args = parse("dist_pull", line)
         cluster = self._require(args)
         ranks = parse_ranks(args.ranks, cluster.world_size)

@@ -1,34 +1,78 @@
 """Merge what each rank printed into one sequence.
 
-Covers: which lines several ranks have in common, and in which order all of them stand.
+Covers: which lines several ranks have in common, and the order of all lines.
 Does not cover: control characters (``terminal``), the merge while the cell runs (``transcript``).
 
 The result depends on what the ranks printed and not on when: it is the same whichever rank was faster. Lines are
-matched as a patience diff does it: first those that occur once on either side, then what lies between them. The cost
-of n lines is n, times a small depth.
+matched as in a patience diff: first those that occur once on either side, then what lies between them. The cost of n
+lines is O(n), times a small depth.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     Item = tuple[int, int]  # a rank, and a place in its sequence
     Span = tuple[int, int]
 
-MAX_DEPTH = 12  # of blocks between anchors; deeper ones are matched by their number of occurrence
+FIRST, LAST = 0, 1  # sentinels above and below all lines of a spine
+KEY_STEP = 1 << 40  # between the keys of two lines: room for those inserted between them
+MAX_DEPTH = 12  # depth of blocks between anchors; deeper ones are matched by their number of occurrence
 
 
-class _Shared:
-    """A line that several ranks may have."""
+class _Spine:
+    """Lines that several ranks may have, in order, under fixed numbers; finds neighbours and equal lines."""
 
-    def __init__(self, like: int) -> None:
-        self.like = like
-        self.items: list[Item] = []
+    def __init__(self) -> None:
+        # By number; FIRST and LAST are no lines.
+        self.likes = [-1, -1]
+        self.items: list[list[Item]] = [[], []]
+        self.before, self.after = [FIRST, FIRST], [LAST, LAST]
+        self.keys = [0, 0]  # increasing in the order of the lines
+        self._alike: dict[int, list[int]] = {}  # by content: lines in order
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the lines in order."""
+        line = self.after[FIRST]
+        while line != LAST:
+            yield line
+            line = self.after[line]
+
+    def add(self, like: int) -> int:
+        """Return a new line, which has no place yet."""
+        self.likes.append(like)
+        self.items.append([])
+        for numbers in (self.before, self.after, self.keys):
+            numbers.append(FIRST)
+        return len(self.likes) - 1
+
+    def place(self, lines: Sequence[int], below: int) -> None:
+        """Insert new lines above another."""
+        above = self.before[below]
+        step = (self.keys[below] - self.keys[above]) // (len(lines) + 1)
+        for line, next_line in pairwise((above, *lines, below)):
+            self.after[line], self.before[next_line] = next_line, line
+        for count, line in enumerate(lines, 1):
+            self.keys[line] = self.keys[above] + count * step
+        if not step:
+            for number, line in enumerate((*self, LAST), 1):
+                self.keys[line] = number * KEY_STEP
+        for line in lines:
+            insort(self._alike.setdefault(self.likes[line], []), line, key=self.keys.__getitem__)
+
+    def between(self, above: int, below: int, like: int) -> list[int]:
+        """Return the lines of one content between two lines."""
+        alike = self._alike.get(like)
+        if alike is None:
+            return []
+        start = bisect_right(alike, self.keys[above], key=self.keys.__getitem__)
+        return alike[start : bisect_left(alike, self.keys[below], start, key=self.keys.__getitem__)]
 
 
 def merge(sequences: Mapping[int, Sequence[Hashable]]) -> list[list[Item]]:
@@ -50,33 +94,28 @@ def merge(sequences: Mapping[int, Sequence[Hashable]]) -> list[list[Item]]:
         rank: [numbers.setdefault(line, len(numbers)) for line in lines] for rank, lines in sorted(sequences.items())
     }
     counts = Counter(number for lines in numbered.values() for number in set(lines))
-    spine: list[_Shared] = []
+    spine = _Spine()
     for rank, lines in numbered.items():
         own = [(place, line) for place, line in enumerate(lines) if line >= 0 and counts[line] > 1]
-        spine = _weave(spine, rank, own)
-    return _order([node.items for node in spine if len(node.items) > 1], {r: len(s) for r, s in numbered.items()})
+        _weave(spine, rank, own)
+    common = [spine.items[line] for line in spine]
+    return _order([items for items in common if len(items) > 1], {r: len(s) for r, s in numbered.items()})
 
 
-def _weave(spine: list[_Shared], rank: int, own: list[tuple[int, int]]) -> list[_Shared]:
-    """Add a rank's lines: to those that are alike, else in front of the next one that is."""
-    partners = dict(_match([node.like for node in spine], [line for _, line in own]))
-    woven: list[_Shared] = []
-    waiting: list[_Shared] = []
-    at = 0
-    for index, (place, line) in enumerate(own):
-        partner = partners.get(index)
-        if partner is None:
-            node = _Shared(line)
-            waiting.append(node)
-        else:
-            node = spine[partner]
-            woven += spine[at:partner]
-            woven += waiting
-            woven.append(node)
+def _weave(spine: _Spine, rank: int, own: list[tuple[int, int]]) -> None:
+    """Add a rank's lines: to equal lines, else in front of the next line that has an equal one."""
+    partners = dict(_match(spine, [like for _, like in own]))
+    waiting: list[int] = []
+    for index, (place, like) in enumerate(own):
+        line = partners.get(index)
+        if line is None:
+            line = spine.add(like)
+            waiting.append(line)
+        elif waiting:
+            spine.place(waiting, line)
             waiting.clear()
-            at = partner + 1
-        node.items.append((rank, place))
-    return woven + spine[at:] + waiting
+        spine.items[line].append((rank, place))
+    spine.place(waiting, LAST)
 
 
 def _order(common: list[list[Item]], lengths: Mapping[int, int]) -> list[list[Item]]:
@@ -103,65 +142,73 @@ def _order(common: list[list[Item]], lengths: Mapping[int, int]) -> list[list[It
     return [line for _, _, lines in blocks for line in lines]
 
 
-def _match(left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
-    """Return places of equal lines as (right, left), increasing in both."""
+def _match(spine: _Spine, right: Sequence[int]) -> list[tuple[int, int]]:
+    """Return places on the right with the equal lines of the spine, increasing in both."""
     pairs: list[tuple[int, int]] = []
-    todo: list[tuple[Span, Span, int]] = [((0, len(left)), (0, len(right)), 0)]
+    todo: list[tuple[Span, Span, int]] = [((FIRST, LAST), (0, len(right)), 0)]
     while todo:
-        (left_start, left_end), (right_start, right_end), depth = todo.pop()
-        while left_start < left_end and right_start < right_end and left[left_start] == right[right_start]:
-            pairs.append((right_start, left_start))
-            left_start, right_start = left_start + 1, right_start + 1
-        while left_start < left_end and right_start < right_end and left[left_end - 1] == right[right_end - 1]:
-            left_end, right_end = left_end - 1, right_end - 1
-            pairs.append((right_end, left_end))
-        if left_start == left_end or right_start == right_end:
+        (above, below), (start, end), depth = todo.pop()
+        while start < end and spine.likes[spine.after[above]] == right[start] and spine.after[above] != below:
+            above = spine.after[above]
+            pairs.append((start, above))
+            start += 1
+        while start < end and spine.likes[spine.before[below]] == right[end - 1] and spine.before[below] != above:
+            below = spine.before[below]
+            end -= 1
+            pairs.append((end, below))
+        if start == end or spine.after[above] == below:
             continue
-        spans = (left_start, left_end), (right_start, right_end)
-        anchors = _anchors(_once(left, spans[0]), _once(right, spans[1])) if depth < MAX_DEPTH else []
+        rest = range(start, end)
+        anchors = _anchors(spine, _once(spine, above, below, right, rest)) if depth < MAX_DEPTH else []
         if not anchors:
-            pairs += _anchors(_by_occurrence(left, spans[0]), _by_occurrence(right, spans[1]))
+            pairs += _anchors(spine, _by_occurrence(spine, above, below, right, rest))
             continue
         pairs += anchors
-        for (right_at, left_at), (right_next, left_next) in zip(
-            [(right_start - 1, left_start - 1), *anchors], [*anchors, (right_end, left_end)], strict=True
-        ):
-            todo.append(((left_at + 1, left_next), (right_at + 1, right_next), depth + 1))
+        todo += [
+            ((line, next_line), (place + 1, next_place), depth + 1)
+            for (place, line), (next_place, next_line) in pairwise([(start - 1, above), *anchors, (end, below)])
+        ]
     return pairs
 
 
-def _once(lines: Sequence[int], span: Span) -> dict[Hashable, int]:
-    """Return where the lines stand that occur once."""
-    counts = Counter(lines[span[0] : span[1]])
-    return {lines[place]: place for place in range(*span) if counts[lines[place]] == 1}
+def _once(spine: _Spine, above: int, below: int, right: Sequence[int], rest: range) -> Iterator[tuple[int, int]]:
+    """Yield the places and lines of what occurs exactly once on either side."""
+    counts = Counter(right[rest.start : rest.stop])
+    for place in rest:
+        if counts[right[place]] == 1:
+            alike = spine.between(above, below, right[place])
+            if len(alike) == 1:
+                yield place, alike[0]
 
 
-def _by_occurrence(lines: Sequence[int], span: Span) -> dict[Hashable, int]:
-    """Return where each line stands for the first time, for the second time and so on."""
-    counts: Counter[int] = Counter()
-    places: dict[Hashable, int] = {}
-    for place in range(*span):
-        counts[lines[place]] += 1
-        places[lines[place], counts[lines[place]]] = place
-    return places
+def _by_occurrence(
+    spine: _Spine, above: int, below: int, right: Sequence[int], rest: range
+) -> Iterator[tuple[int, int]]:
+    """Yield the places and lines of first occurrences on either side, of second ones and so on."""
+    following: dict[int, Iterator[int]] = {}
+    for place in rest:
+        like = right[place]
+        if like not in following:
+            following[like] = iter(spine.between(above, below, like))
+        line = next(following[like], None)
+        if line is not None:
+            yield place, line
 
 
-def _anchors(left: Mapping[Hashable, int], right: Mapping[Hashable, int]) -> list[tuple[int, int]]:
-    """Return the most pairs of what both have that are increasing on both sides, as (right, left)."""
-    ends: list[int] = []  # by length: the smallest place on the left at which so long a chain ends
-    chains: list[tuple[int, int, int]] = []  # right, left, the pair before it
+def _anchors(spine: _Spine, candidates: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest chain of these pairs, which increase on the right, that increases in the spine as well."""
+    ends: list[int] = []  # by length: the smallest key in the spine at which such a chain ends
+    chains: list[tuple[int, int, int]] = []  # place, line, the pair before it
     last: list[int] = []  # by length: that chain's last pair
-    for line, right_at in right.items():
-        left_at = left.get(line)
-        if left_at is None:
-            continue
-        length = bisect_left(ends, left_at)
+    for place, line in candidates:
+        key = spine.keys[line]
+        length = bisect_left(ends, key)
         before = last[length - 1] if length else -1
-        ends[length : length + 1], last[length : length + 1] = [left_at], [len(chains)]
-        chains.append((right_at, left_at, before))
+        ends[length : length + 1], last[length : length + 1] = [key], [len(chains)]
+        chains.append((place, line, before))
     found: list[tuple[int, int]] = []
     at = last[-1] if last else -1
     while at >= 0:
-        right_at, left_at, at = chains[at]
-        found.append((right_at, left_at))
+        place, line, at = chains[at]
+        found.append((place, line))
     return found[::-1]

@@ -1,6 +1,6 @@
-"""What a transcript is made of.
+"""Define the parts of a transcript.
 
-Covers: lines, and the parts of the screen that hold them.
+Covers: lines, and the sections of the screen that hold them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..messages import OutputElided
 
-TAIL_ROWS = 20  # of what is beyond the bound
+TAIL_ROWS = 20  # last lines kept of what is beyond the bound
 SECTION_ROWS = 500  # lines that are drawn together
-SLOW_SECTION_ROWS = 100  # the same once they were drawn many times
+SLOW_SECTION_ROWS = 100  # lines drawn together once they were drawn many times
 SLOW_SECTION_DRAWS = 50
-SEARCHED_ROWS = 100  # of those that are alike
+SEARCHED_ROWS = 100  # equal rows searched
 
-# What rich shows for an empty line is no more than that.
+# An empty line of rich has only these tags.
 _BLANK_HTML = re.compile(r"(?:\s|</?(?:pre|span|code|p|br)\b[^<>]*>)*", re.IGNORECASE)
 
 row_key = attrgetter("key")
@@ -32,13 +32,14 @@ row_key = attrgetter("key")
 class Row:
     """A line, or a result of several lines."""
 
-    key: tuple[float, ...]  # where it stands: rows are in the order of their keys
+    key: tuple[float, ...]  # sort key: rows are in the order of their keys
     text: str
     stream: str  # "stdout", "stderr", "result", "label"
     ranks: frozenset[int]
     section: Section
     open: bool = False  # it may still grow
-    like: Any = None  # what rows that are alike have in common
+    rewritten: bool = False  # in place, as a progress bar is
+    like: Any = None  # key that equal rows have in common
 
 
 @dataclass(eq=False, slots=True)
@@ -49,19 +50,19 @@ class Section:
     data: dict[str, Any] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     dirty: bool = True
-    place: int = -1  # on the screen, where it was drawn last
-    of_ranks: tuple[int, ...] = ()  # whose display it is, as it was last drawn
-    drawn: str = ""  # its lines as they were last drawn
-    draws: int = 0  # how often it was drawn
+    place: int = -1  # position on the screen at the last draw
+    of_ranks: tuple[int, ...] = ()  # ranks of the display at the last draw
+    drawn: str = ""  # its lines at the last draw
+    draws: int = 0  # number of draws
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to see."""
+        """Whether there is nothing to show."""
         return not self.data and not self.rows
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is a display of which nothing can be seen."""
+        """Whether it is a display without visible content."""
         data = self.data
         if data is None:
             return False
@@ -72,13 +73,13 @@ class Section:
 
     @property
     def is_full(self) -> bool:
-        """Whether lines belong elsewhere: it holds enough, or grows so slowly that drawing it again costs more."""
+        """Whether new lines need another section: this one is long, or grows so slowly that redrawing it costs more."""
         return len(self.rows) >= (SLOW_SECTION_ROWS if self.draws >= SLOW_SECTION_DRAWS else SECTION_ROWS)
 
 
 @dataclass(slots=True)
 class Hidden:
-    """What is beyond the bound."""
+    """Output beyond the bound."""
 
     lines: int = 0
     size_bytes: int = 0
@@ -91,12 +92,12 @@ class Hidden:
         self.keep(rank, stream, texts)
 
     def keep(self, rank: int, stream: str, texts: list[str]) -> None:
-        """Remember the last lines."""
+        """Keep the last lines."""
         tail = self.tails.setdefault(rank, deque(maxlen=TAIL_ROWS))
         tail.extend((stream, text) for text in texts[-TAIL_ROWS:])
 
     def add_unsent(self, rank: int, record: OutputElided) -> None:
-        """Count what a rank did not even send."""
+        """Count output that a rank did not even send."""
         self.lines += record.lines
         self.size_bytes += record.size_bytes
         self.keep(rank, record.stream, record.tail.removesuffix("\n").split("\n"))
@@ -109,7 +110,7 @@ def alone(rank: int) -> frozenset[int]:
 
 
 def insert_row(rows: list[Row], row: Row) -> None:
-    """Keep rows in their order; nearly always the new one is the last."""
+    """Insert a row in order; nearly always the new one is the last."""
     if not rows or rows[-1].key < row.key:
         rows.append(row)
     else:
@@ -117,17 +118,17 @@ def insert_row(rows: list[Row], row: Row) -> None:
 
 
 class Alike:
-    """Rows by what they have in common, each kind in the order of the rows."""
+    """Rows by content; rows of equal content are in order."""
 
     def __init__(self) -> None:
-        self._rows: dict[Any, Row | list[Row]] = {}  # most lines are alone of their kind
+        self._rows: dict[Any, Row | list[Row]] = {}  # most lines have no equal
 
     def __contains__(self, like: Any) -> bool:
-        """Whether there is a row of this kind."""
+        """Whether there is a row of this content."""
         return like in self._rows
 
     def after(self, key: tuple[float, ...], like: Any) -> list[Row]:
-        """Return the next rows of a kind below ``key``."""
+        """Return the next rows of a content below ``key``."""
         rows = self._rows.get(like, [])
         if isinstance(rows, Row):
             return [rows] if rows.key > key else []
@@ -135,7 +136,7 @@ class Alike:
         return rows[start : start + SEARCHED_ROWS]
 
     def add(self, row: Row) -> None:
-        """Let a row be found."""
+        """Add a row."""
         rows = self._rows.setdefault(row.like, row)
         if rows is row:
             return
@@ -144,7 +145,7 @@ class Alike:
         insert_row(rows, row)
 
     def remove(self, row: Row) -> None:
-        """Let a row be found no more."""
+        """Remove a row."""
         rows = self._rows.get(row.like, [])
         if rows is row:
             del self._rows[row.like]

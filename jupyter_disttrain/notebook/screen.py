@@ -1,11 +1,12 @@
-"""Show what the ranks of a cell say, while they say it.
+"""Show the output of a cell's ranks while they print it.
 
 Covers: drawing a transcript on the cell's output, few updates for much output, the progress line.
 Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks (``comms``).
 
-The output is a row of displays that are updated in place, so that a front end, nbclient and nbconvert all end with the
-same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours. Beside
-the text stands which ranks printed which line: JupyterLab makes a tab for each rank of it (labextension/src/tabs.ts).
+The output is a series of displays that are updated in place, so that a front end, nbclient and nbconvert all end with
+the same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours. The
+data also includes which ranks printed which line, from which JupyterLab makes a tab per rank
+(labextension/src/tabs.ts).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cluster.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
 from ..ranks import label_ranks, short_label
+from .comms import WidgetBars
 from .rows import TAIL_ROWS, Row, Section
 from .transcript import Transcript
 
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
     from .rows import Hidden
     from .sinks import Sink
 
-# Grey, not "faint": JupyterLab shows that as plain text.
-# Blue is what can be read in a light and in a dark theme, and is yet quieter than the text.
+# Grey, not "faint", which JupyterLab shows as plain text. Blue is readable in a light and in a dark theme, and is yet
+# quieter than the text.
 QUIET, RED, RESET = "\x1b[34m", "\x1b[31m", "\x1b[0m"
 RANKS_MIME = "application/vnd.disttrain.ranks+json"
-SHORTEST_PAUSE = 0.05  # seconds between two drawings
-PAUSE_PER_COST = 4.0  # a drawing that took long is followed by a pause this many times as long
+SHORTEST_PAUSE = 0.05  # seconds between two draws
+PAUSE_PER_COST = 4.0  # a draw that took long is followed by a pause this many times as long
+MOST_EARLIER = 1000  # displays of earlier cells that a later one can update
+_earlier: dict[tuple[int, str], tuple[str, tuple[int, ...]]] = {}  # by rank and id: the sink's name, its ranks
 
 
 class Screen:
@@ -44,7 +48,7 @@ class Screen:
     sink
         Where it is drawn.
     ranks
-        The ranks of the cell; one alone is not labelled.
+        The ranks of the cell; a single rank is not labelled.
     world_size
         The number of ranks in the cluster.
     log_folder
@@ -52,9 +56,9 @@ class Screen:
     max_lines, max_bytes
         The bound on what is shown.
     progress_after_s
-        Show who still runs after this many seconds.
+        Show which ranks still run after this many seconds.
     forward_comm
-        Takes widgets' messages.
+        Receives widgets' messages.
     below_view
         Something stands above in the same output that must stay.
     """
@@ -76,32 +80,31 @@ class Screen:
         self._labelled = len(ranks) > 1
         self._ranks = sorted(ranks)
         self._width = len(label_ranks(range(world_size))) if self._labelled else 0
-        self._label_width = self._width  # of the labels on the screen: those of scattered ranks are longer
-        self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # made before, because lines are many
+        self._label_width = self._width  # width of the labels on the screen: those of scattered ranks are longer
+        self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # cached, because lines are many
         self._log_folder = log_folder
         self._forward_comm = forward_comm
+        self._widget_bars = WidgetBars()
         self._bounds = max_lines, max_bytes
-        self._lock = threading.RLock()  # what comes after the end is taken on another thread
+        self._lock = threading.RLock()  # output after the end is handled on another thread
         self._timer: threading.Timer | None = None
         self._below_view = below_view
         self._transcript = Transcript(max_lines, max_bytes)
         self._notes: list[str] = []
         self._progress: list[str] = []
         self._progress_at = time.monotonic() + progress_after_s
-        self._names: list[str] = []  # the sink's, of the places on the screen from above
+        self._names: list[str] = []  # the sink's names of the places on the screen, from top to bottom
         self._texts: list[str | None] = []  # what is drawn there; None: a display
-        self._filled = 0  # places that hold something
-        self._carrier: Section | None = None  # what stands below everything was last drawn with it
+        self._filled = 0  # places that are in use
+        self._carrier: Section | None = None  # section last drawn with the lines below everything
         self._changed = False
         self._due = 0.0
 
-    # A listener of the cell
+    # Listener of the cell
 
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
-        """Take what happened and draw it, if it is time."""
-        for event in sorted(
-            events, key=lambda event: event.rank
-        ):  # what came together stands in the order of the ranks
+        """Handle events, and draw if a draw is due."""
+        for event in sorted(events, key=lambda event: event.rank):  # events of one batch are handled in rank order
             self._take(event, run)
         now = time.monotonic()
         if run.state.done and run.coming_back:
@@ -117,18 +120,24 @@ class Screen:
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
         with self._lock:
+            displays = self._transcript.displays()
             self._transcript.close()
             if not run.failures and not run.timed_out:
-                self._notes += run.notes  # else the error tells them
+                self._notes += run.notes  # else the error includes them
             self._progress = []
             self._fit_labels(self._width)
             self._finish()
-            # What comes later stands below all that, as a transcript of its own.
+            for key, section in displays.items():
+                if section.place >= 0 and section in self._transcript.sections:
+                    _earlier[key] = self._names[section.place], section.of_ranks
+            while len(_earlier) > MOST_EARLIER:
+                del _earlier[next(iter(_earlier))]
+            # Later output is shown below all that, as a transcript of its own.
             self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
             self._names, self._texts, self._filled, self._below_view = [], [], 0, False
 
     def on_late(self, event: Event) -> Event | None:
-        """Show what comes after the end, in the same output; where that is gone, label it for the next cell."""
+        """Show output after the end in the same cell output; if that is gone, label the output for the next cell."""
         gone = self._sink.where_it_was()
         if gone:
             if not isinstance(event, Said):
@@ -153,7 +162,7 @@ class Screen:
     def _finish(self) -> None:
         count = len(self._visible())
         if not self._below_view and count < len(self._names):
-            # Places that hold nothing any more would be empty boxes.
+            # Places that are no longer in use would be empty boxes.
             self._sink.clear(wait=count > 0)
             self._names.clear()
             self._texts.clear()
@@ -162,7 +171,7 @@ class Screen:
                 section.place = -1
         self._draw()
         for name in self._names[self._filled :]:
-            self._sink.show(name, {"text/plain": ""}, {})  # to take them away would take the view away, too
+            self._sink.show(name, {"text/plain": ""}, {})  # removing them would remove the view, too
 
     def _take(self, event: Event, run: CellRun) -> None:
         self._take_output(event)
@@ -183,6 +192,7 @@ class Screen:
         elif isinstance(event, LogFailed):
             self._note_log(event)
         elif isinstance(event, CommSent):
+            self._widget_bars.take(event)
             self._forward_comm(event)
 
     def _note_log(self, event: LogFailed) -> None:
@@ -193,7 +203,7 @@ class Screen:
         )
 
     def _note_failure(self, rank: int, run: CellRun) -> None:
-        """Report a failure at once while others still run; at the end the exception tells all of them."""
+        """Report a failure at once while others still run; at the end the exception lists all of them."""
         running, failure = run.state.running, run.state.failures.get(rank)
         if failure is None or not running:
             return
@@ -201,7 +211,7 @@ class Screen:
         self._progress_at = time.monotonic() + 1.0
 
     def _set_coming_back(self, run: CellRun) -> None:
-        """Say how it ended and what is done now, while the prompt is not back yet."""
+        """Show the error and the current recovery step until the prompt returns."""
         first = next(iter(run.failures), None)
         progress = [f"{RED}{first.headline}{RESET}"] if first else []
         progress.append(f"{QUIET}{run.coming_back} …{RESET}")
@@ -209,8 +219,11 @@ class Screen:
         self._progress = progress
 
     def _set_progress(self, run: CellRun) -> None:
-        """Say who still runs; a failure that was reported stays in front of it."""
-        far = run.progress
+        """Show which ranks still run; a failure that was reported stays in front of it.
+
+        The progress of the loop is left out where a progress bar shows it already.
+        """
+        far = "" if self._has_bar() else run.progress
         seconds = f"{QUIET}{time.time() - run.started_s:.0f} s{f' · {far}' if far else ''}"
         running = run.state.running
         if len(running) == len(run.ranks):
@@ -235,6 +248,9 @@ class Screen:
             self._progress.append(f"{QUIET}{advice}{RESET}")
         self._changed = True
 
+    def _has_bar(self) -> bool:
+        return self._transcript.has_bar or self._widget_bars.has_bar
+
     # Drawing
 
     def _draw(self) -> None:
@@ -248,18 +264,23 @@ class Screen:
                 section.of_ranks = of_ranks
             if section.dirty or section.place != place:
                 self._draw_section(section, place)
+        for key, (data, metadata) in self._transcript.of_earlier_cells.items():
+            if key in _earlier:
+                name, of_ranks = _earlier[key]
+                self._sink.show(name, data, metadata | ({"disttrain": {"ranks": list(of_ranks)}} if of_ranks else {}))
+        self._transcript.of_earlier_cells.clear()
         for place in range(len(visible), self._filled):
             self._sink.show(self._names[place], {}, {})
             self._texts[place] = None
         self._filled = len(visible)
 
     def _visible(self) -> list[Section]:
-        """Return the sections that are to be seen; one of them carries what stands below everything."""
+        """Return the visible sections; one of them carries the lines below everything."""
         below = [*self._tail(), *self._red_notes()]
         carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
         for section in (carrier, self._carrier):
             if section is not None:
-                section.dirty = True  # it carries what it did not, or no longer
+                section.dirty = True  # the lines it carries have changed
         self._carrier = carrier
         return [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
 
@@ -267,7 +288,7 @@ class Screen:
         return bool(section.data) or any(self._labelled or row.stream != "label" for row in section.rows)
 
     def _fit_labels(self, width: int) -> None:
-        """Make the column of labels as wide as the longest one, and at least so wide."""
+        """Make the column of labels as wide as the longest one, at least ``width``."""
         if not self._labelled:
             return
         groups = {row.ranks for section in self._transcript.sections if section.dirty for row in section.rows}
@@ -286,7 +307,7 @@ class Screen:
             lines, of_lines = self._lines([*section.rows, *(self._tail() if is_carrier else ())])
             section.drawn = "\n".join([*lines, *([*self._red_notes(), *self._progress] if is_carrier else ())])
             if place < len(self._texts) and self._texts[place] == section.drawn:
-                return  # e.g. a progress line that says the same
+                return  # e.g. an unchanged progress line
             data = {"text/plain": section.drawn}
             if self._labelled:
                 data[RANKS_MIME] = {"version": 2, "ranks": self._ranks, **of_lines}
@@ -302,26 +323,26 @@ class Screen:
             self._texts.append(text)
 
     def _lines(self, rows: Iterable[Row]) -> tuple[list[str], dict[str, Any]]:
-        """Return lines, and whose they are.
+        """Return lines, and their ranks.
 
-        ``groups`` are sets of ranks, ``lines`` runs of lines: how many, by which group, after how many characters of
-        label. The last lines, of which nothing is told, are for all ranks. A label above a display is nobody's line.
+        ``groups`` are sets of ranks. ``lines`` are runs of lines: how many, by which group, after how many characters
+        of label. The last lines, which no run covers, are for all ranks. A label above a display belongs to no rank.
         """
         texts: list[str] = []
-        groups: dict[tuple[int, ...], int] = {}
+        groups: dict[frozenset[int], int] = {}
         runs: list[list[int]] = []
         for row in rows:
             if not self._labelled and row.stream == "label":
                 continue
             label, cut = self._label(row.ranks, row.stream) if self._labelled and row.stream != "note" else ("", 0)
             texts.append(self._line(label, row.stream, row.text))
-            ranks = () if row.stream == "label" else tuple(sorted(row.ranks))
+            ranks = frozenset[int]() if row.stream == "label" else row.ranks
             run = [1 + row.text.count("\n"), groups.setdefault(ranks, len(groups)), cut]
             if runs and runs[-1][1:] == run[1:]:
                 runs[-1][0] += run[0]
             else:
                 runs.append(run)
-        return texts, {"groups": list(groups), "lines": runs}
+        return texts, {"groups": [sorted(ranks) for ranks in groups], "lines": runs}
 
     def _line(self, label: str, stream: str, text: str) -> str:
         if "\x1b" in text:
@@ -333,7 +354,7 @@ class Screen:
         return label + text
 
     def _label(self, ranks: frozenset[int], stream: str) -> tuple[str, int]:
-        """Return what stands before a line, and how many characters of it are left out where the rank is known."""
+        """Return the label of a line, and how many characters of it are left out where the rank is known."""
         known = self._labels.get((ranks, stream))
         if known is None:
             name = f"{QUIET}{short_label(ranks) if ranks else '':<{self._label_width}} "
@@ -342,7 +363,7 @@ class Screen:
         return known
 
     def _tail(self) -> list[Row]:
-        """Return what stands for the lines that are not shown: how many, and the last of them."""
+        """Return rows for the lines that are not shown: their number, and the last of them."""
         hidden = self._transcript.hidden
         if not hidden.tails:
             return []
@@ -356,7 +377,7 @@ class Screen:
 
 
 def _size(size_bytes: int) -> str:
-    """Write a size with a unit that suits it."""
+    """Write a size with a suitable unit."""
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004
 
 

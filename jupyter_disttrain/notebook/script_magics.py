@@ -1,6 +1,6 @@
-"""The magics for scripts and checkpoints.
+"""Define the magics for scripts and checkpoints.
 
-Covers: running a script on the ranks, writing what ran there as one; saving and loading what the ranks hold.
+Covers: running a script on the ranks, exporting cells as a script; saving and loading variables of the ranks.
 Does not cover: the other magics (``magics``).
 """
 
@@ -14,7 +14,7 @@ from IPython.core.magic import line_magic, no_var_expand
 
 from ..cluster.journal import Origin
 from ..errors import DisttrainError
-from ..ranks import parse_ranks
+from ..rank_selection import parse_ranks
 from .arguments import documented, parse
 from .settings import Settings
 from .status import exported_text
@@ -41,11 +41,11 @@ class ScriptMagics(Settings):
 
     @abstractmethod
     def _screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
-        """Return what shows a cell."""
+        """Return the listener that shows a cell."""
 
     @abstractmethod
     def _waits_for(self, cluster: Cluster, run: CellRun, out: str | None) -> None:
-        """Have %dist_wait show what comes of a cell."""
+        """Have %dist_wait show the cell's output."""
 
     @documented
     @no_var_expand
@@ -74,7 +74,7 @@ class ScriptMagics(Settings):
     @documented
     @line_magic
     def dist_save(self, line: str) -> None:
-        """Save variables of all ranks as a checkpoint."""
+        """Save models, optimizers and other variables of all ranks as the next version of a checkpoint."""
         args = parse("dist_save", line)
         cluster = self._require(args)
         options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
@@ -83,14 +83,14 @@ class ScriptMagics(Settings):
     @documented
     @line_magic
     def dist_load(self, line: str) -> None:
-        """Load variables on all ranks from a checkpoint."""
+        """Load variables on all ranks from a checkpoint, also one of another number of ranks."""
         args = parse("dist_load", line)
         cluster = self._require(args)
         options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
         cluster.load(args.path, args.names, trust_owner=args.trust_owner, origin=origin_of(self.shell), **options)
 
     def _finish_saves(self, cluster: Cluster) -> None:
-        """Wait for what is written beside the cells; what goes wrong is told, and the ranks can be ended."""
+        """Wait for checkpoints that are written while cells run; errors are printed, so that the ranks can be ended."""
         try:
             told = cluster.finish_saves(listener=self._screen(cluster, tuple(range(cluster.world_size))))
         except DisttrainError as error:
@@ -106,17 +106,17 @@ class ScriptMagics(Settings):
         """Write the cells that ran on the ranks as one script, with a file that launches it."""
         args = parse("dist_export", line)
         exported = self._require(args).export(args.path, args.launch, every_run=args.all)
-        print(exported_text(exported))  # noqa: T201  (a magic speaks by printing)
+        print(exported_text(exported))  # noqa: T201  (a magic's output)
 
 
 def _prompt(shell: InteractiveShell) -> int:
-    """Return the number of the cell that runs; IPython's own counter is ahead of it since 9.0."""
+    """Return the number of the current cell; IPython's own counter is ahead of it since 9.0."""
     history = shell.history_manager
     return shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)
 
 
-def origin_of(shell: InteractiveShell, lines_before: int = 0) -> Origin:
-    """Return where the cell that runs stands in the notebook."""
+def origin_of(shell: InteractiveShell) -> Origin:
+    """Return the position of the current cell in the notebook."""
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     cell_id = parent.get("metadata", {}).get("cellId") or ""
-    return Origin(execution_count=_prompt(shell), lines_before=lines_before, cell_id=str(cell_id))
+    return Origin(execution_count=_prompt(shell), cell_id=str(cell_id))

@@ -1,6 +1,6 @@
-"""What ``%config DistributedMagics`` shows and sets.
+"""Define the settings that ``%config DistributedMagics`` shows and sets.
 
-Covers: the defaults of the magics' options, and what a change means for clusters that run.
+Covers: the defaults of the magics' options, and the effect of a change on running clusters.
 Does not cover: the options (``arguments``), what they do (``cluster``).
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..cluster import Cluster
 
-# What a running cluster can be told, by its name in ClusterConfig; the rest is settled when ranks start.
+# Settings that a running cluster can change, by their names in ClusterConfig; the rest is fixed when ranks start.
 _CHANGEABLE = {"grace": "grace_s", "hang_after": "hang_after_s", "on_rank_death": "on_rank_death"}
 _FIXED = ("launcher", "backend", "num_ranks", "address", "timeout", "start_timeout", "idle_timeout", "keep", "sample")
 
@@ -27,23 +27,23 @@ class Settings(Magics):
     """Defaults as traitlets."""
 
     launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
-    backend = Enum(BACKENDS, "auto", help="Of the process group.").tag(config=True)
-    num_ranks = Int(0, min=0, help="Ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
-    interface = Unicode("", help="Of the hosts' network; empty: chosen.").tag(config=True)
+    backend = Enum(BACKENDS, "auto", help="Process group backend.").tag(config=True)
+    num_ranks = Int(0, min=0, help="Number of ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
+    interface = Unicode("", help="Network interface of the hosts, or their network; empty: chosen.").tag(config=True)
     ssh = Unicode("ssh", help="The command that reaches other hosts.").tag(config=True)
     address = Unicode("", help="MASTER_ADDR; empty: chosen.").tag(config=True)
-    timeout = Float(1800.0, help="Seconds a collective may take.").tag(config=True)
-    start_timeout = Float(120.0, help="Seconds the ranks may take to start.").tag(config=True)
-    grace = Float(3.0, min=0, help="Seconds ranks may go on once another has failed.").tag(config=True)
-    hang_after = Float(30.0, min=0, help="Seconds in one collective until a cell says who is missing.").tag(config=True)
-    on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What is done when a rank dies.").tag(config=True)
-    idle_timeout = Float(0.0, help="Seconds without use that end a cluster; 0: it never ends.").tag(config=True)
-    keep = Bool(False, help="Let the ranks outlive the notebook's kernel.").tag(config=True)
-    sample = Float(1.0, help="Seconds between two figures of each rank and node; 0: none are taken.").tag(config=True)
-    max_output_lines = Int(50_000, min=1, help="Lines of a cell that are shown; all are in the logs.").tag(config=True)
+    timeout = Float(1800.0, help="Timeout of a collective, in seconds.").tag(config=True)
+    start_timeout = Float(120.0, help="Timeout of the start, in seconds.").tag(config=True)
+    grace = Float(3.0, min=0, help="Seconds until ranks that wait for a failed one are released.").tag(config=True)
+    hang_after = Float(30.0, min=0, help="Seconds until a cell explains a hang.").tag(config=True)
+    on_rank_death = Enum(ON_RANK_DEATH, "replace", help="What to do when a rank dies.").tag(config=True)
+    idle_timeout = Float(0.0, help="Seconds without use until a cluster ends; 0: never.").tag(config=True)
+    keep = Bool(False, help="Keep the ranks running when the kernel ends.").tag(config=True)
+    sample = Float(1.0, help="Seconds between two samples of each rank and node; 0: no telemetry.").tag(config=True)
+    max_output_lines = Int(50_000, min=1, help="Lines of a cell to show; the logs have all.").tag(config=True)
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
-    auto_sync = Bool(False, help="Bring edited modules to the ranks before every cell.").tag(config=True)
-    progress_after = Float(2.0, help="Seconds until a line says which ranks still run.").tag(config=True)
+    auto_sync = Bool(False, help="Reload edited modules on the ranks before every cell.").tag(config=True)
+    progress_after = Float(2.0, help="Seconds until a line shows which ranks still run.").tag(config=True)
 
     def __init__(self, shell: Any, **kwargs: Any) -> None:
         self._clusters: dict[str, Cluster] = {}

@@ -1,4 +1,4 @@
-"""Where a screen is drawn.
+"""Display a screen's sections in a front end.
 
 Covers: a notebook's output, IPython in a terminal.
 """
@@ -20,13 +20,13 @@ class Sink(Protocol):
     """Something that holds displays."""
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:
-        """Show a display, or change the one that was shown; returns its name."""
+        """Show a display, or update the one of that name; returns its name."""
 
     def clear(self, *, wait: bool) -> None:
         """Remove all displays; with ``wait`` when the next one is shown."""
 
     def where_it_was(self) -> str:
-        """Return the name of the cell if its output is gone: it was run again, or removed; else nothing."""
+        """Return the name of the cell if its output is gone, as it was run again or removed; else an empty string."""
 
 
 class NotebookSink:
@@ -34,12 +34,12 @@ class NotebookSink:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._publisher = shell.display_pub
-        self._context = copy_context()  # in which displays go to this cell, whichever runs
+        self._context = copy_context()  # displays go to this cell in this context, whichever cell runs
         self._thread = threading.get_ident()
         self._place = CellPlace(shell)
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:
-        """Show or change a display."""
+        """Show or update a display."""
         name = shown_as or uuid.uuid4().hex
         options = {"transient": {"display_id": name}, "update": shown_as is not None}
         if threading.get_ident() == self._thread:
@@ -58,20 +58,20 @@ class NotebookSink:
 
 
 class TerminalSink:
-    """IPython in a terminal, where nothing can be changed once it is printed; cells have their own way there."""
+    """IPython in a terminal, where printed text can't be changed; cells print by ``terminal_screen`` there."""
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:  # noqa: ARG002
-        """Do nothing: what matters is printed at the end."""
+        """Do nothing: the text is printed at the end."""
         return shown_as or "terminal"
 
     def clear(self, *, wait: bool) -> None:
         """Do nothing: nothing was printed."""
 
     def where_it_was(self) -> str:
-        """Return nothing: what is printed stays."""
+        """Return an empty string: printed text stays."""
         return ""
 
 
 def sink_for(shell: InteractiveShell) -> Sink:
-    """Return the sink that suits the shell."""
+    """Return the sink for the shell's front end."""
     return NotebookSink(shell) if hasattr(shell, "kernel") else TerminalSink()

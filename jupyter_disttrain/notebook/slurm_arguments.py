@@ -1,7 +1,7 @@
-"""The options of %dist_init that are for Slurm, and what is shown while a job waits.
+"""Define the options of %dist_init for Slurm.
 
-Covers: the options, reading them, one line that changes with the queue.
-Does not cover: what may be asked for (``slurm_options``), the queue (``cluster.slurm``).
+Covers: the options, parsing them.
+Does not cover: valid values (``slurm_options``), the queue (``cluster.slurm``).
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ def add_slurm_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("-N", "--nodes", type=int, metavar="N", help="nodes of the Slurm job (default: those of the allocation, or 1)")
-    add("--ntasks-per-node", type=int, metavar="N", help="ranks on each (default: one per GPU asked for, or 1)")
-    add("--gpus-per-node", metavar="GPUS", help="e.g. 4 or a100:4")
-    add("-p", "--partition", help="where the job is queued (default: Slurm's)")
-    add("--time", metavar="LIMIT", help="minutes, HH:MM:SS or D-HH:MM:SS (default: the partition's)")
-    add("-A", "--account", help="who pays (default: Slurm's)")
+    add("--ntasks-per-node", type=int, metavar="N", help="ranks per node (default: one per requested GPU, or 1)")
+    add("--gpus-per-node", metavar="GPUS", help="GPUs per node, e.g. 4 or a100:4")
+    add("-p", "--partition", help="the partition to submit to (default: Slurm's)")
+    add("--time", metavar="LIMIT", help="time limit: minutes, HH:MM:SS or D-HH:MM:SS (default: the partition's)")
+    add("-A", "--account", help="the account to charge (default: Slurm's)")
     add(
         "--sbatch",
         action="append",
         metavar="OPTIONS",
-        help="others of sbatch, e.g. '--qos=high --mem=64G'; long ones may be given as they are too",
+        help="other options of sbatch, e.g. '--qos=high --mem=64G'; long ones may also stand alone",
     )
-    add("--ranks-by", choices=STARTS, help="mpirun: one MPI job; srun: no MPI, survives a node (default: mpirun)")
-    add("--new-job", action="store_true", help="submit a job, also from within an allocation")
+    add("--ranks-by", choices=STARTS, help="mpirun: an MPI job; srun: no MPI, survives a node's loss (default: mpirun)")
+    add("--new-job", action="store_true", help="submit a job even within an allocation")
 
 
 def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) -> SlurmOptions | None:
-    """Return what is asked of Slurm; None where it is not the launcher.
+    """Return the options for Slurm; None where it is not the launcher.
 
     Parameters
     ----------
     unknown
-        Words of the line that no option has taken: options of sbatch, where Slurm is the launcher.
+        Words of the line that belong to no option: options of sbatch, where Slurm is the launcher.
 
     Raises
     ------
     UsageError
-        If they can't be read, or are for Slurm and it is not the launcher.
+        If they can't be parsed, or are for Slurm and it is not the launcher.
     """
     if launcher != "slurm":
         if unknown:

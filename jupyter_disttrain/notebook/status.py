@@ -1,7 +1,7 @@
-"""The cluster in text: what ``%dist_init`` and ``%dist_status`` print.
+"""Format the cluster as text for ``%dist_init`` and ``%dist_status``.
 
-Covers: a table of ranks with the figures that each told last, a line per node.
-Does not cover: taking the figures (``cluster.telemetry``).
+Covers: a table of ranks with the last metrics of each, a line per node.
+Does not cover: sampling the metrics (``cluster.telemetry``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster.registry import running
 from ..cluster.remarks import duration
+from ..protocol.states import RankState
 from ..ranks import counted, label_ranks
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
     from ..cluster import Cluster
     from ..cluster.export import Exported
+    from ..cluster.rank_figures import RankFigures
     from ..cluster.rank_table import RankEntry
-    from ..cluster.telemetry import RankFigures
     from ..messages import NodeVitals
 
-WARNED_PART = 0.5  # of the idle time-out, before whose end the status warns
+WARNED_PART = 0.5  # share of the idle timeout: with less time left, the status shows a warning
 MIB, GIB = 2**20, 2**30
 HEAD = (
     *("rank", "state", "cell", "line", "steps/s", "waiting", "host", "local", "device", "pid", "CPU", "memory"),
@@ -31,7 +32,7 @@ HEAD = (
 
 
 def started_text(cluster: Cluster) -> str:
-    """Say what was started, what of the user's IPython profile failed, and why ranks use no accelerator."""
+    """Describe the started ranks, failures of the user's IPython profile, and why ranks use no accelerator."""
     ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
     troubles: dict[str, list[int]] = {}
     for entry in cluster.table:
@@ -42,7 +43,7 @@ def started_text(cluster: Cluster) -> str:
 
 
 def attached_text(cluster: Cluster) -> str:
-    """Say what was brought back, and what became of the cells that nobody watched."""
+    """Describe the attached cluster, and the cells that ran without a client."""
     lines = [_where(cluster, f"{label_ranks(range(cluster.world_size))} are back with their variables")]
     for run in cluster.missed:
         began = time.strftime("%H:%M:%S", time.localtime(run.started_s))
@@ -52,14 +53,14 @@ def attached_text(cluster: Cluster) -> str:
 
 
 def exported_text(exported: Exported) -> str:
-    """Say what was written, and what a person should know of it."""
+    """List the files that were written, and notes for the user."""
     files = [exported.script.name, *([exported.values.name] if exported.values else []), exported.launch.name]
     where = f" in {exported.script.parent}" if str(exported.script.parent) != "." else ""
     return "\n".join([f"wrote {', '.join(files)}{where}; run it with {exported.command}", *exported.notes])
 
 
 def kept_text() -> list[str]:
-    """Remind of clusters that an earlier notebook left running."""
+    """Return reminders of clusters that an earlier notebook left running."""
     free = [cluster for cluster in running() if cluster.config["keep"] and not cluster.is_held]
     return [
         f"{cluster.name!r}, which was kept, still runs with {counted(len(cluster.table), 'rank')}: "
@@ -69,7 +70,7 @@ def kept_text() -> list[str]:
 
 
 def _where(cluster: Cluster, what: str) -> str:
-    """Say where it is: in one line on one host, else with a line per host."""
+    """Append the location: in one line on one host, else with a line per host."""
     first = cluster.table[0].info
     hosts = list(dict.fromkeys(entry.info.host for entry in cluster.table))
     places = [_place(cluster, host) for host in hosts]
@@ -81,7 +82,7 @@ def _where(cluster: Cluster, what: str) -> str:
 
 
 def _place(cluster: Cluster, host: str) -> str:
-    """Return which devices the ranks of a host use."""
+    """Return the devices that the ranks of a host use."""
     members = [entry.info for entry in cluster.table if entry.info.host == host]
     devices = ", ".join(dict.fromkeys(info.device for info in members))
     return (
@@ -89,7 +90,7 @@ def _place(cluster: Cluster, host: str) -> str:
     )
 
 
-MOST_METRICS = 8  # in a text
+MOST_METRICS = 8  # metrics in a status text
 
 
 def status_text(cluster: Cluster) -> str:
@@ -103,7 +104,7 @@ def status_text(cluster: Cluster) -> str:
     launcher = cluster.config.job or cluster.config.launcher
     title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {launcher} · {backend}"
     nodes = [_node(node) for node in cluster.telemetry.nodes]
-    busy = {entry.info.rank for entry in cluster.table if entry.state == "running"}
+    busy = {entry.info.rank for entry in cluster.table if entry.state == RankState.RUNNING}
     remarks = cluster.telemetry.remarks
     said = [words for words in (remarks.of_progress(busy), *remarks.of_running(busy)) if words]
     return "\n".join(
@@ -120,7 +121,7 @@ def status_text(cluster: Cluster) -> str:
 
 
 def _metrics(cluster: Cluster) -> list[str]:
-    """Return the last values of what was logged last."""
+    """Return the last values of the metrics logged last."""
     if not cluster.telemetry.has_metrics:
         return []
     last = [f"{found.name} {found.mean[-1]:.4g}" for found in cluster.metrics.gather_last(MOST_METRICS)]
@@ -128,12 +129,12 @@ def _metrics(cluster: Cluster) -> list[str]:
 
 
 def _job(cluster: Cluster) -> list[str]:
-    """Name the Slurm job, and its end."""
+    """Describe the Slurm job, and its end."""
     return [f"  {cluster.job}"] if cluster.job else []
 
 
 def _warning(cluster: Cluster) -> list[str]:
-    """Warn before a cluster ends that nobody uses."""
+    """Warn before an unused cluster ends."""
     limit = cluster.config.idle_timeout_s
     left = limit - cluster.idle_s
     if not limit or left > limit * WARNED_PART:
@@ -147,14 +148,16 @@ def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tup
     told = figures.vitals if figures else None
     rates = figures.rates() if figures else None
     gpu = (told.gpu if told else None) or {}
-    line = told.line if told and entry.state == "running" else None
+    line = told.line if told and entry.state == RankState.RUNNING else None
     return (
         str(info.rank),
         cluster.telemetry.state(info.rank, entry.state)[1],
         "-" if entry.cell is None else str(entry.cell),
         "-" if line is None else str(line),
         "-" if rates is None or rates.steps_per_s is None else f"{rates.steps_per_s:.3g}",
-        "-" if rates is None or rates.waiting is None or entry.state != "running" else f"{100 * rates.waiting:.0f} %",
+        "-"
+        if rates is None or rates.waiting is None or entry.state != RankState.RUNNING
+        else f"{100 * rates.waiting:.0f} %",
         info.host,
         str(info.local_rank),
         info.device,
@@ -196,7 +199,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Align the columns and leave out those in which nothing stands."""
+    """Align the columns and leave out empty ones."""
     kept = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
     widths = [max(map(len, column)) for column in kept]
     lines = zip(*kept, strict=True)

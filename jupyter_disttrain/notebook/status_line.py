@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from typing_extensions import Self
 
-_REWRITE = "\r\x1b[K"  # to the line's first column, and clear it
+_REWRITE = "\r\x1b[K"  # move to the first column, and clear the line
 
 
 class StatusLine:
@@ -24,10 +24,10 @@ class StatusLine:
     def __init__(self, shell: InteractiveShell) -> None:
         self._sink = NotebookSink(shell) if hasattr(shell, "kernel") else None
         self._display: str | None = None
-        self._is_open = False  # in a terminal: the cursor stands in the line
+        self._is_open = False  # in a terminal: the cursor is in the line
 
     def show(self, text: str) -> None:
-        """Show it; where it can't be changed afterwards, such as in a file, do nothing."""
+        """Show the text; where it can't be changed afterwards, e.g. in a file, do nothing."""
         if self._sink is not None:
             self._display = self._sink.show(self._display, {"text/plain": text}, {})
         elif sys.stdout.isatty():
@@ -36,14 +36,14 @@ class StatusLine:
             self._is_open = True
 
     def wait(self, text: str) -> None:
-        """Show what may take long; where it can't be changed afterwards, print each text on a line of its own."""
+        """Show a text about a long wait; where it can't be changed afterwards, print each text on a line of its own."""
         if self._sink is None and not sys.stdout.isatty():
-            print(text, flush=True)  # noqa: T201  (a magic speaks by printing)
+            print(text, flush=True)  # noqa: T201  (a magic's output)
         else:
             self.show(text)
 
     def end(self, text: str) -> None:
-        """Show it for the last time."""
+        """Show the last text."""
         if self._sink is not None:
             self.show(text)
         else:
@@ -51,11 +51,11 @@ class StatusLine:
             self._is_open = False
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the line itself."""
         return self
 
     def __exit__(self, kind: object, *_exc: object) -> None:
-        """Remove the line after an error, which says it all."""
+        """Remove the line after an error, whose message is enough."""
         if kind is None:
             return
         if self._display is not None and self._sink is not None:

@@ -1,4 +1,4 @@
-"""A cluster as a picture: what a saved notebook and nbconvert show.
+"""Draw a cluster as a still picture, for a saved notebook and nbconvert.
 
 Covers: the table of ranks and the plots of metrics as HTML with SVG, without a script.
 Does not cover: the live view (``widget``).
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ..cluster import Cluster
     from ..cluster.metrics_table import Gathered
 
-# As in labextension/src/view/colours.ts, which says why.
+# As in labextension/src/view/colours.ts, which gives the reason.
 COLOURS = ("#0072b2", "#c27800", "#009e73", "#d55e00", "#c76fa1", "#2e8fc4", "#8f8300", "#8a6fd1")
 DASHES = ("", "8 3", "2 2", "8 3 2 3", "14 4", "4 4", "14 3 2 3", "5 2 1 2")
 MOST_PLOTS = 12
 MOST_LINES = 8  # more ranks than this are drawn as their mean with a band
 WIDTH, HEIGHT = 334, 144
 LEFT, RIGHT, TOP, BOTTOM = 62, 8, 34, 18
-POINTS = 300  # of a line
+POINTS = 300  # points of a line
 MOST_GAPS = 50
 WRONG = "#d00000"
 MIB = 2**20
@@ -69,7 +69,7 @@ def _table(ranks: Sequence[dict[str, Any]]) -> str:
 
 
 def _plot(found: Gathered) -> str:
-    """Return one metric as SVG; values that are no finite numbers are gaps."""
+    """Return one metric as SVG; values that are not finite are gaps."""
     stride = max(1, math.ceil(len(found.steps) / POINTS))
     steps = found.steps[::stride]
     is_band = len(found.ranks) > MOST_LINES
@@ -123,7 +123,7 @@ def _look(rank: int) -> str:
 
 
 def _legend(found: Gathered, *, is_band: bool) -> str:
-    """Return which line is whose, with the last values."""
+    """Return each line's rank, with the last values."""
     if is_band:
         return f"mean {found.mean[-1]:.3g}, range of {label_ranks(found.ranks)}"
     spans = (
@@ -134,8 +134,8 @@ def _legend(found: Gathered, *, is_band: bool) -> str:
 
 
 def _gaps(found: Gathered) -> list[float]:
-    """Return steps at which a rank logged NaN, not too many."""
-    import numpy as np  # noqa: PLC0415  (who has metrics has imported it)
+    """Return steps at which a rank logged NaN, at most ``MOST_GAPS``."""
+    import numpy as np  # noqa: PLC0415  (where there are metrics it is imported already)
 
     is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
     return [float(step) for step in found.steps[is_nan][:MOST_GAPS]]

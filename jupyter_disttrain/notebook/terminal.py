@@ -1,10 +1,10 @@
-r"""What text on a stream means: lines, carriage returns, colours.
+r"""Interpret the text of a stream: lines, carriage returns, colours.
 
-Covers: ``"\r"``, backspaces, cursor-up as tqdm's nested bars use it, colours that go on over the end of a line.
-Does not cover: merging what ranks say (``transcript``).
+Covers: ``"\r"``, backspaces, cursor-up as in tqdm's nested bars, colours that continue past the end of a line.
+Does not cover: merging the output of ranks (``transcript``).
 
-A stream is a small terminal: a growing list of lines and a cursor in it. Text without control characters, which is
-nearly all there is, takes a short way. Where text is cut on its way here makes no difference.
+A stream is a small terminal: a growing list of lines with a cursor. Text without control characters, which is nearly
+all there is, takes a short path. It makes no difference where the text is split into messages.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ _CONTROL = re.compile(rf"(\r\n|[\n\r\x08]|{_MOVE})")
 _NEEDS_TERMINAL = re.compile(rf"[\r\x08]|{_MOVE}")
 _CUT_OFF = re.compile(r"\x1b(\[[\d;?]{0,32})?\Z")
 RECENT = 64  # lines above the cursor that can still be rewritten
+COLUMNS = 1000  # the cursor can be moved up to here; blanks are written before the next text
 
 
 class Paper(Protocol):
     """Where a stream writes its lines."""
 
     def open_row(self) -> Row:
-        """Begin a line at the end."""
+        """Start a line at the end."""
 
     def rewrite(self, row: Row, text: str) -> Row:
         """Change a line; returns the line that now holds the text."""
 
     def finish(self, row: Row) -> Row | None:
-        """Take note that a line is complete; returns the line that it became, None beyond the bound."""
+        """Mark a line as complete; returns the line that it became, None beyond the bound."""
 
     def erase(self, row: Row) -> None:
-        """Remove an open line of which nothing is left."""
+        """Remove an open line that became empty."""
 
     def add_lines(self, texts: list[str]) -> list[Row | None]:
         """Add complete lines; a line beyond the bound is None."""
@@ -53,11 +54,11 @@ class Writer:
         self._column = 0
         self._style = Style()
         self._untouched = False  # the current line was only appended to
-        self._cells: list[Cell] | None = None  # of the current line, once colours were written over
-        self._held = ""  # the beginning of an escape sequence
+        self._cells: list[Cell] | None = None  # cells of the current line, once colours were overwritten
+        self._held = ""  # the start of an incomplete escape sequence
 
     def write(self, text: str) -> None:
-        """Take text as it came, lines finished or not."""
+        """Write a piece of text, with finished lines or not."""
         text = self._held + text
         cut_off = _CUT_OFF.search(text, max(0, len(text) - 40))
         self._held = cut_off[0] if cut_off else ""
@@ -95,7 +96,7 @@ class Writer:
             self._put(last)
 
     def _obey(self, command: str) -> None:
-        """Move the cursor or erase; other commands mean nothing on paper."""
+        """Move the cursor or erase; other commands are ignored."""
         kind, number = command[-1], command[2:-1]
         count = int(number) if number.isdigit() else 0
         if kind == "A":
@@ -103,7 +104,7 @@ class Writer:
         elif kind == "B":
             self._go(self._at + max(1, count))
         elif kind == "G":
-            self._column = max(0, count - 1)
+            self._column = max(0, min(count, COLUMNS) - 1)
         elif kind == "K":
             self._erase(whole=count > 0)
 
@@ -112,7 +113,7 @@ class Writer:
         self._cells, self._untouched = None, False
 
     def _erase(self, *, whole: bool) -> None:
-        """Erase the line, or what is right of the cursor."""
+        """Erase the line, or the part right of the cursor."""
         row = self._rows[self._at]
         if row is not None:
             cells = self._cells if self._cells is not None else to_cells(row.text, Style())
@@ -120,7 +121,7 @@ class Writer:
             self._rows[self._at] = self._paper.rewrite(row, from_cells(self._cells))
 
     def _put(self, part: str) -> None:
-        """Write on the current line, over what stands there."""
+        """Write on the current line, over the old text."""
         row = self._rows[self._at]
         if row is None:
             row = self._paper.open_row()
@@ -163,11 +164,16 @@ class Writer:
 
     @property
     def first_open_key(self) -> tuple[float, ...]:
-        """Where the first unfinished line stands."""
+        """The key of the first unfinished line."""
         return min((row.key for row in self._rows if row is not None and row.open), default=())
 
+    @property
+    def has_bar(self) -> bool:
+        """Whether an unfinished line is rewritten in place, as a progress bar is."""
+        return any(row is not None and row.open and row.rewritten and bool(row.text.strip()) for row in self._rows)
+
     def close(self) -> None:
-        """Finish the unfinished line: the cell has ended. A progress bar that wiped itself leaves nothing."""
+        """Finish the unfinished line at the end of the cell. A progress bar that erased itself leaves nothing."""
         if self._held:
             held, self._held = self._held, ""
             self._put(held)

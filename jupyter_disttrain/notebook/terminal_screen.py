@@ -1,11 +1,11 @@
-"""Show what ranks print in IPython in a terminal.
+"""Show the output of ranks in IPython in a terminal.
 
-Covers: lines as they come, bars and notes below them that change in place, output that is no terminal.
+Covers: lines as they arrive, bars and notes below them that change in place, output that is not a terminal.
 Does not cover: merging (``transcript``), notebooks (``screen``).
 
-The last lines, as many as the terminal has, are painted again when something changes: they are merged with what other
-ranks print, as in a notebook. A line that has scrolled out of that is printed for good, for the ranks that had printed
-it by then.
+The last lines, as many as the terminal has, are repainted when something changes: they are merged with the output of
+other ranks, as in a notebook. A line that has scrolled out of that is printed permanently, for the ranks that had
+printed it by then.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ if TYPE_CHECKING:
     from ..cluster.events import Event
     from .rows import Row
 
-SPARE_LINES = 3  # of the terminal, for the cell's own text
+SPARE_LINES = 3  # lines of the terminal for the cell's own text
 
 
 class TerminalScreen(Screen):
     """Listen to a cell and print it."""
 
     _has_ended = False
-    _painted = 0  # lines that can still be painted again
+    _painted = 0  # lines that can still be repainted
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._printed: Counter[int] = Counter()  # by rank: how many of its lines are printed for good
-        self._unfinished: list[tuple[Row, str, frozenset[int]]] = []  # lines among these that may still change
+        self._printed: Counter[int] = Counter()  # by rank: number of its lines that are printed permanently
+        self._unfinished: list[tuple[Row, str, frozenset[int]]] = []  # printed rows that may still change
 
     def _take(self, event: Event, run: CellRun) -> None:
         super()._take(event, run)
         if isinstance(event, Cleared):
             del self._printed[event.rank]
+
+    def _has_bar(self) -> bool:
+        return self._transcript.has_bar  # a widget is shown here only in its first state
 
     def _draw(self) -> None:
         self._changed = False
@@ -57,7 +60,7 @@ class TerminalScreen(Screen):
         self._unfinished.clear()
 
     def _paint(self, *, is_end: bool) -> None:
-        """Paint the last lines again, and print for good what there is no room for; at the end all of it."""
+        """Repaint the last lines, and permanently print those that no longer fit; at the end all of them."""
         self._fit_labels(self._label_width)
         columns, height = shutil.get_terminal_size()
         below = [*self._lines(self._tail())[0], *self._red_notes(), *self._progress]
@@ -85,7 +88,7 @@ class TerminalScreen(Screen):
         sys.stdout.flush()
 
     def _changed_since(self) -> list[str]:
-        """Return what became of lines, such as bars, that were printed for good before they were finished."""
+        """Return the final state of rows, such as bars, that were printed permanently before they were finished."""
         ends: dict[tuple[str, str], frozenset[int]] = {}
         for row, text, ranks in self._unfinished:
             if row.ranks and row.text != text:
@@ -96,7 +99,7 @@ class TerminalScreen(Screen):
         ]
 
     def _lines_left(self) -> list[tuple[Row, list[str]]]:
-        """Return the rows that are not printed for good on all of their ranks, with their lines."""
+        """Return the rows that are not printed permanently on all of their ranks, with their lines."""
         places: Counter[int] = Counter()
         left = []
         for section in self._transcript.sections:
@@ -108,7 +111,7 @@ class TerminalScreen(Screen):
         return left
 
     def _count_printed(self, rows: list[Row]) -> None:
-        """Take note of rows that are printed for good: the next ones of their ranks, in order."""
+        """Count rows that are printed permanently: the next ones of their ranks, in order."""
         chosen = set(map(id, rows))
         places: Counter[int] = Counter()
         printed = self._printed.copy()
@@ -120,7 +123,7 @@ class TerminalScreen(Screen):
         self._printed = printed
 
     def _text_of(self, row: Row, ranks: frozenset[int]) -> str:
-        """Return a row as it is printed; what else is shown has a text form, too."""
+        """Return a row as it is printed; a display is printed in its text form."""
         stream, text = row.stream, row.text
         if stream == "label":
             display = self._transcript.display_of(row)
@@ -129,7 +132,7 @@ class TerminalScreen(Screen):
 
 
 def fit(line: str, columns: int) -> str:
-    """Cut a line to the width of the terminal, so that the cursor finds back to where it began."""
+    """Cut a line to the width of the terminal, so that the cursor can return to its start."""
     line = line.expandtabs()
     if get_cwidth(SGR.sub("", line)) < columns:
         return line

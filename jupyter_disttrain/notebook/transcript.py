@@ -1,18 +1,18 @@
-"""What the ranks of one cell have said, merged.
+"""Merge the output of a cell's ranks.
 
-Covers: which lines and displays are alike, in what order they stand, the bound on the screen.
-Does not cover: control characters (``terminal``), putting it on a screen (``screen``).
+Covers: which lines and displays are equal, their order, the bound on the screen.
+Does not cover: control characters (``terminal``), drawing (``screen``).
 
-Each rank reads as a sequence, and the transcript is one merge of these sequences: the order in a rank never changes.
-While the cell runs, a line that another rank printed too, after the last one that both printed, is shown once; what the
-slower rank alone printed before it moves in front of it. Finding a line is a look-up and moving is limited to a few
-lines: the cost of n lines is n. When the cell has ended, the sequences are merged once more (``merge``), and that does
-not depend on who was faster.
+Each rank's output is a sequence, and the transcript is one merge of these sequences: the order within a rank never
+changes. While the cell runs, a line that another rank printed too, after the last one that both printed, is shown once;
+what the slower rank alone printed before it moves in front of it. Finding a line is a look-up and moving is limited to
+a few lines: the cost of n lines is O(n). When the cell has ended, the sequences are merged once more (``merge``), and
+that result does not depend on which rank was faster.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -22,12 +22,12 @@ from .merge import merge
 from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Alike, Hidden, Row, Section, alone, insert_row, row_key
 from .terminal import Writer
 
-MOVABLE_ROWS = 1000  # of one rank's own lines that may still move in front of a common one
-GROUPED_ROWS = 50  # up to so many own lines of each rank are put in the order of the ranks while the cell runs
+MOVABLE_ROWS = 1000  # rows of one rank alone that may still move in front of a common one
+GROUPED_ROWS = 50  # while the cell runs, up to so many own lines of each rank are put in rank order
 
 
 class Transcript:
-    """Merge what ranks say.
+    """Merge the output of ranks.
 
     Parameters
     ----------
@@ -42,17 +42,18 @@ class Transcript:
         self._left_bytes = max_bytes
         self._is_full = False
         self._count = 0
-        self._common: dict[int, tuple[float, ...]] = {}  # by rank: where the last row stands that it can't move past
-        self._private: dict[int, list[Row]] = {}  # by rank: the rows after it, said by no other rank
+        self._common: dict[int, tuple[float, ...]] = {}  # by rank: key of the last row that it can't move past
+        self._private: dict[int, list[Row]] = {}  # by rank: the rows after it that no other rank printed
         self._alike = Alike()
         self._writers: dict[tuple[int, str], Writer] = {}
         self._displays: dict[tuple[int, str], Row] = {}
+        self.of_earlier_cells: dict[tuple[int, str], tuple[dict[str, Any], dict[str, Any]]] = {}  # updates
         self._clear_first: set[int] = set()
 
-    # What ranks say
+    # Output of ranks
 
     def say(self, rank: int, stream: str, text: str) -> None:
-        """Take text of one rank."""
+        """Add text of one rank."""
         self._clear_if_due(rank)
         writer = self._writers.get((rank, stream))
         if writer is None:
@@ -62,9 +63,9 @@ class Transcript:
     def show(
         self, rank: int, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, kind: str
     ) -> None:
-        """Take a display or a result of one rank."""
+        """Add a display or a result of one rank."""
         if kind == "update_display_data":
-            self._update(rank, data, metadata, display_id)
+            self._update(rank, data, metadata, display_id or "")
             return
         self._clear_if_due(rank)
         if set(data) <= {"text/plain"} and display_id is None:
@@ -74,28 +75,61 @@ class Transcript:
         like = None if display_id else like_display(data)
         row = self._find(rank, like)
         if row is None:
-            row = self._new_row(rank, "label", "")
-            section = self._new_section()
-            section.data, section.metadata = data, metadata
-            self._offer(row, like)
-            self._settle(rank, row)
+            row = self._new_display(rank, Section(data=data, metadata=metadata), like)
         else:
             self._join(rank, row)
         if display_id:
             self._displays[rank, display_id] = row
 
-    def _update(self, rank: int, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None) -> None:
-        row = self._displays.get((rank, display_id or ""))
+    def _new_display(self, rank: int, display: Section, like: Any) -> Row:
+        """Place a display; displays at the end that only one rank has, such as bars, are in rank order."""
+        below = self._first_display_after(rank)
+        row = self._new_row(rank, "label", "")
+        row.like = like
+        self.sections.append(display)
+        if below is None:
+            self._offer(row, like)
+        else:
+            self._move(row, below, rank, self._common.get(rank, ()))
+        self._settle(rank, row)
+        return row
+
+    def _first_display_after(self, rank: int) -> Row | None:
+        """Return the label of the first of the displays at the end that belong to a rank after this one."""
+        below, at = None, len(self.sections) - 1
+        while at > 0 and self.sections[at].is_empty:
+            at -= 1  # it carries a note at most
+        while at > 0 and self.sections[at].data is not None:
+            rows = self.sections[at - 1].rows
+            if len(rows[-1].ranks) > 1 or min(rows[-1].ranks) <= rank:
+                break
+            below = rows[-1]
+            at = at - 2 if len(rows) == 1 else 0
+        return below
+
+    def _update(self, rank: int, data: dict[str, Any], metadata: dict[str, Any], display_id: str) -> None:
+        row = self._displays.get((rank, display_id))
         if row is not None:
             section = self.display_of(row)
             section.data, section.metadata, section.dirty = data, metadata, True
+        else:
+            self.of_earlier_cells[rank, display_id] = data, metadata
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether a rank has an unfinished line that it rewrites in place, as a progress bar is."""
+        return any(writer.has_bar for writer in self._writers.values())
+
+    def displays(self) -> dict[tuple[int, str], Section]:
+        """Return the displays that can be updated, by rank and id."""
+        return {key: self.display_of(row) for key, row in self._displays.items()}
 
     def display_of(self, label: Row) -> Section:
         """Return the display below its label."""
         return self.sections[self.sections.index(label.section) + 1]
 
     def clear(self, rank: int, *, wait: bool) -> None:
-        """Take back what a rank said; with ``wait`` only when it says something new."""
+        """Remove a rank's output; with ``wait`` only at its next output."""
         if wait:
             self._clear_first.add(rank)
             return
@@ -119,20 +153,20 @@ class Transcript:
             self.clear(rank, wait=False)
 
     def close(self) -> None:
-        """Finish unfinished lines: the cell has ended."""
-        # In the order in which they were begun: a rank's later line must not be passed by its earlier one.
+        """Finish unfinished lines at the end of the cell."""
+        # In the order in which they were started: a rank's earlier line must not pass its later one.
         for writer in sorted(self._writers.values(), key=lambda writer: writer.first_open_key):
             writer.close()
         self._remove_blank_displays()
         self._put_in_order()
 
     def _remove_blank_displays(self) -> None:
-        """Leave no label above nothing, e.g. above a progress bar that removed itself."""
+        """Remove labels of empty displays, e.g. of a progress bar that removed itself."""
         for row in [above.rows[-1] for above, below in pairwise(self.sections) if below.is_blank and above.rows]:
             self._remove(row)
 
     def _put_in_order(self) -> None:
-        """Merge what the ranks printed once more, and divide it anew: nothing of that depends on their speed."""
+        """Merge the ranks' output again and divide it into sections; the result does not depend on the ranks' speed."""
         displays = {above.rows[-1]: below for above, below in pairwise(self.sections) if below.data is not None}
         own: dict[int, list[Row]] = {}
         for section in self.sections:
@@ -142,7 +176,7 @@ class Transcript:
         placed: set[Row] = set()
         lines = merge({rank: [row.like for row in rows] for rank, rows in own.items()})
         if len(lines) > self._max_lines:
-            return  # fewer lines were found alike than while they came, and all of them would be beyond the bound
+            return  # fewer equal lines were found than while they came in, so all of them would be beyond the bound
         self.sections, text = [], None
         for line in lines:
             rank, place = line[0]
@@ -152,7 +186,8 @@ class Transcript:
             placed.add(row)
             if text is None or len(text.rows) >= SECTION_ROWS:
                 text = self._new_section()
-            row.key, row.ranks, row.section = (self._number(),), frozenset(rank for rank, _ in line), text
+            ranks = frozenset(rank for rank, _ in line) if len(line) > 1 else alone(rank)
+            row.key, row.ranks, row.section = (self._number(),), ranks, text
             text.rows.append(row)
             if display is not None:
                 self.sections.append(display)
@@ -162,7 +197,7 @@ class Transcript:
     # Rows
 
     def add(self, rank: int, stream: str, text: str, like: Any = None) -> Row | None:
-        """Place a complete line: with its like, or at the end; None beyond the bound."""
+        """Place a complete line: with an equal line, or at the end; None beyond the bound."""
         like = like or (stream, text)
         row = self._find(rank, like)
         if row is not None:
@@ -182,13 +217,13 @@ class Transcript:
         rows: list[Row | None] = []
         for index, text in enumerate(texts):
             if self._is_full and self._is_last(rank):
-                self.hidden.add(rank, stream, texts[index:])  # nothing of it is on the screen
+                self.hidden.add(rank, stream, texts[index:])  # none of them is on the screen
                 return [*rows, None]
             rows.append(self.add(rank, stream, text))
         return rows
 
     def _is_last(self, rank: int) -> bool:
-        """Whether no row stands after the last common row but this rank's own."""
+        """Whether only this rank's own rows follow the last common row."""
         last = self.sections[-1].rows[-1] if self.sections and self.sections[-1].rows else None
         return last is not None and (last.key == self._common.get(rank) or last.ranks == {rank})
 
@@ -205,7 +240,7 @@ class Transcript:
         return None
 
     def _join(self, rank: int, row: Row) -> None:
-        """Have the rank say what stands there already."""
+        """Add the rank to an existing row."""
         if len(row.ranks) == 1:
             self._gather(next(iter(row.ranks)), row)
         self._gather(rank, row)
@@ -213,27 +248,29 @@ class Transcript:
         row.section.dirty = True
 
     def _gather(self, rank: int, row: Row) -> None:
-        """Put what this rank alone said in front of the row that is now common, and forget that it could move."""
+        """Move what this rank alone printed in front of the row that is now common; later it can't move any more."""
         if row.key <= self._common.get(rank, ()):
             return
         after, self._common[rank] = self._common.get(rank, ()), row.key
         private = self._private.pop(rank, [])
         if rank in row.ranks:
-            self._private[rank] = [own for own in private if own.key > row.key]
-            private = [own for own in private if own.key < row.key]
+            self._private[rank] = private[bisect_right(private, row.key, key=row_key) :]
+            private = private[: bisect_left(private, row.key, key=row_key)]
         if len(private) > GROUPED_ROWS:
             private = [own for own in private if own.key > row.key]
         for own in private:
             self._move(own, row, rank, after)
 
     def _move(self, own: Row, row: Row, rank: int, after: tuple[float, ...]) -> None:
-        """Put one of a rank's own rows between ``after`` and ``row``; of several ranks in the order of the ranks."""
+        """Move one of a rank's own rows between ``after`` and ``row``; own rows of several ranks are in rank order."""
         display = self.display_of(own) if own.stream == "label" else None
         self._take_out(own)
         gap = (*row.key[:-1], row.key[-1] - 0.5)  # between the row and the one before it
         own.key = (*gap, rank, self._number())
-        if own.key < after:  # which is in this gap too
+        if own.key < after:  # ``after`` is in this gap too
             own.key = (*gap, float("inf"), self._number())
+        if own.key < after:  # ``after`` was started above an open row, and so is below the gap
+            own.key = (*after, self._number())
         section = self._section_of(own.key, row.section)
         if display is not None:
             self.sections.remove(display)
@@ -245,7 +282,7 @@ class Transcript:
             self._offer(own, own.like)
 
     def _section_of(self, key: tuple[float, ...], section: Section) -> Section:
-        """Return the lines among which this key belongs, looking upwards from ``section``."""
+        """Return the section of lines to which this key belongs, searching upwards from ``section``."""
         for above in reversed(self.sections[: self.sections.index(section)]):
             if above.rows and above.rows[-1].key < key:
                 break
@@ -254,7 +291,7 @@ class Transcript:
         return section
 
     def _split(self, section: Section, key: tuple[float, ...], display: Section) -> Section:
-        """Place a display among lines; returns the lines above it."""
+        """Place a display among lines; returns the section above it."""
         at = bisect_left(section.rows, key, key=row_key)
         where = self.sections.index(section)
         if at == 0 and where > 0 and self.sections[where - 1].data is None:
@@ -269,13 +306,13 @@ class Transcript:
         return above
 
     def _settle(self, rank: int, row: Row) -> None:
-        """Take note of a new row that only this rank has said, finished or not."""
+        """Record a new row that only this rank has printed, finished or not."""
         if row.key < self._common.get(rank, ()):
             return
         private = self._private.setdefault(rank, [])
         at = bisect_left(private, row.key, key=row_key)
         if at < len(private) and private[at] is row:
-            return  # since it was begun
+            return  # it is recorded since it was started
         private.insert(at, row)
         if len(private) > MOVABLE_ROWS:
             self._common[rank] = private.pop(0).key
@@ -289,10 +326,9 @@ class Transcript:
         return self.sections[-1]
 
     def carrier(self, *, for_good: bool) -> Section:
-        """Return the lines below which something can be shown: the last ones if it stays ``for_good``."""
-        texts = [section for section in self.sections if section.data is None]
-        last = texts[-1] if texts else None
-        if last is None or (for_good and (last is not self.sections[-1] or len(last.rows) > SLOW_SECTION_ROWS)):
+        """Return a section to show something below; no long section is redrawn for what stays ``for_good``."""
+        last = self.sections[-1] if self.sections else None
+        if last is None or last.data is not None or (for_good and len(last.rows) > SLOW_SECTION_ROWS):
             return self._new_section()
         return last
 
@@ -308,7 +344,7 @@ class Transcript:
         return row
 
     def _open_row(self, rank: int, stream: str) -> Row:
-        """Begin a line; unfinished ones at the end, such as progress bars, stand in the order of the ranks."""
+        """Start a line; unfinished lines at the end, such as progress bars, are in rank order."""
         row = self._new_row(rank, stream, "", is_open=True)
         rows = row.section.rows
         at = len(rows) - 1
@@ -324,7 +360,7 @@ class Transcript:
         return row
 
     def finish(self, rank: int, row: Row) -> Row | None:
-        """Close an open row: it joins its like, or stays, or is beyond the bound."""
+        """Close an open row: it joins an equal row, or stays, or is beyond the bound."""
         like = (row.stream, row.text)
         alike = self._find_for_open(rank, row, like)
         if alike is not None or self._is_full or self._left_lines < 0:
@@ -336,7 +372,7 @@ class Transcript:
                 at = bisect_left(private, row.key, key=row_key)
                 self._private[rank] = private[:at]
                 self._join(rank, alike)
-                for later in private[at:]:  # than the beginning of this line
+                for later in private[at:]:  # rows after the start of this line
                     self._settle(rank, later)
             return alike
         row.open = False
@@ -346,15 +382,16 @@ class Transcript:
         return row
 
     def _find_for_open(self, rank: int, row: Row, like: Any) -> Row | None:
-        """Return the row that an open one can join without passing what the rank has printed since it began that."""
+        """Return the row that an open one can join without passing what the rank has printed since it started that."""
         if row.key <= self._common.get(rank, ()):
             return None
         alike = self._find(rank, like)
-        later = next((own for own in self._private.get(rank, ()) if own.key > row.key), None)
-        return alike if later is None or (alike is not None and alike.key < later.key) else None
+        private = self._private.get(rank, [])
+        at = bisect_right(private, row.key, key=row_key)
+        return alike if at == len(private) or (alike is not None and alike.key < private[at].key) else None
 
     def reopen(self, rank: int, row: Row, text: str) -> Row:
-        """Change a complete line; what other ranks share with it stays theirs."""
+        """Change a complete line; other ranks that share it keep the old text."""
         row.section.dirty = True
         if row.ranks == {rank}:
             self._alike.remove(row)
@@ -362,7 +399,7 @@ class Transcript:
             self.retype(row, text)
             return row
         row.ranks -= {rank}
-        own = Row((*row.key, self._number()), "", row.stream, alone(rank), row.section, open=True)
+        own = Row((*row.key, self._number()), "", row.stream, alone(rank), row.section, open=True, rewritten=True)
         insert_row(row.section.rows, own)
         self._left_lines -= 1
         self._settle(rank, own)
@@ -371,6 +408,7 @@ class Transcript:
 
     def retype(self, row: Row, text: str) -> None:
         """Change an open row's text."""
+        row.rewritten = row.rewritten or not text.startswith(row.text)
         self._left_bytes -= len(text) - len(row.text)
         row.text = text
         row.section.dirty = True
@@ -394,9 +432,9 @@ class Transcript:
         self._left_bytes += len(row.text)
 
     def _take_out(self, row: Row) -> None:
-        """Take a row from where it stands."""
+        """Remove a row from its section."""
         section = row.section
-        section.rows.remove(row)
+        del section.rows[bisect_left(section.rows, row.key, key=row_key)]
         section.dirty = True
         if section.is_empty:
             self.sections.remove(section)
@@ -422,11 +460,11 @@ class _Paper:
         return row
 
     def finish(self, row: Row) -> Row | None:
-        """Merge the line with its like, now that it can't change any more."""
+        """Merge the line with its equal, now that it can't change any more."""
         return self._transcript.finish(self._rank, row) if row.open else row
 
     def erase(self, row: Row) -> None:
-        """Remove an open line of which nothing is left."""
+        """Remove an open line that became empty."""
         if row.open:
             self._transcript._remove(row)  # noqa: SLF001
 

@@ -1,4 +1,4 @@
-"""What happens to a cell's text before IPython reads it.
+"""Transform a cell's text before IPython parses it.
 
 Covers: ``%%rank[0,1]`` without a space, every cell on the ranks after ``%dist_mode -e`` but those under ``%%local``,
 magics of the notebook in a cell for the ranks.
@@ -16,29 +16,30 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_GLUED = re.compile(r"^%%(rank|distributed)(?=[\[(\d])")  # a magic's name can't go on with these
+_GLUED = re.compile(r"^%%(rank|distributed)(?=[\[(\d])")  # a magic's name can't continue with these
 _LOCAL = re.compile(r"^%%local\s*$")  # this cell runs in the notebook, whatever the mode
 _MAY_CALL = re.compile(r"^\s*%(dist_|sync\b)", re.MULTILINE)
-_CALL = re.compile(r"get_ipython\(\)\.run_line_magic\('(dist_\w+|sync)'")  # what IPython makes of a magic
-# Cells that stay in the notebook while %dist_mode is on: they steer it.
+_SECOND = re.compile(r"\s*%%(distributed|rank|local)\b")
+_CALL = re.compile(r"get_ipython\(\)\.run_line_magic\('(dist_\w+|sync)'")  # IPython's transformed form of a magic
+# Cells that stay in the notebook while %dist_mode is on: they control it.
 _STAYS = re.compile(
     r"^\s*(%%(distributed|rank)\b|%%(rank|distributed)[\[(]|%(dist_\w+|sync|load_ext|reload_ext|unload_ext|config)\b)"
 )
 
 
 class Transformers:
-    """IPython's input transformers that belong to this extension."""
+    """IPython's input transformers of this extension."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.everywhere = False  # every cell runs on the ranks
 
     def install(self) -> None:
-        """Begin."""
+        """Register the transformers."""
         self._shell.input_transformers_cleanup.append(self._transform)
 
     def remove(self) -> None:
-        """End."""
+        """Remove the transformers."""
         self._shell.input_transformers_cleanup.remove(self._transform)
 
     def _transform(self, lines: list[str]) -> list[str]:
@@ -70,6 +71,8 @@ def check_magics(code: str, *, is_bare: bool) -> None:
     UsageError
         If there is one; the message says where it can be used.
     """
+    if _SECOND.match(code):
+        raise UsageError("two magics of this cell set where it runs; remove one")
     if not _MAY_CALL.search(code):
         return
     found = _CALL.search(TransformerManager().transform_cell(code))

@@ -1,4 +1,4 @@
-"""Showing clusters in a notebook: live where widgets are, as text and as a picture everywhere else.
+"""Show clusters in a notebook: live where widgets are supported, as text and as a picture everywhere else.
 
 Covers: one widget per cluster, its text for a console, the still picture below it that a saved notebook keeps.
 Does not cover: what the widget sends (``widget``), the picture (``still``).
@@ -31,16 +31,14 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(slots=True)
 class _Shown:
-    """A cluster that is on the screen, below one cell or below several."""
+    """A cluster that is shown, below one cell or below several."""
 
     widget: ClusterWidget
-    picture: str = field(
-        default_factory=lambda: uuid.uuid4().hex
-    )  # under which all its pictures are brought up to date
-    plots: tuple[int, list[str]] = (0, [])  # of that many values: to draw them takes a while
+    picture: str = field(default_factory=lambda: uuid.uuid4().hex)  # display id by which all its pictures are updated
+    plots: tuple[int, list[str]] = (0, [])  # number of values drawn, and the plots: drawing takes a while
 
     def draw(self) -> dict[str, Any]:
-        """Return how it is now, for front ends without widgets and for who opens the saved notebook."""
+        """Return the current state, for front ends without widgets and for the saved notebook."""
         cluster = self.widget.cluster
         if cluster.telemetry.has_metrics and cluster.metrics.arrived != self.plots[0]:
             self.plots = cluster.metrics.arrived, plots(cluster)
@@ -48,22 +46,22 @@ class _Shown:
 
 
 class Views:
-    """What of clusters is on the screen."""
+    """The clusters that are shown."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._shown: dict[int, _Shown] = {}  # by the cluster's id()
-        self._follows = False  # what cells change
+        self._follows = False  # whether the pictures are updated after each cell
 
     @property
     def has_page(self) -> bool:
-        """Whether there is a front end that could show a widget, and a widget to show."""
-        # From a checkout ``make labextension`` builds the page's part.
+        """Whether there is a front end that can show a widget, and a built widget."""
+        # In a checkout ``make labextension`` builds the page's part.
         return getattr(self._shell, "kernel", None) is not None and (STATIC / "widget.js").exists()
 
     def show(self, cluster: Cluster) -> None:
         """Show a cluster below the cell."""
-        from .widget import ClusterWidget  # noqa: PLC0415  (ipywidgets: who shows no widget does not pay for it)
+        from .widget import ClusterWidget  # noqa: PLC0415  (ipywidgets is loaded only where a widget is shown)
 
         if not self._follows:
             self._shell.events.register("post_run_cell", self.refresh)
@@ -77,16 +75,16 @@ class Views:
         display(shown.draw(), raw=True, display_id=shown.picture)
 
     def refresh(self, *_result: Any) -> None:
-        """Bring the pictures up to date; after each cell, so that a notebook is saved with the last one."""
+        """Update the pictures; after each cell, so that a notebook is saved with the last one."""
         self._shown = {key: shown for key, shown in self._shown.items() if not shown.widget.ended}
         for shown in self._shown.values():
             if not shown.widget.cluster.table:
-                continue  # its ranks are being started anew
+                continue  # its ranks are being restarted
             shown.widget.tell_state()
             update_display(shown.draw(), raw=True, display_id=shown.picture)
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Stop showing clusters."""
         if self._follows:
             self._shell.events.unregister("post_run_cell", self.refresh)
             self._follows = False

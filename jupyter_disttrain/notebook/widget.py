@@ -1,10 +1,10 @@
-"""The live view of a cluster in a notebook's output.
+"""Show the live view of a cluster in a notebook's output.
 
-Covers: sending what is new to the page, also while the kernel is busy; what the page asks for while it is not.
+Covers: sending new data to the page, also while the kernel is busy; requests of the page while it is not.
 Does not cover: drawing (``labextension/src/view``), the still picture for a saved notebook (``still``).
 
-Updates come from a thread of this module, because the kernel's main thread waits for the cell. What the page asks for
-goes to the server where there is one: a busy kernel does not hear the page.
+Updates are sent by a thread of this module, because the kernel's main thread waits for the cell. Requests of the page
+go to the server where there is one: a busy kernel does not receive the page's messages.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from traitlets import Dict, Unicode
 from ..cluster.log_ends import log_ends, require_here
 from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..errors import DisttrainError
+from ..protocol.states import RankState
+from ..protocol.time_limits import CHANGE_SECONDS, WIDGET_METRIC_SECONDS, WIDGET_STATE_SECONDS
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -30,29 +32,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
-STATE_SECONDS = 0.5  # between two looks at the ranks
-# Between two tellings of everything, as long as the page has not asked for it: a busy kernel is deaf. A page that loads
-# late gets it soon; one that loads again while the cell runs, after a while.
+# Between two repeats of all data, as long as the page has not requested it: a busy kernel does not receive requests. A
+# page that loads late gets it soon; one that is reloaded while the cell runs, after a while.
 REPEAT_SECONDS, MOST_REPEAT_SECONDS = 5.0, 60.0
-METRIC_SECONDS = 0.1  # between two looks for metrics, while there are some
 
 
 class ClusterWidget(anywidget.AnyWidget):
-    """Show one cluster while it runs, and how it was last once it has ended."""
+    """Show one cluster while it runs, and its last state once it has ended."""
 
     _esm = STATIC / "widget.js"
     _css = STATIC / "widget.css"
 
     state = Dict().tag(sync=True)
     ended = Unicode("").tag(sync=True)
-    key = Unicode("").tag(sync=True)  # by which the page knows one widget in all its views
+    key = Unicode("").tag(sync=True)  # identifies one widget in all its views on the page
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
         self._mark = 0
         self._told_until: dict[int, float] = {}
-        self._repeats_at: float | None = time.monotonic()  # the page's module may not be loaded; None: it has spoken
+        self._repeats_at: float | None = time.monotonic()  # the page may not be loaded; None: it has sent a request
         self._repeat_s = REPEAT_SECONDS
         self._sending = threading.Lock()
         self.on_msg(self._on_page)
@@ -73,7 +73,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self.send({"reply": content.get("token")} | reply)
 
     def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Do what a page without a server asks for; returns what it is answered."""
+        """Carry out a request of a page without a server; returns the reply."""
         asked = content.get("ask")
         if asked == "interrupt":
             self.cluster.interrupt()
@@ -92,7 +92,7 @@ class ClusterWidget(anywidget.AnyWidget):
         return require_here(path, rank, self.cluster.config.job_file)
 
     def tell(self) -> None:
-        """Send what is new."""
+        """Send new data."""
         with self._sending:
             if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
                 self._mark, self._told_until = 0, {}
@@ -113,20 +113,21 @@ class ClusterWidget(anywidget.AnyWidget):
                 self.send(content, buffers)
 
     def tell_state(self) -> None:
-        """Send the state, if it is another."""
+        """Send the state, if it has changed."""
         found = snapshot(self.cluster)
         if found and found != self.state:
             self.state = found
 
     def end(self) -> None:
-        """Say that the cluster has ended; called once."""
+        """Mark the cluster as ended; called once."""
         if not self.ended:
             self.ended = "has ended; this is how it was last"
 
 
 def _follow(reference: weakref.ref[ClusterWidget]) -> None:
-    """Tell until the widget is gone or the cluster has ended."""
-    next_state = 0.0
+    """Send updates until the widget is gone or the cluster has ended."""
+    next_state = next_change = 0.0
+    changes = 0
     while True:
         widget = reference()
         if widget is None:
@@ -136,23 +137,24 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
             return
         try:
             widget.tell()
-        except Exception:  # whatever it was, the next time may be better, and a thread that ends would freeze the page
+            now, found = time.monotonic(), widget.cluster.telemetry.changes
+            if now >= (next_state if found == changes else next_change):
+                changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS
+                widget.tell_state()
+        except Exception:  # the next time may succeed, and a thread that ends would freeze the page
             log.exception("the widget of a cluster could not tell")
-        if time.monotonic() >= next_state:
-            widget.tell_state()
-            next_state = time.monotonic() + STATE_SECONDS
-        pause = METRIC_SECONDS if widget.cluster.telemetry.has_metrics else STATE_SECONDS
+        pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.has_metrics else CHANGE_SECONDS
         del widget
         time.sleep(pause)
 
 
 def snapshot(cluster: Cluster) -> dict[str, Any]:
-    """Return a cluster as JSON, as the server does for the panel; nothing while its ranks are started anew."""
+    """Return a cluster as JSON, as the server does for the panel; empty while its ranks are restarted."""
     table = cluster.table
     if not table:
         return {}
     known = {entry.info.rank: entry.state for entry in table}
-    running = {rank for rank, state in known.items() if state == "running"}
+    running = {rank for rank, state in known.items() if state is RankState.RUNNING}
     remarks = cluster.telemetry.remarks
     return {
         "id": cluster.cluster_id,

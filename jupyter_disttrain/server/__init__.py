@@ -1,6 +1,9 @@
-"""The Jupyter Server extension: clusters of this user, live, for the side panel.
+"""Serve this user's clusters, live, to the side panel (the Jupyter Server extension).
 
-Nothing here imports ``notebook``, and no pickle is read: what a rank publishes is JSON.
+Covers: the entry point of the extension.
+Does not cover: HTTP (``handlers``), following clusters (``clusters``, ``live``).
+
+Nothing here imports ``notebook``, and nothing is unpickled: ranks publish JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def load(server: ServerApp) -> None:
-    """Add the handlers."""
-    from .clusters import Clusters  # noqa: PLC0415  (tornado: only a server pays for it)
+    """Add the HTTP handlers to the server."""
+    from .clusters import Clusters  # noqa: PLC0415  (import tornado only in a server)
     from .handlers import routes  # noqa: PLC0415
 
     clusters = Clusters(server.log)

@@ -1,6 +1,6 @@
-"""The clusters of this user on this host, as the server follows them.
+"""Follow this user's clusters on this host.
 
-Covers: finding those that run, following each, leaving those that have ended.
+Covers: finding running clusters, following each, closing those that have ended.
 Does not cover: one cluster (``live``), HTTP (``handlers``).
 """
 
@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING, Any
 from ..cluster import registry
 from ..cluster.registry import starting, unreadable
 from ..errors import UsageError
+from ..protocol.time_limits import CLUSTERS_LOOK_SECONDS
 from .live import LiveCluster
 
 if TYPE_CHECKING:
     from logging import Logger
 
-LOOK_SECONDS = 1.0  # between two looks for clusters that have started or ended
-
 
 class Clusters:
-    """Every cluster that runs, each followed from the first look on.
+    """All running clusters, each followed from the time it is found.
 
-    Everything here may wait for a rank's nanny, so it is called on threads, never on the server's loop.
+    Every method may wait for a rank's nanny, so they are called on threads, never on the server's event loop.
     """
 
     def __init__(self, log: Logger) -> None:
         self._log = log
-        self._turn = threading.Lock()  # of the thread that looks
-        self._live: dict[str, LiveCluster] = {}  # replaced as a whole
+        self._turn = threading.Lock()  # held by the thread that updates the clusters
+        self._live: dict[str, LiveCluster] = {}  # replaced as a whole, never changed
         self._looked = 0.0
-        self._starting: frozenset[str] = frozenset()  # ids
+        self._starting: frozenset[str] = frozenset()  # ids of clusters that were starting at the last check
 
     def look(self) -> list[LiveCluster]:
-        """Return the clusters that run, the oldest first; looks again only after a while, one thread at a time."""
-        is_due = time.monotonic() - self._looked >= LOOK_SECONDS or any(live.ended for live in self._live.values())
+        """Return the running clusters, oldest first; refreshes the list at intervals, on one thread at a time."""
+        has_ended = any(live.ended for live in self._live.values())
+        is_due = has_ended or time.monotonic() - self._looked >= CLUSTERS_LOOK_SECONDS
         if is_due and self._turn.acquire(blocking=False):
             try:
                 self._look()
@@ -68,7 +68,7 @@ class Clusters:
         Raises
         ------
         UsageError
-            If it does not run.
+            If it is not running.
         """
         for live in self.look():
             if live.there.cluster_id == cluster_id:
@@ -76,7 +76,7 @@ class Clusters:
         raise UsageError(f"no cluster {cluster_id!r} runs here; it may have ended a moment ago")
 
     def starting(self) -> list[dict[str, str]]:
-        """Return what is known of clusters that are starting; one that has started is looked for at once."""
+        """Return the clusters that are starting; once one has started, :meth:`look` does not wait for its pause."""
         found = starting()
         ids = frozenset(each.cluster_id for each in found)
         if self._starting - ids:
@@ -86,8 +86,12 @@ class Clusters:
             {"id": each.cluster_id, "name": each.name, "notebook": each.notebook, "text": each.text} for each in found
         ]
 
+    def changes(self) -> dict[str, int]:
+        """Return by cluster how often it changed in ways that are published sooner than its figures."""
+        return {live.there.cluster_id: live.telemetry.changes for live in self._live.values()}
+
     def snapshot(self) -> dict[str, Any]:
-        """Return all clusters as JSON, those that are starting, and those that another version has started."""
+        """Return as JSON all clusters, those that are starting, and those that another version has started."""
         found = self.starting()
         return {
             "clusters": [live.snapshot() for live in self.look()],
@@ -96,7 +100,7 @@ class Clusters:
         }
 
     def close(self) -> None:
-        """Leave all of them."""
+        """Close all of them."""
         with self._turn:
             for live in self._live.values():
                 live.close()

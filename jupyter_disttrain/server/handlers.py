@@ -1,6 +1,6 @@
-"""REST and one websocket for the side panel.
+"""Serve clusters to the side panel through REST and one websocket.
 
-Covers: login, XSRF and base_url as Jupyter Server has them; what goes over the websocket.
+Covers: login, XSRF and base_url as in Jupyter Server; the messages of the websocket.
 Does not cover: the clusters (``clusters``).
 
 GET  disttrain/api/clusters                     all clusters, as JSON
@@ -28,13 +28,12 @@ from tornado.web import Finish, HTTPError, authenticated
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from ..errors import DisttrainError
+from ..protocol.time_limits import HANDLERS_METRIC_SECONDS, HANDLERS_STATE_SECONDS
 
 if TYPE_CHECKING:
     from .clusters import Clusters
 
 CHUNK_BYTES = 1 << 20
-STATE_SECONDS = 0.5  # between two looks at the clusters
-METRIC_SECONDS = 0.2  # between two messages with metrics
 ALIGNMENT = 8
 _ID = r"(?P<cluster_id>[A-Za-z0-9_.-]+)"
 
@@ -60,11 +59,11 @@ class _Handler(APIHandler):
         return found
 
     async def on_thread(self, work: Any, *args: Any) -> Any:
-        """Do what may wait for a nanny; what a person did wrong becomes a 409 that says it."""
+        """Run work that may wait for a nanny on a thread; the user's errors become a 409 with the message."""
         try:
             return await asyncio.get_running_loop().run_in_executor(None, work, *args)
         except DisttrainError as error:
-            # Not as an HTTPError, whose message doubles each percent sign.
+            # HTTPError is not used, since its message doubles each percent sign.
             self.set_status(409)
             self.finish(json.dumps({"message": str(error)}))
             raise Finish from error
@@ -76,24 +75,24 @@ class ClustersHandler(_Handler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Reply them as JSON."""
+        """Return them as JSON."""
         self.finish(json.dumps(await self.on_thread(self.clusters.snapshot)))
 
 
 class ActionHandler(_Handler):
-    """What a person asks of one cluster."""
+    """The user's actions on one cluster."""
 
     @authenticated
     @authorized
     async def post(self, cluster_id: str, what: str) -> None:
-        """Have it done, and reply who does it."""
+        """Carry out the action, and return which process did it."""
         words = await self.on_thread(lambda: self.clusters.find(cluster_id).ask(what))
         self.finish(json.dumps({"done": words}))
 
 
 class _LogHandler(_Handler):
     def rank(self) -> int:
-        """Return which rank is asked for."""
+        """Return the requested rank."""
         try:
             return int(self.get_query_argument("rank", "0"))
         except ValueError:
@@ -106,7 +105,7 @@ class LogHandler(_LogHandler):
     @authenticated
     @authorized
     async def get(self, cluster_id: str) -> None:
-        """Reply it as JSON."""
+        """Return it as JSON."""
         ranks = None if self.get_query_argument("rank", "0") == "all" else [self.rank()]
         logs = await self.on_thread(lambda: self.clusters.find(cluster_id).log_ends(ranks))
         self.finish(json.dumps({"logs": logs}))
@@ -118,7 +117,7 @@ class LogFileHandler(_LogHandler):
     @authenticated
     @authorized
     async def get(self, cluster_id: str) -> None:
-        """Reply it as text, a piece after the other."""
+        """Return it as text, in chunks."""
         rank = self.rank()
         path = await self.on_thread(lambda: self.clusters.find(cluster_id).log_path(rank))
         self.set_header("Content-Type", "text/plain; charset=UTF-8")
@@ -133,20 +132,20 @@ class LogFileHandler(_LogHandler):
 
 
 class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """What happens, as it happens."""
+    """The websocket that publishes changes."""
 
     auth_resource = "disttrain"
     _task: asyncio.Task[None] | None = None
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Open the websocket for who is logged in and allowed to look."""
+        """Open the websocket for users who are logged in and may read."""
         if not await ensure_async(self.authorizer.is_authorized(self, self.current_user, "read", self.auth_resource)):
             raise HTTPError(403)
         await super().get(*args, **kwargs)
 
     def open(self, *_args: str, **_kwargs: str) -> None:
-        """Begin to tell."""
+        """Start to publish."""
         super().open()
         self._marks: dict[str, int] = {}
         self._told_until: dict[str, dict[int, float]] = {}
@@ -154,7 +153,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         self._task = asyncio.create_task(self._tell())
 
     def on_message(self, message: str | bytes) -> None:
-        """Take which clusters' metrics are looked at."""
+        """Set the clusters whose metrics the page shows."""
         try:
             asked = json.loads(message)
             watched = {str(cluster_id) for cluster_id in asked["watch"]}
@@ -167,7 +166,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         self._watched = watched
 
     def on_close(self) -> None:
-        """Stop telling."""
+        """Stop publishing."""
         super().on_close()
         if self._task is not None:
             self._task.cancel()
@@ -177,12 +176,14 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         loop = asyncio.get_running_loop()
         before = None
         begun: list[dict[str, str]] = []
+        changed: dict[str, int] = {}
         next_state = 0.0
         try:
             while True:
                 was, begun = begun, await loop.run_in_executor(None, clusters.starting)
-                if begun != was or time.monotonic() >= next_state:
-                    next_state = time.monotonic() + STATE_SECONDS
+                changed_before, changed = changed, clusters.changes()
+                if begun != was or changed != changed_before or time.monotonic() >= next_state:
+                    next_state = time.monotonic() + HANDLERS_STATE_SECONDS
                     state = await loop.run_in_executor(None, clusters.snapshot)
                     if state != before:
                         await self.write_message(json.dumps({"type": "state", **state}))
@@ -191,13 +192,13 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                         await self.write_message(json.dumps(told))
                 for packet in await loop.run_in_executor(None, self._metrics, clusters):
                     await self.write_message(packet, binary=True)
-                await asyncio.sleep(METRIC_SECONDS)
+                await asyncio.sleep(HANDLERS_METRIC_SECONDS)
         except WebSocketClosedError:
-            return  # the browser has left
+            return  # the browser has closed the websocket
         except Exception:
-            # Whatever it was: a task that ended in silence would leave the page with an open socket that says nothing.
+            # Catch any error: a task that ended silently would leave the page with an open socket without messages.
             self.log.exception("jupyter_disttrain: the side panel could not be told")
-            self.close(1011)  # it connects anew
+            self.close(1011)  # the page connects again
 
     def _devices(self, clusters: Clusters) -> list[dict[str, Any]]:
         told = []

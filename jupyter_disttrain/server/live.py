@@ -1,6 +1,6 @@
-"""One running cluster, followed from the server.
+"""Follow one running cluster from the server.
 
-Covers: its own subscription, the state of each rank, asking its holder to act, acting where nobody holds it.
+Covers: its own subscription, the state of each rank, asking its holder to act, acting itself if no process holds it.
 Does not cover: which clusters there are (``clusters``), HTTP (``handlers``).
 
 The kernel that holds the cluster may be busy, stopped or dead: everything here comes from the ranks' nannies.
@@ -23,18 +23,18 @@ from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
 from ..cluster.start import Launch
 from ..cluster.telemetry import Telemetry
 from ..errors import UsageError
-from ..messages import NANNY_REQUEST, Asked, Heard, NannyHello, RankDeath
+from ..messages import Asked, Heard, NannyHello, RankDeath
+from ..protocol.requests import Publish
+from ..protocol.states import RankActivity, RankState
+from ..protocol.time_limits import HEARING_SECONDS, LIVE_HEARD_SECONDS, LIVE_NANNY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ..cluster.link import Message
-    from ..cluster.telemetry import RankFigures
+    from ..cluster.rank_figures import RankFigures
 
-HEARD_SECONDS = 2.0  # for the holder to hear what it is asked for: later it does nothing any more
-HEARING_SECONDS = 0.5  # for its word that it has
-NANNY_SECONDS = 1.0
 WHAT = ("interrupt", "reset", "stop")
 
 
@@ -44,7 +44,7 @@ class LiveCluster:
     Parameters
     ----------
     there
-        What the cluster writes of itself.
+        The cluster's file.
     """
 
     def __init__(self, there: ClusterFile) -> None:
@@ -55,14 +55,14 @@ class LiveCluster:
         self._dead: set[int] = set()
         self._heard: dict[str, threading.Event] = {}
         self._launch = Launch(there.load_config(), self._on_message, self._on_lost, there)
-        self._gate: list[tuple[str, Message]] | None = []  # what arrives before the earlier metrics are read
+        self._gate: list[tuple[str, Message]] | None = []  # messages that arrive before earlier metrics are read
         try:
             self._launch.join(visitor=True)
             folders = self._launch.folders
             if any(folders.metrics.glob("*.metrics.jsonl")):
                 self.telemetry.metrics.read(folders.metrics)
             self._open_gate()
-        except BaseException:  # an interrupt too: its link's thread and sockets must not stay; it is raised again
+        except BaseException:  # also after an interrupt, the link's thread and sockets must not stay
             self._launch.leave()
             raise
 
@@ -75,10 +75,10 @@ class LiveCluster:
                 self._take(channel, message)
 
     def close(self) -> None:
-        """Leave it."""
+        """Detach from the cluster."""
         self._launch.leave()
 
-    # What arrives, on the link's thread
+    # Messages, on the link's thread
 
     def _on_message(self, channel: str, message: Message) -> None:
         with self._lock:
@@ -105,12 +105,18 @@ class LiveCluster:
         elif msg_type == "status" and content["execution_state"] == "idle":
             self.telemetry.end_cell(rank)
         elif msg_type == RankDeath.msg_type:
-            with self._lock:
-                self._dead.add(rank)
-            self.telemetry.forget(rank)
+            self._on_rank_death(rank, expected=bool(content["expected"]))
+
+    def _on_rank_death(self, rank: int, *, expected: bool) -> None:
+        """Record a rank's end that its nanny reported; the loss of the nanny is reported repeatedly."""
+        with self._lock:
+            if rank in self._dead:
+                return
+            self._dead.add(rank)
+        self.telemetry.end_rank(rank, expected=expected)
 
     def _rank_of(self, engine: str, *, may_be_new: bool) -> int | None:
-        """Return which rank an engine is; one that is not known may have taken a dead one's place."""
+        """Return the rank of an engine; an unknown engine may have replaced a dead one."""
         for again in (False, True):
             for entry in self._launch.table:
                 if entry.engine == engine:
@@ -124,10 +130,10 @@ class LiveCluster:
         try:
             self.refresh(ClusterFile.read(self._launch.folders.profile))
         except (OSError, ValueError, TypeError, KeyError):
-            return  # it has just ended
+            return  # the cluster has just ended
 
     def refresh(self, there: ClusterFile) -> None:
-        """Take what the cluster writes of itself by now: ranks that were replaced, the process group's generation."""
+        """Adopt the current cluster file: ranks that were replaced, the process group's generation."""
         known = {entry.engine for entry in self._launch.table}
         self.there = there
         self._launch.update(there)
@@ -137,7 +143,7 @@ class LiveCluster:
     def _on_lost(self) -> None:
         self.ended = True
 
-    # What is told
+    # State and metrics
 
     def snapshot(self) -> dict[str, Any]:
         """Return the cluster as JSON."""
@@ -145,7 +151,7 @@ class LiveCluster:
         infos = [entry.info for entry in self._launch.table]
         figures = self.telemetry.ranks
         known = {info.rank: self._known(info.rank, figures) for info in infos}
-        running = {rank for rank, state in known.items() if state == "running"}
+        running = {rank for rank, state in known.items() if state is RankState.RUNNING}
         return {
             "id": there.cluster_id,
             "name": there.name,
@@ -166,12 +172,14 @@ class LiveCluster:
             ),
         }
 
-    def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> str:
+    def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> RankState:
         if rank in self._dead:
-            return "dead"
+            return RankState.DEAD
         if rank not in figures:
-            return "starting" if self.there.config["sample_s"] else "idle"  # or there are no figures to tell by
-        return "idle" if figures[rank].vitals.state == "idle" else "running"
+            return (
+                RankState.STARTING if self.there.config["sample_s"] else RankState.IDLE
+            )  # without figures, assume idle
+        return RankState.IDLE if figures[rank].vitals.state == RankActivity.IDLE else RankState.RUNNING
 
     def packet(self, mark: int) -> tuple[int, dict[str, Any], bytes]:
         """Return the metrics since a mark; see ``metrics_packet``."""
@@ -179,7 +187,7 @@ class LiveCluster:
 
     @property
     def has_metrics(self) -> bool:
-        """Whether anything was logged."""
+        """Whether any metric was logged."""
         return self.telemetry.has_metrics
 
     def devices(self, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
@@ -187,7 +195,7 @@ class LiveCluster:
         return device_history(self.telemetry, since_s)
 
     def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Return the end of ranks' logs, of all without any named; see ``cluster.log_ends``.
+        """Return the end of the given ranks' logs, None meaning all; see ``cluster.log_ends``.
 
         Raises
         ------
@@ -200,7 +208,7 @@ class LiveCluster:
         return log_ends(self._launch.folders.rank_log, chosen)
 
     def log_path(self, rank: int) -> Path:
-        """Return where a rank's log is.
+        """Return the path of a rank's log.
 
         Raises
         ------
@@ -211,15 +219,15 @@ class LiveCluster:
             raise UsageError(f"there is no rank {rank} in {self.there.name!r}; it has {len(self._launch.table)} ranks")
         return require_here(self._launch.folders.rank_log(rank), rank, str(self.there.config["job_file"]))
 
-    # What is asked for; called on threads of their own
+    # Actions, called on threads of their own
 
     def ask(self, what: str) -> str:
-        """Have the cluster interrupted, reset or stopped; returns who does it, in words.
+        """Interrupt, reset or stop the cluster; returns a text with the process that does it.
 
         Raises
         ------
         UsageError
-            If nobody can.
+            If no process can.
         """
         if what not in WHAT:
             raise UsageError(f"a cluster can't be asked to {what!r}; ask for one of {', '.join(WHAT)}")
@@ -243,16 +251,16 @@ class LiveCluster:
         )
 
     def _ask_holder(self, what: str) -> bool:
-        """Ask the notebook's process through a nanny, which publishes what it is given; returns whether it heard."""
+        """Ask the notebook's process through a nanny, which publishes the request; returns whether it confirmed."""
         token = uuid.uuid4().hex
         event = self._heard[token] = threading.Event()
-        until_s = time.monotonic() + HEARD_SECONDS
+        until_s = time.monotonic() + LIVE_HEARD_SECONDS
         asked = Asked(what=what, token=token, until_s=until_s)
-        request = {"do": "publish", "msg_type": asked.msg_type, "content": asked.to_content()}
+        request = Publish(record_type=asked.msg_type, content=asked.to_content())
         try:
             for entry in self._launch.table:
                 if entry.info.rank not in self._dead:
-                    done, _ = wait([self._launch.open_link.request(entry.nanny, NANNY_REQUEST, request)], NANNY_SECONDS)
+                    done, _ = wait([self._launch.open_link.request(entry.nanny, request)], LIVE_NANNY_SECONDS)
                     if done:
                         break
             return event.wait(max(0.0, until_s - time.monotonic()) + HEARING_SECONDS)

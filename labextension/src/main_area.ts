@@ -37,6 +37,7 @@ export class MainArea {
       const content = this.make();
       content.addClass('jdt-main');
       widget = new MainAreaWidget({ content });
+      widget.toolbar.hide(); // it would be an empty strip
       widget.id = NAME;
       widget.title.label = this.title;
       widget.title.icon = ranksIcon;

@@ -5,6 +5,8 @@
  * were saved before anything more did.
  */
 
+const COLOUR = String.raw`\u001b\[\d*m`;
+
 /** Runs of lines: how many, by which group, after how long a label. */
 type Run = [count: number, group: number, cut: number];
 
@@ -64,6 +66,22 @@ export function linesOf(
   return [...own, ...lines.slice(at)];
 }
 
+/**
+ * How wide the label is with which a text ends, above a figure; 0 where it
+ * ends with something else.
+ */
+export function lastLabel(text: string, whose: IRanks | null): number {
+  const runs = whose?.lines ?? [];
+  const [, group = -1] = runs.at(-1) ?? [];
+  if (whose?.groups?.[group]?.length !== 0) {
+    return 0;
+  }
+  const lines = text.split('\n');
+  const count = runs.reduce((sum, run) => sum + run[0], 0);
+  const [last = ''] = count === lines.length ? lines.slice(-1) : [];
+  return last.replace(new RegExp(COLOUR, 'g'), '').length;
+}
+
 /** The ranks that a label names: "rank 1", "ranks 0,2-3". */
 function ranksOf(label: string): number[] {
   const list = label.replace(/^ranks? /, '').trim();
@@ -82,7 +100,7 @@ function ranksOf(label: string): number[] {
 function labelledLines(lines: string[], rank: number, width: number): string[] {
   const column = new RegExp(
     // Colour, label, then a bar: red and thick for stderr.
-    `^(?:\\u001b\\[\\d+m)?(ranks? [\\d,-]+ *| {${String(width)}}) ((?:\\u001b\\[\\d*m)*[│┃](?:\\u001b\\[\\d*m)*) ?`
+    `^(?:${COLOUR})?(ranks? [\\d,-]+ *| {${String(width)}}) ((?:${COLOUR})*[│┃](?:${COLOUR})*) ?`
   );
   let isShown = true;
   const own: string[] = [];

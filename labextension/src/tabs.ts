@@ -2,7 +2,7 @@
  * Tabs over what ranks printed: all of it merged, or one rank alone.
  *
  * Covers: the tabs of an output area, the lines of one rank, hiding other
- * ranks' figures, folding long output.
+ * ranks' figures, labels beside figures, folding long output.
  * Does not cover: merging, which the kernel does (notebook/transcript.py).
  *
  * The text is the same that every other front end shows; beside it stands
@@ -19,7 +19,7 @@ import { Widget } from '@lumino/widgets';
 
 import { element } from './view/dom';
 import { RankChooser } from './chooser';
-import { isRanks, linesOf, type IRanks } from './rank_lines';
+import { isRanks, lastLabel, linesOf, type IRanks } from './rank_lines';
 
 export const RANKS_MIME = 'application/vnd.disttrain.ranks+json';
 
@@ -129,6 +129,8 @@ class Area {
       member.draw(this.rank, head, tail, hidden);
       start += count;
     });
+    const width = Math.max(...members.map(member => member.labelWidth));
+    this.node.style.setProperty('--jdt-label-width', String(width));
     this.onSelect(this.node, this.rank); // figures may have come, too
   }
 }
@@ -142,6 +144,8 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
   private static made = 0;
   readonly panelId = `jdt-rank-text-${String(RankOutput.made++)}`;
   ranks: number[] = [];
+  /** Of the label at its end, which stands beside the figure below it. */
+  labelWidth = 0;
   private readonly head = element('div', { class: 'jdt-ranks-text' });
   private readonly fold = element('button', {
     type: 'button',
@@ -181,6 +185,7 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
     }
     this.whose = isRanks(data) ? data : null;
     this.ranks = this.whose?.ranks ?? [];
+    this.labelWidth = lastLabel(this.source, this.whose);
     this.lines = null;
     if (this.area === null) {
       this.draw(null, Math.min(this.count(null), FIRST_LINES), 0, 0);
@@ -218,6 +223,9 @@ export class RankOutput extends Widget implements IRenderMime.IRenderer {
       hidden.toLocaleString('en')
     );
     this.toggleClass('jdt-empty', head + tail === 0 && hidden === 0);
+    const endsWithLabel = rank === null && this.labelWidth > 0;
+    const isEndDrawn = tail > 0 || head === lines.length;
+    this.toggleClass('jdt-beside', endsWithLabel && isEndDrawn);
   }
 
   private linesOf(rank: number | null): string[] {

@@ -1,7 +1,7 @@
-"""What grew in the notebook, as a script.
+"""Export the cells that ran in a notebook as a script.
 
-Covers: choosing what goes into it, writing the files.
-Does not cover: a cell's text (``cells``), the script's frame (``frame``), what was done (``cluster.journal``).
+Covers: choosing the script's contents, writing the files.
+Does not cover: a cell's text (``cells``), the script's frame (``frame``), the record of what ran (``cluster.journal``).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from ..journal import Entry
     from ..start import Launch
 
-LITERAL = 200  # characters of a value that is written into the script
-MARKED_BYTES = 1000  # of a file, within which it says who has written it
+LITERAL = 200  # longest literal written into the script, in characters
+MARKED_BYTES = 1000  # bytes at the start of a file that are searched for our mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written."""
+    """The written files."""
 
     script: Path
     launch: Path
     values: Path | None  # the file of pushed variables
-    notes: tuple[str, ...]  # what a person should know of it
-    command: str  # that runs it
+    notes: tuple[str, ...]  # remarks for the user
+    command: str  # the command that runs the script
 
 
 def export(
@@ -49,27 +49,27 @@ def export(
     notes: Iterable[str] = (),
     without_group: Container[int] = (),
 ) -> Exported:
-    """Write a script that does what was done, and a file that launches it.
+    """Write a script that repeats what ran, and a file that launches it.
 
     Parameters
     ----------
     path
-        Of the script; the other files stand beside it under its name.
+        The script's path; the other files are written beside it under its name.
     entries
-        What was done, in order.
+        What ran, in order.
     frame
-        What the ranks were.
+        The properties of the ranks.
     launch
         One of :data:`LAUNCHES`.
     notes
-        What is known of it already.
+        Remarks found so far.
     without_group
-        The cells, by number, that left the ranks no process group.
+        The numbers of cells that left the ranks without a process group.
 
     Raises
     ------
     UsageError
-        If nothing ran, or something that ran can't stand in a script; the message names it.
+        If nothing ran, or something that ran can't be part of a script; the message names it.
     """
     if launch not in LAUNCHES:
         raise UsageError(f"a script can't be launched by {launch!r}; choose one of {', '.join(LAUNCHES)}")
@@ -107,7 +107,7 @@ def export(
 
 
 class _Body:
-    """What was done, as parts of a script."""
+    """The parts of the script."""
 
     def __init__(self, entries: Sequence[Entry], cells: Mapping[int, Cell], frame: Frame) -> None:
         self._frame = frame
@@ -117,8 +117,8 @@ class _Body:
         self.helpers = Helpers.beside(self._used | changed, changed)
         self.copies = False
         self.parts: list[str] = []
-        self.cells: list[Cell] = []  # with copies from rank to rank, which use the process group as well
-        self.saved: dict[int, dict[str, Any]] = {}  # pushed values that are no literals, by place
+        self.cells: list[Cell] = []  # includes copies from rank to rank, which use the process group as well
+        self.saved: dict[int, dict[str, Any]] = {}  # pushed values that are not written as literals, by position
         for at, entry in enumerate(entries):
             if isinstance(entry, Ran):
                 self._add(cells[entry.number])
@@ -149,7 +149,7 @@ class _Body:
 
 
 def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
-    """Refuse what can't be written, or would take the place of a person's own."""
+    """Raise an error if nothing can be exported, or if a file of the user would be overwritten."""
     if beside == path:
         raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
     for file in (path, beside):
@@ -172,7 +172,7 @@ def _check_python(text: str, path: Path) -> None:
 
 
 def frame_of(launch: Launch) -> Frame:
-    """Return what the ranks of a cluster are."""
+    """Return the properties of a cluster's ranks."""
     infos = [entry.info for entry in launch.table]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // len(infos)))
     return Frame(
@@ -186,7 +186,7 @@ def frame_of(launch: Launch) -> Frame:
 
 
 def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[int, str]) -> list[str]:
-    """Say which of the cells that ran are not in the script, or not as they ran."""
+    """Describe cells that are not in the script, or not as they ran."""
     cells = [entry for entry in done if isinstance(entry, Ran)]
     written = {entry.number for entry in entries if isinstance(entry, Ran)}
     failed = [entry for entry in cells if not is_whole(entry, endings)]
@@ -208,7 +208,7 @@ def _prompts(cells: Iterable[Ran]) -> str:
 
 
 def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], place: str) -> list[str]:
-    """Return the lines that set pushed variables, and put into ``saved`` what is no literal; it is ``place`` there."""
+    """Return the lines that set pushed variables; values that are not literals are added to ``saved``, at ``place``."""
     needed = [name for name in entry.names if name in used]
     if not needed:
         return []
@@ -230,7 +230,7 @@ def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], place: str) ->
 
 
 def _check_portable(name: str, value: Any) -> None:
-    """Refuse a value that a script can't unpickle."""
+    """Raise an error for a value that a script can't unpickle."""
     try:
         data = pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -244,7 +244,7 @@ def _check_portable(name: str, value: Any) -> None:
 
 
 def _literal(value: Any) -> str | None:
-    """Return a value as it is written in Python; None if it is no short literal."""
+    """Return a value as a Python literal; None if it has no short one."""
     text = repr(value)
     if len(text) > LITERAL:
         return None
@@ -256,7 +256,7 @@ def _literal(value: Any) -> str | None:
 
 
 def _copied(entry: Copied, used: set[str], copy: str, world_size: int) -> Cell:
-    """Return a copy from rank to rank as a cell that all ranks run; what no cell uses was not pushed, either."""
+    """Return a copy between ranks as a cell that all ranks run; its names are limited to those that cells use."""
     names = [name for name in entry.names if name in used]
     source = f"{copy}({entry.source}, {list(entry.ranks)}, {', '.join(map(repr, names))})"
     title = f"%dist_copy --from {entry.source} --to {format_ranks(entry.ranks)} {' '.join(names)}"

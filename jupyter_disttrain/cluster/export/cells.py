@@ -1,6 +1,6 @@
-"""A cell as a part of a script.
+"""Convert a cell to a part of a script.
 
-Covers: its names, its imports from ``__future__``, cells for some ranks, what can't stand in a script.
+Covers: its names, its imports from ``__future__``, cells for some ranks, code that can't be part of a script.
 Does not cover: magics (``ipython``), the script around it (``frame``).
 """
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell as Python."""
+    """A cell as Python code."""
 
-    title: str  # which it is
+    title: str  # the cell's prompt, or the magic it replaces
     source: str
     ranks: tuple[int, ...]
-    names: frozenset[str]  # that it reads, and does not make itself within a function
-    sets: frozenset[str]  # that later cells find
-    future: tuple[str, ...]  # its imports from __future__, which have to stand first in a script
-    makes_group: bool  # it calls init_process_group
-    ends_group: bool  # it left the ranks none
-    imports: frozenset[str]  # modules, without what is in them: "horovod" for horovod.torch
+    names: frozenset[str]  # global names that it reads
+    sets: frozenset[str]  # global names that it sets
+    future: tuple[str, ...]  # its imports from __future__, which have to come first in a script
+    makes_group: bool  # calls init_process_group
+    ends_group: bool  # left the ranks without a process group
+    imports: frozenset[str]  # top-level modules: "horovod" for horovod.torch
 
     def text(self, world_size: int, rank: str) -> str:
-        """Return its lines in a script of ``world_size`` ranks, where ``rank`` is which one it is."""
+        """Return its lines in a script of ``world_size`` ranks; ``rank`` is the script's expression for the rank."""
         if len(self.ranks) == world_size:
             return f"# {self.title}\n{self.source}"
         which = f"{rank} == {self.ranks[0]}" if len(self.ranks) == 1 else f"{rank} in {set(self.ranks)}"
@@ -47,7 +47,7 @@ class Cell:
 
 
 def read_cell(ran: Ran, *, ends_group: bool) -> Cell:
-    """Read a cell that ran; ``ends_group``: it left the ranks no process group.
+    """Parse a cell that ran; ``ends_group``: it left the ranks without a process group.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _at_top(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are in no function."""
+    """Yield the nodes that are not inside a function."""
     for child in ast.iter_child_nodes(tree):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield child
@@ -127,7 +127,7 @@ def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def indented(source: str) -> str:
-    """Indent code, but not what lies within its texts."""
+    """Indent code, except for lines inside string literals."""
     inside: set[int] = set()
     starts: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

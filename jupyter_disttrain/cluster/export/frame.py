@@ -1,6 +1,6 @@
-"""What stands around the cells in an exported script, and the file that launches it.
+"""Generate the code around the cells of an exported script, and the file that launches it.
 
-Covers: the names that cells had preset, the process group, one way to start for each launcher.
+Covers: the variables that cells have predefined, the process group, one way to start for each launcher.
 Does not cover: the cells (``cells``).
 """
 
@@ -39,8 +39,8 @@ rank, world_size = hvd.rank(), hvd.size()
 local_rank, local_world_size = hvd.local_rank(), hvd.local_size()
 node_rank = hvd.cross_rank()"""
 
-# Rank 0 opens a store on a port that is free, and says where. Horovod names a broadcast by the type of what is sent,
-# which the others don't have, and would wait for ever.
+# Rank 0 opens a store on a free port, and broadcasts its address. Horovod names a broadcast after the type of the
+# object, which the other ranks don't have, so without an explicit name they would wait for ever.
 _MEETING = """\
 store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
@@ -54,7 +54,7 @@ _LOG_METRICS = '''
 def log_metrics(step=None, **values):
     """In the notebook these were drawn; call your own logger here."""
 '''
-# What libraries start the default process group with, unless there is one.
+# Names of libraries that create the default process group unless there is one.
 GROUP_MAKERS = {
     "Accelerator",
     "PartialState",
@@ -82,7 +82,7 @@ def {copy}(source, targets, *names, rank=rank, world_size=world_size, {by}={by})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """Names of the script's own that no cell uses."""
+    """Names that the script adds, distinct from those that cells use."""
 
     pushed: str
     copy: str
@@ -91,7 +91,7 @@ class Helpers:
 
     @classmethod
     def beside(cls, names: Container[str], changed: Container[str]) -> Helpers:
-        """Choose them beside the names of the cells, some of which are ``changed`` by cells."""
+        """Choose names that are not among ``names``; ``changed`` are the names that cells assign."""
 
         def free(name: str) -> str:
             while name in names:
@@ -108,13 +108,13 @@ class Helpers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What the ranks were."""
+    """The properties of the ranks."""
 
     world_size: int
     nodes: int
     backend: str  # "none" for ranks without torch
     on_gpus: bool
-    threads: str  # OMP_NUM_THREADS of a rank: sums over threads depend on it in the last digit
+    threads: str  # OMP_NUM_THREADS of a rank: the last digit of sums over threads depends on it
     timeout_s: float
 
     @property
@@ -130,11 +130,11 @@ class Frame:
         Parameters
         ----------
         parts
-            Its body.
+            The body of the script.
         cells
-            Those that are in it.
+            The cells in it.
         launch
-            How it is started.
+            The launcher.
         values
             The name of the file with pushed variables; empty if there is none.
         helpers
@@ -145,7 +145,7 @@ class Frame:
         Raises
         ------
         UsageError
-            If a cell uses what that way to start has not.
+            If a cell uses something that the launcher does not provide.
         """
         used = set[str]().union(*(cell.names for cell in cells))
         self._check(cells, launch)
@@ -230,7 +230,7 @@ class Frame:
         return ['device = torch.device("cuda", local_rank)', "torch.cuda.set_device(device)", "gpu_id = local_rank"]
 
     def _copy(self, launch: str, name: str) -> str:
-        """Return the function that does what ``%dist_copy`` does, and refuses what that refuses."""
+        """Return the function that replaces ``%dist_copy``, with the same checks."""
         if self.backend != "none":
             return _COPY.format(copy=name, by="dist", exchange="dist.broadcast_object_list(told, src=source)")
         if launch != "mpi":
@@ -252,7 +252,7 @@ class Frame:
 
     @property
     def _all_are_in(self) -> str:
-        """A line that waits until all ranks are in the group: Gloo fails on one while another leaves it already."""
+        """A line that waits until all ranks are in the group: Gloo fails on a rank if another one leaves too early."""
         return "\ndist.barrier()" if self.backend == "gloo" else ""
 
 

@@ -1,6 +1,6 @@
-"""Python in the place of what only IPython reads.
+"""Replace IPython syntax in a cell with Python.
 
-Covers: magics and shell lines that have a meaning in a script; the others are refused by name and line.
+Covers: magics and shell lines that have an equivalent in a script; the others raise an error with name and line.
 Does not cover: the rest of a cell (``cells``).
 """
 
@@ -15,7 +15,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from ...errors import UsageError
 
-# Magics that only look on while their statement runs, those that take options before it, and those that mean nothing
+# Magics that only observe the statement they run, those of them that take options before it, and those without effect
 # outside a notebook.
 _WRAPPERS = {"time", "timeit", "prun", "capture", "memit", "mprun", "lprun"}
 _WITH_OPTIONS = _WRAPPERS - {"time"}
@@ -25,12 +25,12 @@ _EXPANDED = re.compile(r"\{[^{}]+\}|\$(?P<name>[A-Za-z_]\w*)")
 
 
 def to_python(code: str, title: str) -> str:
-    """Return a cell's code with Python in the place of what only IPython reads.
+    """Return a cell's code with Python in place of IPython syntax.
 
     Raises
     ------
     UsageError
-        If it is no Python, or holds what means nothing in a script; ``title`` names the cell.
+        If it is not valid Python, or has no equivalent in a script; ``title`` names the cell.
     """
     source = TransformerManager().transform_cell(code)
     try:
@@ -55,7 +55,7 @@ def _is_of_ipython(node: ast.Call) -> bool:
 
 
 class _Magic:
-    """A call of IPython, as which it reads a magic or a shell line."""
+    """A call of ``get_ipython()``, to which IPython translates a magic or a shell line."""
 
     def __init__(self, node: ast.Call, title: str, *, is_statement: bool) -> None:
         assert isinstance(node.func, ast.Attribute)
@@ -68,7 +68,7 @@ class _Magic:
         self._is_statement = is_statement
 
     def python(self) -> str:
-        """Return what does the same in a script."""
+        """Return the equivalent code for a script."""
         text = self._texts[0]
         if self._what == "system":
             return f'__import__("subprocess").run({self._plain(text)!r}, shell=True, check=False)'
@@ -82,7 +82,7 @@ class _Magic:
         raise UsageError(f"{self._place}: get_ipython().{self._what} means nothing in a script; leave it out")
 
     def _plain(self, text: str) -> str:
-        """Return a text in which IPython has put the values of no variables."""
+        """Return the text unchanged; raises an error if IPython would expand variables in it."""
         for match in _EXPANDED.finditer(text):
             if match["name"] is None or match["name"] not in os.environ:
                 raise UsageError(
@@ -131,7 +131,7 @@ def _is_python(statement: str) -> bool:
 
 
 def replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
-    """Return code with ``text`` in the place of a part of it."""
+    """Return code with a part of it replaced by ``text``."""
     lines = source.split("\n")
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     before = lines[first].encode()[: node.col_offset].decode()

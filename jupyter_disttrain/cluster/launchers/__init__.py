@@ -1,6 +1,6 @@
-"""Ways to start the ranks.
+"""List the launchers of ranks.
 
-Covers: what every launcher gives its ranks, and the launchers by name.
+Covers: the launchers by name.
 """
 
 from __future__ import annotations

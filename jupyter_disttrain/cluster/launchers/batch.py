@@ -1,10 +1,10 @@
-"""Ranks as a job of PBS or LSF, which a notebook attaches to.
+"""Start ranks as a job of PBS or LSF, which a notebook attaches to.
 
 Covers: the scripts, with options of a site; submitting and ending them, by ipyparallel's launchers.
-Does not cover: the queue (qstat and bjobs tell of it), attaching (``cluster.attach``), Slurm (``slurm``).
+Does not cover: the queue (see qstat and bjobs), attaching (``cluster.attach``), Slurm (``slurm``).
 
-Unlike a job of Slurm, such a job is not waited for by %dist_init: its ranks write a file once they run, and
-``%dist_attach FILE`` joins them. See docs/batch_systems.md.
+Unlike for a job of Slurm, %dist_init does not wait for such a job: its ranks write a file once they run, and
+``%dist_attach FILE`` joins them. See docs/slurm.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .mpi import find_mpiexec
 
 
 class _BatchRanks(BatchEngineSetLauncher):
-    """What both have in common; ``options`` are lines of the script that a site or a person adds."""
+    """Common base of both launchers; ``options`` are lines of the script that a site or a user adds."""
 
     join_file = Unicode(help="The file that the ranks write, on a file system that the notebook sees.")
     nodes = Integer(1, min=1)
@@ -32,11 +32,11 @@ class _BatchRanks(BatchEngineSetLauncher):
     options = List(Unicode(), config=True, help="More options of the batch system, e.g. ['-l walltime=2:00:00'].")
     mpirun = List(Unicode(), config=True, help="mpirun with its first options; empty: the one that is found.")
 
-    mark = ""  # what lines of options begin with
-    host_file = ""  # the variable that names the file of hosts
+    mark = ""  # prefix of lines with options
+    host_file = ""  # variable with the path of the host file
 
     def own_options(self) -> list[str]:
-        """Return the options that say how many nodes and ranks there are, and where the output goes."""
+        """Return the options with the numbers of nodes and ranks, and the output file."""
         raise NotImplementedError
 
     def render(self) -> str:
@@ -45,7 +45,7 @@ class _BatchRanks(BatchEngineSetLauncher):
         Raises
         ------
         UsageError
-            If an option is more than one line, or no file to join is named.
+            If an option has more than one line, or no join file is set.
         """
         if not self.join_file:
             raise UsageError("name the file by which the notebook joins the ranks, e.g. join_file='/shared/run.json'")
@@ -61,21 +61,21 @@ class _BatchRanks(BatchEngineSetLauncher):
         return "\n".join(["#!/bin/bash", *lines, f"cd {shlex.quote(str(Path.cwd()))} || exit 1", command, ""])
 
     def write_batch_script(self, n: int = 1) -> None:
-        """Write the script to the disk; braces in it are meant."""
+        """Write the script to the disk; its braces are escaped, as ipyparallel formats the template."""
         self.batch_template = self.render().replace("{", "{{").replace("}", "}}")
         super().write_batch_script(n)
 
     def _run_command(self, command: list[str], **options: Any) -> str:
-        """Run a command of the batch system, which keeps a job's environment: there are no tokens in it."""
+        """Run a command of the batch system, without tokens: the batch system stores a job's environment."""
         return str(super()._run_command(command, **options | {"env": without_tokens()}))
 
     def submit(self) -> Any:
-        """Hand the script to the batch system; returns the job's number."""
+        """Submit the script to the batch system; returns the job's number."""
         return self.start(self.nodes * self.ntasks_per_node)
 
 
 class PBSRanks(_BatchRanks, PBSEngineSetLauncher):
-    """Ranks as a job of PBS; ``stop()`` ends it by qdel.
+    """Ranks as a job of PBS; ``stop()`` ends it with qdel.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class PBSRanks(_BatchRanks, PBSEngineSetLauncher):
     cpus_per_rank = Integer(1, min=1, config=True)
 
     def own_options(self) -> list[str]:
-        """Return them."""
+        """Return PBS's options for nodes, ranks and output."""
         cpus = self.cpus_per_rank * self.ntasks_per_node
         return [
             "-N disttrain",
@@ -100,13 +100,13 @@ class PBSRanks(_BatchRanks, PBSEngineSetLauncher):
 
 
 class LSFRanks(_BatchRanks, LSFEngineSetLauncher):
-    """Ranks as a job of LSF; ``stop()`` ends it by bkill."""
+    """Ranks as a job of LSF; ``stop()`` ends it with bkill."""
 
     mark = "#BSUB"
     host_file = "LSB_DJOB_HOSTFILE"
 
     def start(self, n: int = 1) -> Any:
-        """Hand the script to bsub, which reads it from its stdin; ipyparallel's own way would hand it the tokens."""
+        """Submit the script to bsub through its stdin; ipyparallel's own method would pass the tokens on."""
         self.write_batch_script(n)
         with Path(self.batch_file).open("rb") as script:
             command, environment = list(self.submit_command), without_tokens()
@@ -116,7 +116,7 @@ class LSFRanks(_BatchRanks, LSFEngineSetLauncher):
         return job_id
 
     def own_options(self) -> list[str]:
-        """Return them."""
+        """Return LSF's options for ranks and output."""
         return [
             "-J disttrain",
             "-env all",

@@ -1,4 +1,8 @@
-"""Ranks as plain processes of this machine, without MPI."""
+"""Start ranks as plain processes of this machine, without MPI.
+
+Covers: the process that forks all ranks, base classes for launchers of one local process.
+Does not cover: the environment of the ranks (``cluster.rank_environment``).
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,25 @@ from typing import Any
 from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher, LocalProcessLauncher
 
 from ...messages import signal_words
+from ...protocol.time_limits import LOCAL_DYING_SECONDS
 
-DYING_SECONDS = 0.5  # for a process, whose sockets close before its end can be seen
+WELL_ENDED = "exited with code 0"
 RANK_COMMAND = [sys.executable, "-m", "jupyter_disttrain.engine"]
 
 
 def is_alive(launcher: LocalProcessLauncher) -> bool:
     """Whether a launcher's process runs."""
-    thread = launcher._wait_thread  # noqa: SLF001  (it waits for the process and ends with it)
+    thread = launcher._wait_thread  # noqa: SLF001  (the thread waits for the process and ends with it)
     return thread is not None and bool(thread.is_alive())
 
 
 class WithAnyLog(LocalProcessLauncher):
-    """A process that may say what is no UTF-8: a login shell, a library, a batch system in the site's language."""
+    """A process whose output may not be UTF-8, e.g. of a login shell, a library or a localized batch system."""
 
     _output: str | None
 
     def get_output(self, remove: bool = False) -> str:
-        """Return what it has said, as far as it can be read."""
+        """Return its output; undecodable bytes are replaced."""
         if self._output is None and self.output_file:
             with suppress(FileNotFoundError):
                 self._output = Path(self.output_file).read_text(errors="replace")
@@ -35,9 +40,9 @@ class WithAnyLog(LocalProcessLauncher):
 
     @property
     def exit_words(self) -> str:
-        """How it ended, e.g. "was killed by SIGKILL: ..."; empty while it runs, or if that can't be told."""
+        """How it ended, e.g. "was killed by SIGKILL: ..."; empty while it runs, or if that is unknown."""
         if self._wait_thread is not None:
-            self._wait_thread.join(DYING_SECONDS)
+            self._wait_thread.join(LOCAL_DYING_SECONDS)
         code = None if is_alive(self) or self.process is None else self.process.wait(0)
         if code is None:
             return ""
@@ -53,18 +58,18 @@ class OneProcess(WithAnyLog):
 
     @property
     def runs(self) -> bool:
-        """The same: all ranks end with it."""
+        """The same as :meth:`alive`: all ranks end with it."""
         return self.alive()
 
 
 class RanksOfThisMachine(WithAnyLog, LocalEngineLauncher):
-    """The process that becomes all ranks."""
+    """The process that forks all ranks."""
 
 
 class LocalRanks(LocalEngineSetLauncher):
-    """One process that forks all ranks: to import the same for each would take most of their start.
+    """One process that forks all ranks: importing the same modules in each would take most of their start.
 
-    They are told who they are, so no order has to be kept.
+    The client assigns the identities, so the order of the ranks does not matter.
     """
 
     launcher_class = RanksOfThisMachine
@@ -77,19 +82,19 @@ class LocalRanks(LocalEngineSetLauncher):
         return started
 
     def alive(self) -> bool:
-        """Whether a rank still runs; ipyparallel's own state is as old as the last turn of its event loop."""
+        """Whether a rank still runs; ipyparallel's own state is only updated by its event loop."""
         return any(is_alive(launcher) for launcher in self.launchers.values())
 
     @property
     def runs(self) -> bool:
-        """The same: the process ends when all ranks have ended."""
+        """The same as :meth:`alive`: the process ends when all ranks have ended."""
         return self.alive()
 
     @property
     def exit_words(self) -> str:
-        """How the process ended; empty while it runs, or if that can't be told."""
+        """How the process ended; empty while it runs, or if that is unknown."""
         return next((words for each in self.launchers.values() if (words := each.exit_words)), "")
 
     def get_env(self) -> dict[str, str]:
-        """Return the ranks' environment whole; ipyparallel would add to it."""
+        """Return only the ranks' environment; ipyparallel would add to it."""
         return dict(self.environment)

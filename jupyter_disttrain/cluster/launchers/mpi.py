@@ -1,6 +1,6 @@
-"""Ranks as one MPI job.
+"""Start ranks as one MPI job.
 
-Covers: finding mpiexec, what kind it is, its arguments, on this machine and over hosts.
+Covers: finding mpiexec and its kind, its arguments, on this machine and over hosts.
 Does not cover: whether the hosts can be used (``cluster.preflight``).
 """
 
@@ -20,13 +20,14 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
 from ...errors import LaunchError
+from ...protocol.environment import MPI_HEALS
+from ...protocol.time_limits import VERSION_SECONDS
 from ..network import open_mpi_environment
 from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command
 
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
-FIRST_THAT_HEALS = 5  # version of Open MPI; also the first whose launcher and options are those used over hosts
-VERSION_SECONDS = 20.0  # for mpiexec to tell its version
+FIRST_THAT_HEALS = 5  # version of Open MPI; also the first with the launcher and the options used over hosts
 
 
 def find_mpiexec() -> str:
@@ -58,22 +59,22 @@ def mpi_flavour(mpiexec: str) -> str:
 
 
 def mpi_heals(mpiexec: str) -> bool:
-    """Whether this MPI can be made whole after a death: Open MPI from 5 on, unless the user chose its layers."""
+    """Whether this MPI can be repaired after a death: Open MPI from 5 on, unless the user chose its layers."""
     return _is_recent(mpiexec) and not any(name in os.environ for name in _LAYERS)
 
 
 def mpiexec_over_hosts(without: str) -> str:
-    """Return the mpiexec to use over hosts, of which other MPIs would know nothing and start all ranks here.
+    """Return the mpiexec to use over hosts; other MPIs would ignore the options and start all ranks here.
 
     Parameters
     ----------
     without
-        The option by which ranks are started there without MPI.
+        The option that starts ranks on hosts without MPI.
 
     Raises
     ------
     LaunchError
-        If there is none, or it is not that of Open MPI from 5 on; the message says what it is, and the remedy.
+        If there is none, or it is not that of Open MPI from 5 on; the message has its version, and the remedy.
     """
     mpiexec = find_mpiexec()
     if not _is_recent(mpiexec):
@@ -90,7 +91,7 @@ def _is_recent(mpiexec: str) -> bool:
 
 
 def _what_it_is(said: str) -> str:
-    """Return the name in what an mpiexec says of its version, which begins with it; MPICH calls its own Hydra."""
+    """Return the name and version from the output of --version, which begins with them; MPICH's own is called Hydra."""
     first, *rest = said.strip().splitlines() or ["of an unknown kind"]
     hydra = re.search(r"Version:\s*(\S+)", " ".join(rest)) if "HYDRA" in first else None
     ours = re.search(r"\((Open MPI)\) (\S+)", first)
@@ -99,12 +100,12 @@ def _what_it_is(said: str) -> str:
 
 @lru_cache(maxsize=8)
 def _version_of(mpiexec: str) -> str:
-    """Return what mpiexec says of its version.
+    """Return the output of mpiexec --version.
 
     Raises
     ------
     LaunchError
-        If mpiexec does not even tell its version; the message shows what it said.
+        If that fails; the message has its output.
     """
     try:
         code, said = _ask_version(mpiexec)
@@ -119,7 +120,7 @@ def _version_of(mpiexec: str) -> str:
 
 
 def _ask_version(mpiexec: str) -> tuple[int | None, str]:
-    """Return the exit code, None if it had to be killed, and what it said."""
+    """Return the exit code, None if it had to be killed, and the output."""
     process = subprocess.Popen(  # noqa: S603
         [mpiexec, "--version"],
         stdout=subprocess.PIPE,
@@ -131,7 +132,7 @@ def _ask_version(mpiexec: str) -> tuple[int | None, str]:
     try:
         said, _ = process.communicate(timeout=VERSION_SECONDS)
     except subprocess.TimeoutExpired:
-        # A wrapper's child would hold the pipe open, so all of them go.
+        # A wrapper's child would keep the pipe open, so the whole process group is killed.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return None, ""
@@ -146,12 +147,12 @@ def _broken(mpiexec: str, what: str) -> str:
 
 
 class MPIRanks(OneProcess, MPIEngineSetLauncher):
-    """One mpiexec over all ranks."""
+    """One mpiexec that runs all ranks."""
 
-    hosts: List[Any] = List()  # of (name, ranks); empty: this machine alone
+    hosts: List[Any] = List()  # of (name, ranks); empty: this machine only
     ssh = List(Unicode())
     environment_file = Unicode()
-    network = Unicode()  # of the hosts
+    network = Unicode()  # the network of the hosts
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -169,40 +170,40 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
     def start(self, n: int) -> Any:
         """Start ``n`` ranks."""
         if self._flavour == "openmpi":
-            # --continuous: the death of one rank is not the death of all. ppr: ranks in order, and more than cores.
+            # --continuous: the job outlives the death of a rank. ppr: ranks in order, and more than cores are allowed.
             placement = self._over_hosts() if self.hosts else ["--map-by", f"ppr:{n}:node:oversubscribe"]
             heals = ["--with-ft", "ulfm"] if self.heals else []
             self.mpi_args = ["--continuous", *heals, *placement, "--bind-to", "none"]
         return super().start(n)
 
     def _over_hosts(self) -> list[str]:
-        """Return the options for ranks on hosts: as many on each as it has places, in the order of the hosts."""
+        """Return the options for ranks on hosts: as many on each as it has slots, in the order of the hosts."""
         places = ",".join(f"{name}:{ranks}" for name, ranks in self.hosts)
-        # What the ranks were given with -x is not what mpiexec itself runs with.
+        # Variables that the ranks were given with -x may differ from those that mpiexec itself runs with.
         early = [f"{name}={self.environment[name]}" for name in EARLY if name in self.environment]
         early += [name for name in EARLY if name not in self.environment and os.environ.get(name)]
-        exported = [word for each in [*early, "DISTTRAIN_MPI_HEALS"] for word in ("-x", each)]
-        agent = " ".join([*self.ssh, *SSH_OPTIONS])  # it is split at spaces, and a quote would be a part of a word
+        exported = [word for each in [*early, MPI_HEALS] for word in ("-x", each)]
+        agent = " ".join([*self.ssh, *SSH_OPTIONS])  # mpiexec splits it at spaces, and does not interpret quotes
         return ["--host", places, "--map-by", "slot", "--prtemca", "plm_ssh_agent", agent, *exported]
 
     def get_env(self) -> dict[str, str]:
-        """Add what Open MPI needs to start at once, and as root, unless the user set it."""
+        """Add the variables with which Open MPI starts without delay, and as root, unless the user has set them."""
         environment = {name: value for name, value in self.environment.items() if name not in EARLY or not self.hosts}
         if self._flavour == "openmpi":
             defaults = {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                 # On one host; without these MPI_Init waits a second for networks that can't be there. Shared memory
-                # reaches only those that were started together, so who comes later needs the loopback interface.
+                # connects only processes that were started together, so later ones need the loopback interface.
                 "OMPI_MCA_pml": "ob1",
                 "OMPI_MCA_btl": "self,sm,tcp" if self.heals or self.hosts else "self,sm",
-                "DISTTRAIN_MPI_HEALS": "1" if self.heals else "",
-                # Python's report of a crash names the cell's line; Open MPI's would bury it under addresses.
+                MPI_HEALS: "1" if self.heals else "",
+                # Python's crash report names the cell's line; Open MPI's would bury it under addresses.
                 "OMPI_MCA_opal_signal": "",
             }
             interfaces = open_mpi_environment(self.network or "lo", os.environ)
             if not self.hosts:
-                interfaces.pop("PRTE_MCA_prte_if_include", None)  # which finds this machine by itself
+                interfaces.pop("PRTE_MCA_prte_if_include", None)  # mpiexec finds this machine by itself
             environment |= interfaces
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment

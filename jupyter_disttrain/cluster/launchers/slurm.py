@@ -1,7 +1,7 @@
-"""Ranks on nodes that Slurm has granted.
+"""Start ranks on nodes that Slurm has granted.
 
 Covers: starting them in a job that was submitted for them or in the allocation around the notebook, one more rank on a
-node, whether they run, what the job said.
+node, whether they run, the job's output.
 Does not cover: submitting the job and ending it (``slurm.grant``).
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Instance, Unicode
 
+from ...protocol.environment import MPI_HEALS, MPI_PREFIX
 from ..slurm.batch_script import StartScript
 from ..slurm.grant import Grant, step_command
 from ..slurm.sentry import relieve
@@ -22,13 +23,13 @@ from .local import OneProcess
 from .mpi import MPIRanks
 from .ssh import EARLY, rank_command
 
-# Slurm's name of the node, by which its ranks are put in order: the host's own may be another.
+# Slurm's name of the node, which orders the ranks: the host's own name may differ.
 _ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
-_FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", "DISTTRAIN_MPI_")  # beginnings of the variables that it reads itself
+_FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables that mpirun reads itself
 
 
 class Starter:
-    """What both kinds of ranks start with; that an mpirun is of Open MPI is known since before the job."""
+    """Start-up shared by both launchers of all ranks; mpirun was checked to be Open MPI's before the job."""
 
     def __init__(self, grant: Grant, environment: dict[str, str], environment_file: str, network: str) -> None:
         self.heals = False
@@ -36,18 +37,16 @@ class Starter:
         self.mpirun: list[str] = []
         self.exports = {name: environment[name] for name in EARLY if name in environment}
         if grant.starts_with == "mpirun":
-            # It knows what Open MPI needs over a network, and which Open MPI there is.
+            # MPIRanks has the settings of Open MPI over a network, and its version.
             mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
             self.heals = mpi.heals
             told = mpi.get_env()
             self.exports |= {name: value for name, value in told.items() if name.startswith(_FOR_MPIRUN)}
-            exported = [
-                word for name in ("DISTTRAIN_MPI_HEALS", *EARLY) if name in self.exports for word in ("-x", name)
-            ]
+            exported = [word for name in (MPI_HEALS, *EARLY) if name in self.exports for word in ("-x", name)]
             self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
 
     def write(self, grant: Grant) -> None:
-        """Write the script that starts the ranks, all at once: a job waits for it."""
+        """Write the script that starts the ranks, atomically: a job waits for it."""
         script = StartScript(
             nodes=len(grant.nodes),
             per_node=grant.per_node,
@@ -68,7 +67,7 @@ class JobRanks(EngineLauncher):
     grant = Instance(Grant)
     environment_file = Unicode()
     network = Unicode()
-    process = None  # of this machine, as other launchers have one
+    process = None  # there is no local process; other launchers have one
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -77,24 +76,24 @@ class JobRanks(EngineLauncher):
         self.poller = Poller(self.grant.job)
 
     def find_args(self) -> list[str]:
-        """Return the command that has started them, for ipyparallel's own log."""
+        """Return the command that started the job, for ipyparallel's log."""
         return ["sbatch"]
 
     def start(self, n: int) -> Any:
-        """Have the job start the ranks, for which it waits."""
+        """Let the job start the ranks: it waits for the script."""
         self.n = n
         self._starter.write(self.grant)
         self.notify_start(self.grant.job_id)
         return self.grant.job_id
 
     def alive(self) -> bool:
-        """Whether the job runs, by the last that Slurm has said; it is asked again if that was long ago."""
+        """Whether the job runs, by Slurm's last answer; Slurm is queried again if that is old."""
         self.poller.tick()
         return not self.poller.over
 
     @property
     def runs(self) -> bool:
-        """The same, for one who waits for the end."""
+        """The same as :meth:`alive`, with more frequent queries, for a caller that waits for the end."""
         self.poller.hurry()
         return self.alive()
 
@@ -103,15 +102,15 @@ class JobRanks(EngineLauncher):
         """Why the job is over, once it is."""
         return self.poller.over
 
-    def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (it is one of the logs that are kept)
-        """Return what the job's script has said."""
+    def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (the log is kept)
+        """Return the output of the job's script."""
         try:
             return Path(self.grant.log).read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
     def stop(self) -> None:
-        """Take note of the end; the job is ended by whoever has the grant."""
+        """Record the end; the owner of the grant ends the job."""
         self.notify_stop({"exit_code": None, "identifier": self.grant.job_id})
 
 
@@ -143,21 +142,21 @@ class AllocationRanks(OneProcess, EngineLauncher):
 
 
 class StepRank(OneProcess, EngineLauncher):
-    """One more rank on a node of the job, in place of one that died."""
+    """One more rank on a node of the job, to replace one that died."""
 
     grant = Instance(Grant)
     host = Unicode()
     environment_file = Unicode()
 
     def find_args(self) -> list[str]:
-        """Return the command that starts it."""
+        """Return the command that starts the rank."""
         return step_command(self.grant, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
 
     def start(self, n: int) -> Any:
-        """Start it."""
+        """Start the rank."""
         self.n = n
         return super().start()
 
     def get_env(self) -> dict[str, str]:
-        """Return what Python itself reads; the rest is in a file that its command names."""
+        """Return the variables that Python itself reads; the others are in a file that the command names."""
         return {name: self.environment[name] for name in EARLY if name in self.environment}

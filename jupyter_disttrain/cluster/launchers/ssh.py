@@ -1,10 +1,10 @@
-"""Ranks on hosts that are reached by ssh, without MPI.
+"""Start ranks on hosts that are reached by ssh, without MPI.
 
 Covers: the command for one host, one ssh for all its ranks.
 Does not cover: whether the host can be used (``cluster.preflight``), MPI over hosts (``mpi``).
 
-The hosts have nothing in common but the network, so that the loss of one leaves the others alone, and its ranks can be
-started again there or on another.
+The hosts share nothing but the network. So the loss of one does not affect the others, and its ranks can be started
+again there or on another host.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets import List, Unicode
 
+from ...protocol.time_limits import SSH_CONNECT_SECONDS
 from .local import WithAnyLog, is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What must be there before the environment's file is read: where Python and its modules are found.
+# Variables that must be set before the environment's file is read: they locate Python and its modules.
 EARLY = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONSAFEPATH")
-CONNECT_SECONDS = 10
-SSH_OPTIONS = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+SSH_OPTIONS = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_CONNECT_SECONDS}"]
 
 
 def rank_command(environment_file: str, host: str = "", ranks: int = 1) -> list[str]:
@@ -36,9 +36,9 @@ def rank_command(environment_file: str, host: str = "", ranks: int = 1) -> list[
 
 
 def remote_command(command: Sequence[str], environment: dict[str, str]) -> str:
-    """Return a command as a remote shell takes it, in the notebook's folder."""
+    """Return a command for a remote shell, which changes to the notebook's folder."""
     early = [f"{name}={environment.get(name, os.environ.get(name))}" for name in EARLY if _is_set(name, environment)]
-    # A login shell is what people set up, and where modules are loaded; its noise goes to the launcher's log.
+    # A login shell's set-up is what users configure, and may load modules; its output goes to the launcher's log.
     return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*early, *command])}"
 
 
@@ -47,7 +47,7 @@ def _is_set(name: str, environment: dict[str, str]) -> bool:
 
 
 class RanksOfHost(WithAnyLog):
-    """The ssh that started the ranks of one host; it lasts as long as one of them."""
+    """The ssh that started the ranks of one host; it runs as long as one of them."""
 
 
 class SSHRanks(LocalEngineSetLauncher):
@@ -79,7 +79,7 @@ class SSHRanks(LocalEngineSetLauncher):
         return started
 
     def alive(self) -> bool:
-        """Whether every ssh still runs; while ranks start, none may end."""
+        """Whether every ssh still runs; none may end while ranks start."""
         return len(self.launchers) == len(self.hosts) and all(is_alive(each) for each in self.launchers.values())
 
     @property

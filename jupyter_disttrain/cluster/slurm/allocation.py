@@ -1,6 +1,6 @@
-"""The allocation that the notebook runs in, if any: by salloc, or as a job.
+"""Use the Slurm allocation that the notebook runs in, if any: by salloc, or as a job.
 
-Covers: finding it, what it has, whether a request fits, the variables for steps in it.
+Covers: finding it, its resources, whether a request fits, the variables for steps in it.
 Does not cover: starting ranks in it (``launchers.slurm``).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .state import JobState
 
 _CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-# Of the job itself, which srun does not read and programs on its nodes may.
+# Variables of the job itself, which srun does not read and programs on its nodes may.
 _FACTS = (
     "SLURM_TMPDIR",
     "SLURM_CLUSTER_NAME",
@@ -38,13 +38,13 @@ _FACTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What an allocation has."""
+    """The resources of an allocation."""
 
     job_id: str
     nodes: tuple[str, ...]
-    node_list: str  # the same in Slurm's short form
-    ranks_per_node: int  # that it was made for
-    most_per_node: int  # that fit
+    node_list: str  # the same nodes in Slurm's short form
+    ranks_per_node: int  # ranks per node that it was made for
+    most_per_node: int  # largest number of ranks per node
     gpus_per_node: int = 0
 
     @classmethod
@@ -54,7 +54,7 @@ class Allocation:
         Raises
         ------
         LaunchError
-            If Slurm does not tell of it, or it has ended.
+            If Slurm does not report its state, or it has ended.
         """
         job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
         if not job_id or not (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")):
@@ -74,13 +74,13 @@ class Allocation:
 
     @classmethod
     def of(cls, state: JobState, environ: Mapping[str, str]) -> Allocation:
-        """Read what a job has from its state, and from the environment that Slurm gave us."""
+        """Determine a job's resources from its state, and from the environment that Slurm has set."""
         count = len(state.nodes)
         cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or state.cpus // count
-        # SLURM_GPUS_ON_NODE is of one node, but a site that counts no GPUs tells of none in the job's state.
+        # SLURM_GPUS_ON_NODE is about one node, but at a site that counts no GPUs the job's state has none.
         on_node = environ.get("SLURM_GPUS_ON_NODE", "")
         gpus = state.gpus // count or (int(on_node) if on_node.isdecimal() else 0)
-        # One rank per GPU, where nobody has said how many tasks a node is to have.
+        # One rank per GPU, unless the user has set the number of tasks per node.
         ranks = state.tasks_per_node or gpus or max(1, state.tasks // count)
         return cls(
             job_id=state.job_id,
@@ -92,17 +92,17 @@ class Allocation:
         )
 
     def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:
-        """Return nodes and ranks per node: those asked for, else those that the allocation was made for.
+        """Return nodes and ranks per node: those requested, else those that the allocation was made for.
 
         Parameters
         ----------
         ranks
-            All of them, where a person has said so with ``-n``.
+            The total, if the user has set it with ``-n``.
 
         Raises
         ------
         UsageError
-            If it has less than is asked for, or was made with other options; both are named.
+            If the request exceeds the allocation, or has options that can't be changed in it; the message names both.
         """
         if options.lines:
             given = ", ".join(option.partition("=")[0] for option in options.lines)
@@ -131,11 +131,11 @@ class Allocation:
         return nodes, per_node
 
     def _nodes_for(self, ranks: int) -> int:
-        """Return over how many nodes ranks are spread: as many as give each the same number."""
+        """Return the largest number of nodes that gives each the same number of ranks."""
         return next(count for count in range(min(len(self.nodes), ranks), 0, -1) if ranks % count == 0)
 
     def variables(self, nodes: int, per_node: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-        """Return the variables, as ``NAME=VALUE``, by which a command finds the allocation and no step in it.
+        """Return the variables, as ``NAME=VALUE``, with which a command uses the allocation and ignores any step in it.
 
         Parameters
         ----------
@@ -150,7 +150,8 @@ class Allocation:
             "SLURM_JOB_NUM_NODES": str(nodes),
             "SLURM_NNODES": str(nodes),
             "SLURM_TASKS_PER_NODE": f"{per_node}(x{nodes})",
-            # The notebook itself may be a step that holds all CPUs; so also for the daemons that mpirun starts by srun.
+            # The notebook itself may be a step that holds all CPUs. A variable also applies to the daemons that mpirun
+            # starts by srun.
             "SLURM_OVERLAP": "1",
         }
         told |= {name: environ[name] for name in _FACTS if name in environ}

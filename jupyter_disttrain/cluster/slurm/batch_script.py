@@ -1,10 +1,10 @@
-"""What a job does, as text.
+"""Generate the scripts of a job.
 
 Covers: the script that is submitted, the one that starts the ranks once the nodes are known.
-Does not cover: handing anything to Slurm (``job``).
+Does not cover: submitting (``job``).
 
-There is no secret in them, since Slurm keeps scripts and environments: the ranks read theirs from a file that only its
-owner can read, and how to reach the controller from another.
+They contain no secrets, since Slurm stores scripts and environments: the ranks read their environment from a file that
+only its owner can read, and the controller's address from another.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .sentry import STALE_SECONDS
+from ...protocol.time_limits import SENTRY_STALE_SECONDS, UNSEEN_SECONDS, WAIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WAIT_SECONDS = 300  # of a job for the notebook, which asks the nodes what they have
-UNSEEN_SECONDS = 30  # of a job that does not see the notebook's files: meanwhile the notebook finds that out too
 LOOKS_PER_SECOND = 5
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+")
 _WAIT = """\
@@ -48,20 +46,20 @@ exit 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScript:
-    """What is submitted."""
+    """The script that is submitted."""
 
     cluster_id: str
     nodes: int
-    per_node: int  # ranks
-    folder: str  # where the ranks run
-    log: str  # the file with what the job says; %j is its number
+    per_node: int  # ranks per node
+    folder: str  # working directory of the ranks
+    log: str  # the job's log file; %j is its number
     start_file: str  # the script that starts the ranks
-    sign_file: str  # that is touched as long as the notebook is there
+    sign_file: str  # touched as long as the notebook runs
     survives_nodes: bool = False  # the ranks of other nodes go on when one fails
 
     @property
     def name(self) -> str:
-        """The job's, unless a person gives it another."""
+        """The job's name, unless the user sets another."""
         return f"disttrain-{self.cluster_id}"
 
     def render(self) -> str:
@@ -74,7 +72,7 @@ class BatchScript:
             f"--output={self.log}",
             "--open-mode=append",
             "--export=ALL",
-            "--no-requeue",  # a second time it would have ranks that nobody knows
+            "--no-requeue",  # ranks of a second run would belong to no client
             *(("--no-kill",) if self.survives_nodes else ()),
         )
         return "\n".join(
@@ -88,7 +86,7 @@ class BatchScript:
                     attempts=WAIT_SECONDS * LOOKS_PER_SECOND,
                     unseen=UNSEEN_SECONDS * LOOKS_PER_SECOND,
                     pause_s=1 / LOOKS_PER_SECOND,
-                    stale_s=STALE_SECONDS,
+                    stale_s=SENTRY_STALE_SECONDS,
                     seconds=WAIT_SECONDS,
                 ),
             ]
@@ -97,13 +95,13 @@ class BatchScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartScript:
-    """What starts the ranks on the nodes of a job: the same command once per rank."""
+    """The script that starts the ranks on the nodes of a job: the same command once per rank."""
 
     nodes: int
     per_node: int
-    command: tuple[str, ...]  # of a rank
-    environment: Mapping[str, str]  # for the program that starts them
-    mpirun: tuple[str, ...] = ()  # Open MPI's, with its first options; empty: they are started by srun
+    command: tuple[str, ...]  # the command of a rank
+    environment: Mapping[str, str]  # for the program that starts the ranks
+    mpirun: tuple[str, ...] = ()  # Open MPI's mpirun with its first options; empty: srun starts the ranks
 
     def render(self) -> str:
         """Return the script."""
@@ -119,19 +117,19 @@ class StartScript:
     def _start_text(self) -> str:
         if self.mpirun:
             return shlex.join([*mpirun_words(self.mpirun, self.nodes, self.per_node), *self.command])
-        # srun does not take it from the job since Slurm 22.05.
+        # Since Slurm 22.05 srun does not inherit it from the job.
         cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
         return f"{shlex.join(srun_words(self.nodes, self.per_node))} {cpus} {shlex.join(self.command)}"
 
 
 def srun_words(nodes: int, per_node: int) -> list[str]:
-    """Return how srun starts ranks of which each, and each node, may die without the others."""
+    """Return the srun command for ranks that outlive the death of other ranks and nodes."""
     return [
         "srun",
-        "--mpi=none",  # with pmix the death of a rank is the death of all
+        "--mpi=none",  # with pmix the death of one rank ends all
         "--no-kill",
         "--kill-on-bad-exit=0",
-        "--wait=0",  # for as long as it takes, once the first rank has ended
+        "--wait=0",  # no time limit once the first rank has ended
         "--cpu-bind=none",
         f"--nodes={nodes}",
         f"--ntasks={nodes * per_node}",
@@ -141,7 +139,7 @@ def srun_words(nodes: int, per_node: int) -> list[str]:
 
 
 def mpirun_words(mpirun: tuple[str, ...], nodes: int, per_node: int) -> list[str]:
-    """Return how Open MPI's mpirun starts ranks of which each may die without the others."""
+    """Return the mpirun command of Open MPI for ranks that outlive the death of other ranks."""
     return [
         *mpirun,
         "--continuous",
@@ -155,7 +153,7 @@ def mpirun_words(mpirun: tuple[str, ...], nodes: int, per_node: int) -> list[str
 
 
 def quote_option(option: str) -> str:
-    """Quote an option as sbatch reads it: a backslash counts within single quotes too."""
+    """Quote an option for sbatch: a backslash is special within single quotes too."""
     if _PLAIN.fullmatch(option):
         return option
     name, sign, value = option.partition("=")

@@ -1,7 +1,7 @@
-"""Slurm's own commands.
+"""Run Slurm's commands.
 
-Covers: running one, with times as numbers; what it means that one fails.
-Does not cover: what they say (``state``, ``queue``).
+Covers: running one, with times as numbers; the error when one fails.
+Does not cover: parsing their output (``state``, ``queue``).
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import LaunchError
+from ...protocol.time_limits import COMMAND_SECONDS
 from .environment import slurm_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STATE_SECONDS = 10.0  # for Slurm to say how a job is: a rank's death, and the end of a cluster, wait for the answer
-COMMAND_SECONDS = 60.0  # slurmctld of a busy site answers late
-
 
 class SilentError(LaunchError):
-    """Slurm did not answer in time; whether it did what it was asked for is not known."""
+    """Slurm did not answer in time; whether it carried out the request is unknown."""
 
 
 class Answer(NamedTuple):
-    """What a command said."""
+    """Result of a command."""
 
     code: int
     said: str
-    complaint: str  # what it wrote to its stderr
+    complaint: str  # its stderr
 
     @property
     def trouble(self) -> str:
@@ -61,29 +59,29 @@ def ask(
     environment: Mapping[str, str] | None = None,
     limit_s: float | None = None,
 ) -> Answer:
-    """Run one of Slurm's commands, out of reach of the notebook's interrupts.
+    """Run one of Slurm's commands in a session of its own, which the notebook's interrupts do not reach.
 
     Parameters
     ----------
     command
         Its name and arguments.
     text
-        What it reads from its stdin.
+        Its stdin.
     environment
-        In place of what Slurm's commands may have of this process's own.
+        Replaces :func:`slurm_environment`.
     limit_s
-        How long it may take, in seconds; None: as long as a busy site may need.
+        Time limit in seconds; None: long enough for a busy site.
 
     Raises
     ------
     LaunchError
-        If it is not there.
+        If the command does not exist.
     SilentError
-        If it does not end.
+        If it does not end in time.
     """
     variables = slurm_environment() if environment is None else dict(environment)
     limit_s = COMMAND_SECONDS if limit_s is None else limit_s
-    variables |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}  # seconds since the epoch, in no zone and no language
+    variables |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}  # times in seconds since the epoch, untranslated messages
     try:
         done = subprocess.run(  # noqa: S603
             [find(command[0]), *command[1:]],

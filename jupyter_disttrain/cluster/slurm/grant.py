@@ -1,6 +1,6 @@
-"""The nodes of a cluster, as Slurm has granted them.
+"""Obtain nodes for a cluster from Slurm.
 
-Covers: taking those of the allocation around the notebook, or submitting a job and waiting for it; their addresses.
+Covers: using those of the allocation around the notebook, or submitting a job and waiting for it; their addresses.
 Does not cover: starting ranks on them (``launchers.slurm``).
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ..folders import Folders
     from .state import JobState
 
-START_FILE = "start_ranks.sh"  # in a folder that goes with the cluster
-LOG = "slurm-%j.log"  # in the folder of logs that are kept
+START_FILE = "start_ranks.sh"  # in a folder that is removed with the cluster
+LOG = "slurm-%j.log"  # in the folder of logs, which are kept
 _NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
 
 
@@ -41,17 +41,17 @@ class Grant:
     """Nodes that ranks may be started on."""
 
     job_id: str
-    nodes: tuple[str, ...]  # those that are used, in the order of the ranks
-    per_node: int  # ranks
-    start_file: str  # the script that starts them
-    log: str = ""  # what the job says; empty: it is not ours
+    nodes: tuple[str, ...]  # the nodes in use, in the order of the ranks
+    per_node: int  # ranks per node
+    start_file: str  # the script that starts the ranks
+    log: str = ""  # the job's log file; empty: the job is not ours
     starts_with: str = "mpirun"
     gpus_per_node: int = 0
     prefix: tuple[str, ...] = ()  # NAME=VALUE, of the allocation around the notebook; empty: the job is ours
 
     @classmethod
     def load(cls, told: Mapping[str, Any]) -> Grant:
-        """Read what was written as JSON."""
+        """Load it from the dict that was written as JSON."""
         return cls(**{**told, "nodes": tuple(told["nodes"]), "prefix": tuple(told["prefix"])})
 
     @property
@@ -66,12 +66,12 @@ class Grant:
 
     @property
     def env(self) -> list[str]:
-        """What a command begins with that is to find these nodes, and no other job that may be around the notebook."""
+        """The ``env`` prefix of a command that has to use these nodes, and no other job around the notebook."""
         return [*clean_env(), *self.prefix]
 
     @property
     def in_words(self) -> str:
-        """Whose nodes they are, in a few words."""
+        """Name of the job or allocation, for messages."""
         return f"job {self.job_id}" if self.is_own else f"allocation {self.job_id}"
 
     def release(self) -> None:
@@ -86,13 +86,13 @@ class Grant:
             _end(self.job, self.log)
 
     def addresses(self) -> dict[str, str]:
-        """Return the address at which Slurm reaches each node, of those that this host knows by name."""
+        """Return the address at which Slurm reaches each node, for nodes whose names this host can resolve."""
         answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
         found = [dict(_NODE_FIELD.findall(line)) for line in answer.said.splitlines()]
         names = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
         addresses: dict[str, str] = {}
         for node in self.nodes:
-            with contextlib.suppress(OSError):  # without it, the network is chosen by what the nodes say alone
+            with contextlib.suppress(OSError):  # without it, the network is chosen from the nodes' reports only
                 addresses[node] = socket.gethostbyname(names.get(node) or node)
         return addresses
 
@@ -100,27 +100,27 @@ class Grant:
 def obtain(
     options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None], taken: ExitStack
 ) -> Grant:
-    """Take the nodes of the allocation around this process, or submit a job and wait until it has some.
+    """Use the nodes of the allocation around this process, or submit a job and wait until it has nodes.
 
     Parameters
     ----------
     options
-        What is asked for.
+        The user's options.
     ranks
-        All of them, where a person has said so.
+        The total number of ranks, if the user has set it.
     folders
-        Of the cluster; the nodes must see them too.
+        The cluster's folders; the nodes must see them too.
     tell
         Called with one line about the queue each time it changes.
     taken
-        Is told how to end a job, as soon as there is one.
+        Receives the callback that ends a job, as soon as there is one.
 
     Raises
     ------
     UsageError
-        If the request contradicts itself, or an allocation has less.
+        If the request contradicts itself, or exceeds the allocation.
     LaunchError
-        If Slurm does not take the job, or ends it before it runs.
+        If Slurm rejects the job, or ends it before it runs.
     """
     start_file = str(folders.profile / START_FILE)
     around = None if options.new_job else Allocation.find()
@@ -150,7 +150,7 @@ def obtain(
     has_name = any(name_of(option) == "job-name" for option in options.lines)
     sentry = Sentry(folders)
     taken.callback(sentry.leave)
-    with deferred_interrupts():  # a job whose number nobody has read could not be cancelled
+    with deferred_interrupts():  # a job whose number was not read could not be cancelled
         job = SlurmJob.submit(script.render(), options.lines, "" if has_name else script.name)
         taken.callback(_end, job, log.replace("%j", job.job_id))
         sentry.guard(job.job_id)
@@ -168,7 +168,7 @@ def obtain(
 
 
 def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], None]) -> int:
-    """Return how many GPUs each node has for the job: those that Slurm tells of, else those that were asked for."""
+    """Return the number of GPUs of each node: those that Slurm reports, else those that were requested."""
     found = state.gpus // max(1, len(state.nodes))
     found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
     if options.gpu_option and not found:
@@ -177,9 +177,9 @@ def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], 
 
 
 def _end(job: SlurmJob, log: str) -> None:
-    """End a job that is ours, and wait until its nodes are free; a log in which it says nothing need not be kept."""
+    """End a job that is ours, and wait until its nodes are free; an empty log is removed."""
     job.cancel()
-    relieve(job.job_id)  # not before: who kills the notebook meanwhile leaves the job to the sentry
+    relieve(job.job_id)  # not before: if the notebook is killed meanwhile, the sentry cancels the job
     written = Path(log)
     if written.exists() and not written.stat().st_size:
         written.unlink()

@@ -1,7 +1,7 @@
-"""A job in Slurm's hands.
+"""Submit, watch and cancel a Slurm job.
 
-Covers: submitting it, its state while it is there and afterwards, waiting until it runs, cancelling it.
-Does not cover: what the script says (``batch_script``), remarks on a job that runs (``watch``).
+Covers: submitting it, its state while Slurm has it and afterwards, waiting until it runs, cancelling it.
+Does not cover: the script (``batch_script``), notices about a running job (``watch``).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import getpass
 import re
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
-from .commands import STATE_SECONDS, Answer, SilentError, ask
+from ...protocol.time_limits import CANCEL_SECONDS, COMMANDS_STATE_SECONDS, FIRST_POLL_SECONDS, SLOWEST_POLL_SECONDS
+from .commands import Answer, SilentError, ask
 from .environment import slurm_environment
 from .queue import ask_position
 from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
@@ -23,12 +23,10 @@ from .words import over_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIRST_POLL_SECONDS = 0.2
-SLOWEST_POLL_SECONDS = 5.0
-CANCEL_SECONDS = 15.0  # until its nodes are free; Slurm goes on by itself if that takes longer
 SACCT_FIELDS = "JobID,State,ExitCode,Start,End,NodeList,Partition,Reason"
 _NO_SUCH_JOB = "Invalid job id"
-# A person's defaults for sbatch override the script, and give way to its command line. None of these may.
+# A user's SBATCH_ variables override the script's options, and are overridden by the command line. None of these may
+# apply.
 _OVERRIDING = frozenset(
     {
         "SBATCH_ARRAY_INX",
@@ -45,35 +43,35 @@ _OVERRIDING = frozenset(
         "SBATCH_WAIT",
     }
 )
-_NUMBER = re.compile(r"(\d+)(?:;\S*)?")  # a wrapper of sbatch may say more on lines of its own
+_NUMBER = re.compile(r"(\d+)(?:;\S*)?")  # a wrapper of sbatch may print more lines
 _SILENT = re.compile(r"timed out|[Uu]nable to contact|[Cc]ommunication connection failure|[Zz]ero [Bb]ytes")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job that was submitted, by its number."""
+    """A job that was submitted, identified by its number."""
 
     job_id: str
 
     @classmethod
     def submit(cls, script: str, options: tuple[str, ...] = (), name: str = "") -> SlurmJob:
-        """Hand a script to sbatch.
+        """Submit a script with sbatch.
 
         Parameters
         ----------
         script
-            With its ``#SBATCH`` lines.
+            The script, with its ``#SBATCH`` lines.
         options
-            Those of a person, before which variables such as SBATCH_PARTITION give way.
+            The user's options, which override variables such as SBATCH_PARTITION.
         name
-            Of the job, by which it is cancelled where its number is not told; empty: it has none of its own.
+            The job's name, by which it is cancelled if its number is unknown; empty: it has no unique name.
 
-        Call it with interrupts deferred: a job whose number nobody has read can't be cancelled.
+        Call it with interrupts deferred: a job whose number was not read can't be cancelled.
 
         Raises
         ------
         LaunchError
-            If Slurm does not take it, with its words, or does not say that it has.
+            If Slurm rejects it, with Slurm's message, or does not confirm it.
         """
         try:
             answer = ask("sbatch", "--parsable", *options, text=script, environment=submit_environment())
@@ -95,11 +93,11 @@ class SlurmJob:
     def state(self, *, with_position: bool = False) -> JobState:
         """Ask Slurm for the state.
 
-        Of a job that ended a while ago, what Slurm's accounting has kept; where there is none, ``GONE``. Where Slurm
-        does not answer, ``UNKNOWN``.
+        For a job that ended a while ago, the state that Slurm's accounting has kept; ``GONE`` if there is none.
+        ``UNKNOWN`` if Slurm does not answer.
         """
         try:
-            answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=STATE_SECONDS)
+            answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=COMMANDS_STATE_SECONDS)
             if answer.code:
                 return self._state_afterwards(answer)
             state = from_scontrol(answer.said)
@@ -113,8 +111,8 @@ class SlurmJob:
         if _NO_SUCH_JOB not in answer.complaint + answer.said:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason=answer.trouble)
         try:
-            kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS, limit_s=STATE_SECONDS)
-        except LaunchError:  # a host without sacct, or an accounting that does not answer
+            kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS, limit_s=COMMANDS_STATE_SECONDS)
+        except LaunchError:  # a host without sacct, or an accounting database that does not answer
             return JobState(job_id=self.job_id, state=GONE)
         found = from_sacct(kept.said) if kept.code == 0 else None
         if found is None or found.waits or found.runs:  # accounting is late, or is off
@@ -155,7 +153,7 @@ class SlurmJob:
         Raises
         ------
         LaunchError
-            If Slurm refuses, or does not answer; the message is Slurm's, and names the job.
+            If Slurm refuses, or does not answer; the message has Slurm's reason and the job's number.
         """
         deadline = time.monotonic() + patience_s
         pause_s = 0.05
@@ -178,15 +176,15 @@ class SlurmJob:
 
 
 def _cancel_by_name(name: str) -> str:
-    """Cancel a job that Slurm may have taken all the same; returns what is to be said of it.
+    """Cancel a job that Slurm may have accepted despite the error; returns the end of the error message.
 
-    One that it takes later ends as soon as it starts: its script sees that nobody waits for it.
+    A job that is accepted later ends as soon as it starts: its script detects that no notebook waits for it.
     """
     if not name:
         return "squeue --me shows whether it has taken the job all the same; try again later"
     words = ("scancel", f"--user={getpass.getuser()}", f"--name={name}")
     try:
-        is_done = not ask(*words, limit_s=STATE_SECONDS).code
+        is_done = not ask(*words, limit_s=COMMANDS_STATE_SECONDS).code
     except LaunchError:
         is_done = False
     if is_done:
@@ -195,12 +193,18 @@ def _cancel_by_name(name: str) -> str:
 
 
 def submit_environment() -> dict[str, str]:
-    """Return this process's environment as a job may have it, without what would override its script."""
+    """Return this process's environment for sbatch, without variables that would override the script."""
     return {name: value for name, value in slurm_environment().items() if name not in _OVERRIDING}
 
 
-@lru_cache(maxsize=64)
+_expanded: dict[str, tuple[str, ...]] = {}  # node lists that Slurm has parsed
+
+
 def expand(node_list: str) -> tuple[str, ...]:
-    """Return the hosts of a list such as ``node[1-3]``; the list as it is where Slurm can't read it."""
-    answer = ask("scontrol", "show", "hostnames", node_list, limit_s=STATE_SECONDS)
-    return tuple(answer.said.split()) if answer.code == 0 else (node_list,)
+    """Return the hosts of a list such as ``node[1-3]``; the list itself where Slurm can't parse it."""
+    if node_list not in _expanded:
+        answer = ask("scontrol", "show", "hostnames", node_list, limit_s=COMMANDS_STATE_SECONDS)
+        if answer.code != 0:
+            return (node_list,)
+        _expanded[node_list] = tuple(answer.said.split())
+    return _expanded[node_list]

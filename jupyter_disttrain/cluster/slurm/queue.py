@@ -1,6 +1,6 @@
-"""Where a job stands in the queue.
+"""Find a job's position in the queue.
 
-Covers: its position among the jobs of its partition that wait.
+Covers: its position among the pending jobs of its partition.
 Does not cover: the job itself (``job``).
 """
 
@@ -9,28 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
-from .commands import STATE_SECONDS, ask
+from ...protocol.time_limits import COMMANDS_STATE_SECONDS
+from .commands import ask
 
 if TYPE_CHECKING:
     from .state import JobState
 
-HELD = {"JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"}  # reasons for which it takes no part in the queue
+HELD = {"JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"}  # reasons for which a job is not queued
 
 
 def ask_position(state: JobState) -> int | None:
-    """Ask Slurm for a job's position, from 1 on; None where it does not queue, or Slurm does not say."""
+    """Ask Slurm for a job's position, from 1 on; None where it is not queued, or Slurm does not answer."""
     if not state.waits or state.reason in HELD or not state.partition:
         return None
     asked = ("--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%Q %i")
     try:
-        waiting = ask("squeue", *asked, limit_s=STATE_SECONDS)
-    except LaunchError:  # the whole queue of a busy site is much to tell, and no reason to leave it
+        waiting = ask("squeue", *asked, limit_s=COMMANDS_STATE_SECONDS)
+    except LaunchError:  # a busy site's queue may be too long to list in time, which must not end the wait
         return None
     return position(waiting.said, state) if waiting.code == 0 else None
 
 
 def position(waiting: str, state: JobState) -> int:
-    """Count the jobs that come before one: those of higher priority, and of the same those that were there earlier.
+    """Return a job's position: one plus the number of jobs with higher priority, or with the same and a lower number.
 
     Parameters
     ----------

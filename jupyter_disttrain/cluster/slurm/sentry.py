@@ -1,11 +1,11 @@
-"""Who cancels a job whose notebook has gone before ranks run in it.
+"""Cancel a job whose notebook has ended before ranks run in it.
 
-Covers: a small process beside the notebook, and the file that it touches as a sign of life.
-Does not cover: the job's script, which looks at that file (``batch_script``); ranks, which end with their controller.
+Covers: a small process beside the notebook, and the file that it touches as a heartbeat.
+Does not cover: the job's script, which checks that file (``batch_script``); ranks, which end with their controller.
 
-A notebook that is killed can't cancel what it has queued, and hours later the job would run for nothing. The process
-reads from a pipe of the notebook's: when that ends, it cancels the job and removes what the notebook had made for it.
-Where it was killed too, the job's script sees by the age of the file that nobody waits for it.
+A notebook that is killed can't cancel the job it has queued, and hours later the job would run for nothing. The process
+reads from a pipe of the notebook's: when that ends, it cancels the job and removes what the notebook had created for
+it. If the process was killed too, the job's script detects by the age of the file that no notebook waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+from ...protocol.time_limits import SENTRY_BEAT_SECONDS
 from .commands import find
 from .environment import slurm_environment
 
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 
     from ..folders import Folders
 
-SIGN = "waiting"  # the file, in a folder that goes with the cluster
-BEAT_SECONDS = 2  # between two touches of it
-STALE_SECONDS = 30  # without one, and nobody waits; a file system that is shared may be slow
+SIGN = "waiting"  # name of the file, in a folder that is removed with the cluster
 _PROGRAM = """
 sign=$1 scancel=$2 run=$3 job=
 shift 3
@@ -40,7 +39,7 @@ rm -rf -- "$@"
 rmdir -- "$run"
 """
 
-_on_duty: dict[str, Sentry] = {}  # by job: a grant is written as JSON, and can't hold one
+_on_duty: dict[str, Sentry] = {}  # by job: a Grant is stored as JSON, and can't hold a sentry
 
 
 class Sentry:
@@ -49,7 +48,7 @@ class Sentry:
     Parameters
     ----------
     folders
-        Of the cluster; without a notebook nobody else would remove them.
+        The cluster's folders, which the process removes if the notebook has ended.
 
     Raises
     ------
@@ -62,21 +61,21 @@ class Sentry:
         self.sign.touch()
         words = [str(self.sign), find("scancel"), str(folders.run), *map(str, folders.removable)]
         self._process = subprocess.Popen(  # noqa: S603
-            ["/bin/bash", "-c", _PROGRAM.format(beat=BEAT_SECONDS), "sentry", *words],
+            ["/bin/bash", "-c", _PROGRAM.format(beat=SENTRY_BEAT_SECONDS), "sentry", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=slurm_environment(),  # its scancel is to ask the Slurm that the job was given to
-            start_new_session=True,  # out of reach of the notebook's interrupts, and of who kills its process group
+            env=slurm_environment(),  # its scancel must use the Slurm that received the job
+            start_new_session=True,  # survives the notebook's interrupts, and signals to its process group
         )
 
     def guard(self, job_id: str) -> None:
-        """Say which job it is."""
+        """Send the process the job's number."""
         _on_duty[job_id] = self
         self._say(f"{job_id}\n")
 
     def leave(self) -> None:
-        """End it; the job is left alone. Does nothing the second time."""
+        """End the process without cancelling the job; a second call does nothing."""
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
@@ -90,7 +89,7 @@ class Sentry:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # somebody has killed it, and the notebook is still there to cancel its job
+            pass  # it was killed; the notebook still runs and can cancel its job
 
 
 def relieve(job_id: str) -> None:

@@ -1,7 +1,7 @@
-"""The state of a job, as Slurm tells it.
+"""Parse the state of a Slurm job.
 
-Covers: the record, reading it from scontrol and from sacct, which states mean what.
-Does not cover: asking (``job``), saying it to a person (``words``).
+Covers: the record, parsing the output of scontrol and of sacct, the meaning of states.
+Does not cover: querying (``job``), texts for the user (``words``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-GONE = "GONE"  # our own word: Slurm does not know the job any more
-UNKNOWN = "UNKNOWN"  # our own word: Slurm did not answer
-ENDLESS = ("UNLIMITED", "Partition_Limit", "365-00:00:00")  # the last is what a job without a limit has once it runs
+GONE = "GONE"  # not one of Slurm's states: Slurm does not know the job any more
+UNKNOWN = "UNKNOWN"  # not one of Slurm's states: Slurm did not answer
+ENDLESS = ("UNLIMITED", "Partition_Limit", "365-00:00:00")  # the last is the limit of a running job without a limit
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 OVER = frozenset(
     {
@@ -33,36 +33,36 @@ OVER = frozenset(
     }
 )
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
-_LOG = re.compile(r"(?:^|\s)StdOut=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)")  # a path may have blanks in it
+_LOG = re.compile(r"(?:^|\s)StdOut=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)")  # a path may contain spaces
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>[A-Za-z][^=,:]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?")
 _NOTHING = {"", "(null)", "N/A", "None", "NONE", "Unknown"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What is known of a job at one moment."""
+    """State of a job at one moment."""
 
     job_id: str
-    state: str  # Slurm's word, such as PENDING, or GONE or UNKNOWN
+    state: str  # Slurm's state, such as PENDING, or GONE or UNKNOWN
     reason: str = ""  # why it waits, or has ended
     partition: str = ""
     priority: int = 0
     position: int | None = None  # in its partition's queue, from 1 on; None where it does not wait
-    start_s: float | None = None  # seconds since the epoch; of a job that waits the expected start
-    end_s: float | None = None  # when its time is up, or when it has ended; None: it has no limit
+    start_s: float | None = None  # seconds since the epoch; for a waiting job the expected start
+    end_s: float | None = None  # end of its time limit, or when it has ended; None: it has no limit
     preempt_s: float | None = None  # when it will be preempted
     time_limit: str = ""
     node_list: str = ""  # in Slurm's short form, such as node[1-3]
     nodes: tuple[str, ...] = ()  # its hosts
     node_count: int = 0
-    requeued: int = 0  # how often it has been
-    exit_code: int | None = None  # once it has ended
+    requeued: int = 0  # how often it was requeued
+    exit_code: int | None = None  # set once it has ended
     exit_signal: int | None = None
     gpus: int = 0  # on all its nodes together
-    cpus: int = 0  # the same
-    tasks: int = 0  # the same
-    tasks_per_node: int = 0  # 0: it does not say
-    log: str = ""  # the file with what its script has said
+    cpus: int = 0  # on all its nodes together
+    tasks: int = 0  # on all its nodes together
+    tasks_per_node: int = 0  # 0: unknown
+    log: str = ""  # the log file of its script
 
     @property
     def waits(self) -> bool:
@@ -85,13 +85,13 @@ class JobState:
 
 
 def from_scontrol(text: str) -> JobState:
-    """Read what ``scontrol show job -o`` says of one job, with times in seconds since the epoch."""
+    """Parse the output of ``scontrol show job -o`` for one job, with times in seconds since the epoch."""
     fields: dict[str, str] = {}
     for name, value in _FIELD.findall(text):
-        fields.setdefault(name, "" if value in _NOTHING else value)  # what stands in a comment comes last
+        fields.setdefault(name, "" if value in _NOTHING else value)  # keep the first: fields inside a comment come last
     code, _, number = fields.get("ExitCode", "").partition(":")
     state = fields.get("JobState", UNKNOWN)
-    # Without a limit, and until it has taken the partition's, Slurm tells an end that is a year away.
+    # Without a limit, and until it has the partition's limit, Slurm reports an end that is a year away.
     endless = fields.get("TimeLimit") in ENDLESS and state not in OVER
     node_count = _whole(fields.get("NumNodes", "").partition("-")[0])
     return JobState(
@@ -118,10 +118,10 @@ def from_scontrol(text: str) -> JobState:
 
 
 def from_sacct(text: str) -> JobState | None:
-    """Read what ``sacct -X -P -n -o JobID,State,ExitCode,Start,End,NodeList,Partition,Reason`` says; None: nothing."""
+    """Parse ``sacct -X -P -n -o JobID,State,ExitCode,Start,End,NodeList,Partition,Reason``; None if it is empty."""
     for line in text.splitlines():
         parts = ["" if part in _NOTHING else part for part in line.split("|")]
-        if len(parts) < 8:  # noqa: PLR2004  (as many as are asked for)
+        if len(parts) < 8:  # noqa: PLR2004  (the number of requested fields)
             continue
         number, state, code, start, end, node_list, partition, reason = parts[:8]
         code, _, signal = code.partition(":")
@@ -140,10 +140,10 @@ def from_sacct(text: str) -> JobState | None:
 
 
 def _gpus_of(fields: Mapping[str, str], node_count: int) -> int:
-    """Return how many GPUs a job has; 0 where Slurm does not say.
+    """Return the number of GPUs of a job; 0 if Slurm does not report it.
 
-    Slurm up to 22.05 names what it has ``TRES``. A site that counts no ``gres/gpu`` has none there in any version, and
-    then what was asked for is all that is known.
+    Slurm up to 22.05 names the allocated resources ``TRES``. A site that counts no ``gres/gpu`` has none there in any
+    version; then only the request is known.
     """
     for name in ("AllocTRES", "TRES", "ReqTRES", "TresPerJob"):
         if found := gpus_in(fields.get(name, "")):
@@ -152,9 +152,10 @@ def _gpus_of(fields: Mapping[str, str], node_count: int) -> int:
 
 
 def gpus_in(resources: str) -> int:
-    """Return how many GPUs ``"cpu=16,gres/gpu=8"``, ``"gres:gpu:4"`` or ``"gres/gpu:a100:4"`` are.
+    """Return the number of GPUs in ``"cpu=16,gres/gpu=8"``, ``"gres:gpu:4"`` or ``"gres/gpu:a100:4"``.
 
-    Where all are counted and those of each type too, as in ``"gres/gpu=8,gres/gpu:a100=8"``, it is those of all.
+    Where both the total and the number of each type are listed, as in ``"gres/gpu=8,gres/gpu:a100=8"``, it is the
+    total.
     """
     found = [match for part in resources.split(",") if (match := _GPUS.fullmatch(part))]
     plain = [match for match in found if match["type"] is None]

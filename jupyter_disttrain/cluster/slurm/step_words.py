@@ -1,4 +1,4 @@
-"""What srun complains of when a node can't be asked, and what to do about it.
+"""Explain errors of srun for a node that could not be queried, and suggest remedies.
 
 Covers: a node of a job that gave no answer.
 Does not cover: a node that answered (``preflight``), hosts behind ssh (``ssh_words``).
@@ -14,8 +14,8 @@ from ..host_report import SILENT
 if TYPE_CHECKING:
     from ..host_report import HostReport, Wanted
 
-NOT_RUN = "execve"  # what slurmstepd names where it can't start a program
-_LONGEST = 300  # characters of srun's own words
+NOT_RUN = "execve"  # in slurmstepd's error when it can't start a program
+_LONGEST = 300  # characters of srun's output in a message
 _PREFIX = re.compile(r"^(?:srun|slurmstepd(?:-[\w.-]+)?): (?:error: )?")
 _NOISE = (
     "Terminated",
@@ -24,13 +24,13 @@ _NOISE = (
     "launch/slurm",
     "couldn't chdir",
     "lacks support for",
-)  # follow from another
+)  # follow-up errors
 
 
 def explain_step(report: HostReport, wanted: Wanted) -> tuple[str, str]:
-    """Return what is wrong with a node that could not be asked, and the remedy.
+    """Return the problem with a node that could not be queried, and the remedy.
 
-    Neither names the node, so that the same of several is told once.
+    Neither contains the node's name, so that the same problem of several nodes is reported once.
     """
     said = _last(report.failure)
     if "this is Python" in report.failure:
@@ -53,7 +53,7 @@ def explain_step(report: HostReport, wanted: Wanted) -> tuple[str, str]:
 
 
 def _last(said: str) -> str:
-    """Return the last line that says why, without who says it."""
+    """Return the last line that has a reason, without the prefix of the program."""
     lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()]
     why = [line for line in lines if not any(word in line for word in _NOISE)]
     return ["", *lines[-1:], *why][-1][:_LONGEST]

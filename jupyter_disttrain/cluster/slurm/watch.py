@@ -1,9 +1,9 @@
-"""Remarks on a job that runs.
+"""Watch a running Slurm job.
 
-Covers: which are due (a state machine without I/O), and asking Slurm from time to time.
-Does not cover: their words (``words``), what is done when the job is over (whoever ticks).
+Covers: which notices are due (a state machine without I/O), and querying Slurm from time to time.
+Does not cover: their texts (``words``), what follows when the job is over (the caller of ``tick``).
 
-Nothing here has a thread or waits: whoever has a loop calls :meth:`Poller.tick` in it.
+Nothing here has a thread or waits: a caller with a loop calls :meth:`Poller.tick` in it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...protocol.time_limits import (
+    HURRIED_POLL_SECONDS,
+    SILENCE_SECONDS,
+    SLACK_SECONDS,
+    WARN_AT_SECONDS,
+    WATCH_POLL_SECONDS,
+)
 from .words import lost_nodes_text, over_text, preempt_text, requeued_text, time_text
 
 if TYPE_CHECKING:
@@ -20,23 +27,17 @@ if TYPE_CHECKING:
     from .job import SlurmJob
     from .state import JobState
 
-WARN_AT_S = (600.0, 300.0, 60.0)  # before the end
-POLL_SECONDS = 5.0
-HURRIED_POLL_SECONDS = 0.25  # while somebody waits for a change
-SILENCE_SECONDS = 120.0  # without an answer from Slurm, before that is said
-SLACK_SECONDS = 5.0  # by which Slurm may move the end without anybody having changed the limit
-
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to be told."""
+    """A notice for the user."""
 
     text: str
-    is_over: bool = False  # the job's ranks are gone, and it is of no use any more
+    is_over: bool = False  # the job's ranks are gone, and the job is of no use any more
 
 
 class Watcher:
-    """What is to be said of a job, from one look at its state to the next.
+    """Decide which notices follow from a job's successive states.
 
     Parameters
     ----------
@@ -44,11 +45,11 @@ class Watcher:
         How long before the time limit to warn, in seconds, the longest first.
     """
 
-    def __init__(self, warn_at_s: tuple[float, ...] = WARN_AT_S) -> None:
+    def __init__(self, warn_at_s: tuple[float, ...] = WARN_AT_SECONDS) -> None:
         self._warn_at_s = warn_at_s
-        self._ran: JobState | None = None  # the last state in which it did
+        self._ran: JobState | None = None  # the last state in which it ran
         self._is_over = False
-        self._warned_s: float | None = None  # the shortest of the warnings that were given
+        self._warned_s: float | None = None  # the shortest warning time used so far
         self._warned_of_preemption = False
         self._silent_since_s: float | None = None
         self._told_silence = False
@@ -59,12 +60,12 @@ class Watcher:
         return self._ran
 
     def look(self, state: JobState, now_s: float) -> list[Notice]:
-        """Return what is to be said now.
+        """Return the notices that are due.
 
         Parameters
         ----------
         state
-            The job's, as it has just been told.
+            The job's current state.
         now_s
             Seconds since the epoch.
         """
@@ -107,14 +108,14 @@ class Watcher:
         if left_s is None or state.state == "COMPLETING":
             return []
         if self._warned_s is not None and left_s > self._warned_s + SLACK_SECONDS:
-            self._warned_s = None  # somebody has given it more time
+            self._warned_s = None  # its time limit was extended
         whole_s = None if state.start_s is None or state.end_s is None else state.end_s - state.start_s
         due = [
             each
             for each in self._warn_at_s
             if left_s <= each
             and (self._warned_s is None or each < self._warned_s)
-            and (whole_s is None or each < whole_s)  # who asks for five minutes knows that they are short
+            and (whole_s is None or each < whole_s)  # a user who requests five minutes knows that they are short
         ]
         if not due:
             return []
@@ -123,14 +124,14 @@ class Watcher:
 
 
 class Poller:
-    """Ask Slurm now and then, and return what is to be said.
+    """Query Slurm periodically, and return notices.
 
     Parameters
     ----------
     job
-        It was submitted, or is the one around us.
+        A job that was submitted, or the one around us.
     clock
-        For the time between two questions, in seconds; the time limit goes by the time of day.
+        A clock in seconds for the time between two queries; the time limit uses the time of day.
     """
 
     def __init__(
@@ -139,17 +140,17 @@ class Poller:
         self.job = job
         self._watcher = watcher or Watcher()
         self._clock = clock
-        self._asked_s = -POLL_SECONDS
-        self._every_s = POLL_SECONDS
-        self.state: JobState | None = None  # as it was last told
+        self._asked_s = -WATCH_POLL_SECONDS
+        self._every_s = WATCH_POLL_SECONDS
+        self.state: JobState | None = None  # the last answer
         self.over = ""  # why the job is over, once it is
 
     def hurry(self) -> None:
-        """Ask more often from now on: somebody waits for the end."""
+        """Query more often from now on: the caller waits for the end."""
         self._every_s = HURRIED_POLL_SECONDS
 
     def tick(self, *, now: bool = False) -> list[Notice]:
-        """Return what is to be said; asks only if the last answer is old, or if ``now``."""
+        """Return due notices; queries Slurm only if the last answer is old, or if ``now``."""
         if self.over or (not now and self._clock() - self._asked_s < self._every_s):
             return []
         self.state = self.job.state()

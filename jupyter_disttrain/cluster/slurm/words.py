@@ -1,7 +1,7 @@
-"""What a person is told of a job.
+"""Format messages about a Slurm job for the user.
 
 Covers: the line while it waits, warnings while it runs, why it has ended and what to do then.
-Does not cover: when something is said (``watch``).
+Does not cover: when a message is shown (``watch``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DAY = 24 * 3600.0
 NO_LOG = 53  # Slurm's "signal" for a job whose output could not be opened
-_ENDS = {  # by Slurm's word: what happened, and what to do
+_ENDS = {  # by Slurm's state: what happened, and what to do
     "TIMEOUT": (
         "was ended by Slurm, because its time limit{limit} was over",
         "next time give a longer --time, and %dist_save before the end",
@@ -38,7 +38,7 @@ _ENDS = {  # by Slurm's word: what happened, and what to do
     "COMPLETED": ("has ended by itself", "{log} may say why"),
     "GONE": ("has ended, and Slurm does not know it any more", "{log} may say why"),
 }
-_REASONS = {  # why a job waits, where the word alone does not say what to do
+_REASONS = {  # hints for reasons of waiting whose name alone does not say what to do
     "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives: interrupt, and ask for less",
     "PartitionConfig": "no nodes of the partition can take it: interrupt, and ask for fewer, or for less on each",
     "PartitionTimeLimit": "it asks for more time than the partition gives: interrupt, and give a shorter --time",
@@ -84,7 +84,7 @@ def running_text(state: JobState, now_s: float | None = None) -> str:
 
 
 def no_gpus_text(state: JobState, option: str) -> str:
-    """Return one line on a job for which GPUs were asked for in a way that leaves no trace in its state."""
+    """Return one line on a job whose request for GPUs does not show in its state."""
     return (
         f"job {state.job_id}: {option} asks for GPUs, but Slurm tells of none, so the ranks use CPUs; "
         "--gpus-per-node says how many each node has"
@@ -97,7 +97,7 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
     Parameters
     ----------
     was
-        A state from when it ran, which knows its nodes and its limit, where Slurm has forgotten them.
+        A state from when it ran, with its nodes and its limit, which Slurm may have forgotten.
     """
     known = was or state
     limit = state.time_limit or known.time_limit
@@ -125,7 +125,7 @@ def requeued_text(state: JobState, was: JobState | None = None) -> str:
 
 
 def time_text(state: JobState, now_s: float) -> str:
-    """Return one line on a job whose time will soon be up."""
+    """Return one line on a job whose time limit is near."""
     assert state.end_s is not None
     left = state.end_s - now_s
     return (
@@ -151,13 +151,13 @@ def lost_nodes_text(state: JobState, lost: tuple[str, ...]) -> str:
 
 
 def hosts_text(state: JobState) -> str:
-    """Return a job's hosts, in Slurm's short form where they are many."""
+    """Return a job's hosts, in Slurm's short form if there are more than four."""
     few = 4
     return ", ".join(state.nodes) if 0 < len(state.nodes) <= few else state.node_list or "its nodes"
 
 
 def clock_text(time_s: float, now_s: float | None = None) -> str:
-    """Return a time of day, with the date where it is not within a day."""
+    """Return a time of day, with the date if it is more than half a day away."""
     now_s = time.time() if now_s is None else now_s
     shape = "%H:%M" if abs(time_s - now_s) < DAY / 2 else "%Y-%m-%d %H:%M"
     return time.strftime(shape, time.localtime(time_s))

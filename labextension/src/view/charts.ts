@@ -8,8 +8,8 @@
 
 import { download, element } from './dom';
 import type { ILines } from './plot';
-import { Plot } from './plot';
-import type { Quantity } from './scales';
+import { Plot, titleOf } from './plot';
+import { type Quantity, unitOf } from './scales';
 import type { MetricStore, Series } from './series';
 import { band, commonOf, smooth } from './series';
 import type { DeviceHistory, Plots, Translate } from './types';
@@ -23,17 +23,16 @@ const DEVICE_POINTS = 600;
 interface IDevice {
   at: number;
   title: string;
-  scale: number;
   quantity: Quantity;
 }
 
 /** Columns of a device's history, with how they are drawn. */
 const DEVICES: IDevice[] = [
-  { at: 5, title: 'steps/s', scale: 1, quantity: 'rate' },
-  { at: 3, title: 'GPU use (%)', scale: 1, quantity: 'percent' },
-  { at: 4, title: 'GPU memory (GiB)', scale: 2 ** -30, quantity: 'bytes' },
-  { at: 1, title: 'CPU (% of a core)', scale: 1, quantity: 'percent' },
-  { at: 2, title: 'memory (GiB)', scale: 2 ** -30, quantity: 'bytes' }
+  { at: 5, title: 'steps/s', quantity: 'rate' },
+  { at: 3, title: 'GPU use (%)', quantity: 'percent' },
+  { at: 4, title: 'GPU memory', quantity: 'bytes' },
+  { at: 1, title: 'CPU (% of a core)', quantity: 'percent' },
+  { at: 2, title: 'memory', quantity: 'bytes' }
 ];
 
 /** All plots of one cluster. */
@@ -217,7 +216,8 @@ export class Charts {
           onDownload: () => {
             const lines = linesOf(0);
             if (lines !== null) {
-              download(`${title}.csv`, csvOf(lines, time ? 'time_s' : 'step'));
+              const name = titleOf(title, lines.unit);
+              download(`${name}.csv`, csvOf(lines, time ? 'time_s' : 'step'));
             }
           }
         },
@@ -259,7 +259,8 @@ export class Charts {
     return ranks.filter(rank => this.hidden.has(rank));
   }
 
-  private devicesLines({ at: column, scale }: IDevice): ILines | null {
+  private devicesLines({ at: column, quantity }: IDevice): ILines | null {
+    const unit = quantity === 'bytes' ? unitOf(this.most(column)) : null;
     const times = new Set<number>();
     const byRank = new Map<number, Map<number, number>>();
     for (const [rank, points] of this.history) {
@@ -269,7 +270,7 @@ export class Charts {
         const time = Math.round(point[0] ?? 0);
         const value = point[column] ?? null;
         if (value !== null) {
-          values.set(time, value * scale);
+          values.set(time, value / (unit?.size ?? 1));
           times.add(time);
         }
       }
@@ -287,11 +288,22 @@ export class Charts {
       rank,
       values: x.map(time => byRank.get(rank)?.get(time) ?? null)
     }));
-    return { x, lines, hidden: this.hiddenOf(ranks) };
+    return { x, lines, hidden: this.hiddenOf(ranks), unit: unit?.name };
+  }
+
+  /** The largest value in a column of all ranks' histories. */
+  private most(column: number): number {
+    let most = 0;
+    for (const points of this.history.values()) {
+      for (const point of points) {
+        most = Math.max(most, point[column] ?? 0);
+      }
+    }
+    return most;
   }
 
   private asWanted(data: ILines, mayBeCommon: boolean): ILines {
-    const { x, lines, hidden } = data;
+    const { x, lines, hidden, unit } = data;
     const isMean = this.isMean ?? this.known.size > MOST_LINES;
     this.mean.checked = isMean;
     if (lines.length < 2) {
@@ -314,7 +326,8 @@ export class Charts {
       x,
       lines: [{ label, rank: null, values: mean }],
       band: { least, greatest },
-      hidden: []
+      hidden: [],
+      unit
     };
   }
 

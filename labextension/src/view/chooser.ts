@@ -17,7 +17,8 @@ const STATES: RankState[] = [
   'not responding',
   'dead',
   'starting',
-  'idle'
+  'idle',
+  'ended'
 ];
 
 export class Chooser {

@@ -2,6 +2,8 @@
  * Small helpers for plain DOM.
  */
 
+import { unitOf } from './scales';
+
 type Attributes = Record<string, string>;
 
 /** Make an element with attributes and children. */
@@ -97,13 +99,9 @@ export function markTab(tab: Element, isChosen: boolean): void {
   tab.setAttribute('tabindex', isChosen ? '0' : '-1');
 }
 
-const GIB = 2 ** 30;
-const MIB = 2 ** 20;
-
-export function bytes(size: number): string {
-  return size >= GIB
-    ? `${(size / GIB).toFixed(1)} GiB`
-    : `${(size / MIB).toFixed(0)} MiB`;
+export function bytes(value: number): string {
+  const { name, size } = unitOf(value);
+  return `${(value / size).toFixed(name === 'GiB' ? 1 : 0)} ${name}`;
 }
 
 export function perSecond(size: number): string {

@@ -36,6 +36,13 @@ export interface ILines {
   band?: { least: Line; greatest: Line };
   /** Ranks that the user has hidden. */
   hidden: number[];
+  /** Of the values; absent where the title says it. */
+  unit?: string | undefined;
+}
+
+/** A title with the unit of what is drawn. */
+export function titleOf(title: string, unit?: string): string {
+  return unit === undefined ? title : `${title} (${unit})`;
 }
 
 export interface IPlotOptions {
@@ -51,6 +58,7 @@ export interface IPlotOptions {
 export class Plot {
   readonly node: HTMLElement;
   private readonly canvas = element('div');
+  private readonly title = element('span', { class: 'jdt-plot-title' });
   private readonly announced = element('span', {
     class: 'jdt-said',
     'aria-live': 'polite'
@@ -81,13 +89,7 @@ export class Plot {
         'data-lm-suppress-shortcuts': 'true',
         'aria-label': options.title
       },
-      element(
-        'header',
-        {},
-        element('span', { class: 'jdt-plot-title' }, options.title),
-        download,
-        this.enlarge
-      ),
+      element('header', {}, this.title, download, this.enlarge),
       this.canvas,
       this.legend.node,
       this.announced
@@ -111,7 +113,11 @@ export class Plot {
 
   show(data: ILines, log: boolean): void {
     this.data = data;
-    const key = JSON.stringify([data.lines.map(each => each.label), log]);
+    const { unit } = data;
+    const labels = data.lines.map(each => each.label);
+    const key = JSON.stringify([labels, log, unit]);
+    const title = titleOf(this.options.title, unit);
+    setText(this.title, title);
     const columns: uPlot.AlignedData = [
       data.x,
       ...(data.band ? [data.band.greatest, data.band.least] : []),
@@ -131,7 +137,7 @@ export class Plot {
     this.showValues();
     this.node.setAttribute(
       'aria-label',
-      `${this.options.title}. ${this.legend.words(data, null)}`
+      `${title}. ${this.legend.words(data, null)}`
     );
   }
 

@@ -1,8 +1,8 @@
 /**
  * What the axes of a plot show.
  *
- * Covers: the range of y, which never magnifies noise; the range and the ticks
- * of time, as seconds, minutes or hours before the last value.
+ * Covers: the range of y, which never magnifies noise, its unit; the range and
+ * the ticks of time, as seconds, minutes or hours before the last value.
  * Does not cover: drawing (plot).
  */
 
@@ -69,6 +69,14 @@ export function ticksBefore(
     ticks.push(last - at * step);
   }
   return ticks.reverse();
+}
+
+const MIB = 2 ** 20;
+const GIB = 2 ** 30;
+
+/** The unit in which the largest of some numbers of bytes is read best. */
+export function unitOf(most: number): { name: string; size: number } {
+  return most < GIB ? { name: 'MiB', size: MIB } : { name: 'GiB', size: GIB };
 }
 
 /** Seconds before the last value, as "-30 s", "-5 min" or "-2 h". */

@@ -46,6 +46,7 @@ export class RankTable {
   private filter = '';
   private order: Order = 'rank';
   private opensLogs = true;
+  private isOneNode = false;
   private drawn = { first: 0, last: 0 };
   private readonly table: HTMLElement;
   private readonly id = `jdt-table-${String(++tablesMade)}`;
@@ -104,6 +105,7 @@ export class RankTable {
   }
 
   show(cluster: ICluster): void {
+    this.isOneNode = cluster.nodes.length === 1;
     const ranks = cluster.ranks.filter(rank => passes(rank, this.filter));
     this.rows =
       this.order === 'rank'
@@ -297,8 +299,9 @@ export class RankTable {
       node.infiniband_received_bytes_per_s + node.infiniband_sent_bytes_per_s;
     const busy = node.cpu_percent.toFixed(0);
     return {
+      // Of the only node the header says how many ranks there are.
       brief: [
-        count,
+        ...(this.isOneNode ? [] : [count]),
         load,
         `${(used / 2 ** 30).toFixed(1)}/${bytes(total)}`
       ].join(' · '),

@@ -60,7 +60,8 @@ class Cursor {
     if (command === 'A') {
       this.row = Math.max(0, this.row - Math.max(1, count));
     } else if (command === 'B') {
-      this.row += Math.max(1, count);
+      const last = Math.max(this.row, this.own.length);
+      this.row = Math.min(this.row + Math.max(1, count), last);
     } else if (command === 'K') {
       const line = this.line();
       line.text = count === 0 ? line.text.slice(0, this.column) : '';

@@ -4,7 +4,14 @@
 
 /** One word; the text beside it says more. */
 export type RankState =
-  'starting' | 'idle' | 'running' | 'in collective' | 'not responding' | 'dead';
+  | 'starting'
+  | 'idle'
+  | 'running'
+  | 'in collective'
+  | 'not responding'
+  /** Its process ended because it was asked to. */
+  | 'ended'
+  | 'dead';
 
 export interface IGpu {
   name?: string;

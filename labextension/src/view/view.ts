@@ -356,7 +356,12 @@ function loopText(rank: IRank, trans: Translate): string {
   const { done = 0, total = 0, left_s: left } = rank;
   return left === undefined
     ? trans('%1 of %2', count(done), count(total))
-    : trans('%1 of %2 · %3 left', count(done), count(total), duration(left));
+    : trans(
+        '%1 of %2 · %3 left in this loop',
+        count(done),
+        count(total),
+        duration(left)
+      );
 }
 
 /** How many ranks are in which state, in words. */

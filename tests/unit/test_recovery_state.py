@@ -151,7 +151,7 @@ class Session(RuleBasedStateMachine):
 
 
 TestSession = Session.TestCase
-TestSession.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSession.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def actions(state: Recovery, now: float) -> list[Do]:
@@ -302,3 +302,17 @@ def test_a_rank_whose_process_is_being_ended_is_waited_for() -> None:
     assert [action.do for action in state.actions(1.0)] == [Do.REPLACE]
     state.on_replaced(1, well=True)
     assert [action.do for action in state.actions(2.0)] == [Do.FORM]
+
+
+def test_ranks_that_are_not_seen_to_wait_are_released_for_some_seconds_only() -> None:
+    state = Recovery(2, Rules())
+    state.on_sent(0, 0.0)
+    state.on_interrupt(1.0, forced=True)
+    times = [1.0 + at / 10 for at in range(600)]
+    released = [now for now in times if Do.RELEASE in actions(state, now)]
+    assert len(released) > 20
+    assert max(released) < 20.0
+    state.on_interrupt(100.0, forced=False)
+    assert Do.RELEASE in actions(state, 100.0)
+    state.on_look(0, 200.0, 0.0)  # it waits after all
+    assert Do.RELEASE in actions(state, 200.0)

@@ -6,13 +6,8 @@ import socket
 
 import pytest
 
-from jupyter_disttrain.cluster.rank_watch import (
-    CLOSED_SECONDS,
-    SILENT_SECONDS,
-    UNHEARD_SECONDS,
-    RankWatch,
-    has_connection,
-)
+from jupyter_disttrain.cluster.rank_watch import RankWatch, has_connection
+from jupyter_disttrain.protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNHEARD_SECONDS
 
 
 @pytest.fixture
@@ -41,9 +36,9 @@ def test_who_was_killed_has_left_although_the_hub_counts_on_it(watch: RankWatch)
 
 
 def test_who_is_stopped_and_misses_its_beats_is_there(watch: RankWatch) -> None:
-    for now_s in (111.0, 140.0, 100.0 + SILENT_SECONDS):
+    for now_s in (111.0, 140.0, 100.0 + RANK_WATCH_SILENT_SECONDS):
         assert not watch.are_gone(known=False, connected=True, now_s=now_s)
-    assert watch.are_gone(known=False, connected=True, now_s=100.1 + SILENT_SECONDS)
+    assert watch.are_gone(known=False, connected=True, now_s=100.1 + RANK_WATCH_SILENT_SECONDS)
 
 
 def test_a_connection_that_is_made_anew_is_no_end(watch: RankWatch) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import time
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jupyter_disttrain.cluster.events import CommSent
+from jupyter_disttrain.notebook.comms import WidgetBars
+from jupyter_disttrain.notebook.merge import merge
+from jupyter_disttrain.notebook.terminal import COLUMNS
 from jupyter_disttrain.notebook.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -39,6 +47,12 @@ def shown(transcript: Transcript) -> list[tuple[tuple[int, ...], str]]:
     return [(tuple(sorted(row.ranks)), row.text) for row in rows_of(transcript)]
 
 
+def test_a_cursor_that_is_sent_far_away_costs_no_memory() -> None:
+    (row,) = rows_of(transcript_of([(0, "stdout", "a\x1b[100000000Gb\n")]))
+    assert row.text.replace(" ", "") == "ab"
+    assert len(row.text) <= COLUMNS
+
+
 def cut(draw: st.DrawFn, text: str) -> list[str]:
     """Cut text anywhere."""
     at = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -64,6 +78,11 @@ def test_each_rank_s_lines_are_there_in_their_order(said: tuple[dict[int, list[s
     lines, chunks = said
     transcript = transcript_of(chunks)
     assert {rank: lines_of(transcript, rank) for rank in lines} == lines
+
+
+def test_what_follows_a_line_that_was_placed_above_an_open_one_stays_below_it() -> None:
+    said = [(3, "stdout", "end"), (0, "stdout", "\n"), (3, "stdout", "\n"), (1, "stdout", "\na\nend\n")]
+    assert shown(transcript_of(said)) == [((0, 1), ""), ((1,), "a"), ((1, 3), "end")]
 
 
 @st.composite
@@ -150,6 +169,75 @@ def test_bars_stand_in_the_order_of_the_ranks_above_what_was_printed_under_them(
     transcript.close()
     bars = [((rank,), f"2 of 3, {rank} s") for rank in range(3)]
     assert shown(transcript) == [*bars, *(((0, 1, 2), f"step {at}") for at in range(3))]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "has_bar"),
+    [
+        (["\r 0 of 3"], False),  # it may be the only one
+        (["\r 0 of 3", "\r 1 of 3"], True),
+        (["0 of 3", "\x1b[2K\r1 of 3"], True),
+        (["\r0 of 3", "\r1 of 3", "\n"], False),
+        (["\r0 of 3", "\r1 of 3", "\r      \r"], False),
+        (["begun", ", goes on", "\x1b[31m, in red"], False),
+        (["above\n", "\x1b[Aother"], True),
+        (["\router 0", "\n\rinner 0\x1b[A", "\n\rinner 1\x1b[A"], True),
+        (["\router 0", "\n\rinner 0\x1b[A", "\n\rinner 1\x1b[A", "\n\r       \r\x1b[A", "\router 1"], True),
+    ],
+)
+def test_a_bar_is_an_unfinished_line_that_is_rewritten(pieces: list[str], *, has_bar: bool) -> None:
+    transcript = Transcript(1000, 1 << 30)
+    for rank in range(2):  # in step: what both have finished is one line
+        for piece in pieces:
+            transcript.say(rank, "stderr", piece)
+    assert transcript.has_bar == has_bar
+    transcript.close()
+    assert not transcript.has_bar
+
+
+@pytest.mark.parametrize(
+    ("state", "has_bar"),
+    [
+        ({"_model_name": "IntProgressModel", "value": 1, "max": 3}, True),
+        ({"_model_name": "FloatProgressModel", "value": "nan", "max": 1.0}, False),  # as Jupyter sends NaN
+        ("running", False),  # of a comm of the user's own
+        (None, False),
+    ],
+)
+def test_a_widget_is_a_bar_while_its_value_is_between_the_ends(state: object, *, has_bar: bool) -> None:
+    bars = WidgetBars()
+    content = {"comm_id": "1", "data": {"state": state}}
+    bars.take(CommSent(rank=0, time_s=0.0, msg_type="comm_open", content=content, metadata={}, buffers=[]))
+    assert bars.has_bar == has_bar
+
+
+@given(st.permutations([rank for rank in range(4) for _ in range(3)]))
+def test_displays_at_the_end_stand_in_the_order_of_the_ranks_while_they_come(order: list[int]) -> None:
+    transcript = Transcript(1000, 1 << 30)
+    transcript.say(0, "stdout", "before\n")
+    for place, rank in enumerate(order):
+        count = order[:place].count(rank)
+        transcript.show(rank, {"text/plain": f"{rank} {count}"}, {}, f"{rank} {count}", "display_data")
+        if place % 2:
+            transcript.carrier(for_good=False)  # for a note
+        ranks = [min(row.ranks) for row in rows_of(transcript)]
+        assert ranks == [0, *sorted(order[: place + 1])]
+    shown = [data["text/plain"] for data in (section.data for section in transcript.sections) if data]
+    assert shown == [f"{rank} {count}" for rank in range(4) for count in range(3)]
+    transcript.show(2, {"text/plain": "new"}, {}, "2 1", "update_display_data")
+    assert transcript.displays()[2, "2 1"].data == {"text/plain": "new"}
+
+
+def test_what_stands_below_all_does_so_below_a_display_too() -> None:
+    transcript = Transcript(1000, 1 << 30)
+    transcript.say(0, "stdout", "before\n")
+    assert transcript.carrier(for_good=False) is transcript.sections[0]
+    transcript.show(0, {"text/html": "figure"}, {}, None, "display_data")
+    carrier = transcript.carrier(for_good=False)
+    assert carrier is transcript.sections[-1]
+    assert transcript.carrier(for_good=False) is carrier
+    transcript.close()
+    assert not any(section.is_empty for section in transcript.sections)
 
 
 def test_displays_that_differ_in_random_ids_are_shown_once() -> None:
@@ -326,3 +414,21 @@ def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> 
     transcript.close()
     rows = [(sorted(row.ranks), row.text) for section in transcript.sections for row in section.rows]
     assert rows == [([0, 1], text.strip()) for _, text in said]
+
+
+def cost_of_merging(ranks: int) -> float:
+    """Return the seconds of CPU for lines of which many are alike and few in the same order."""
+    draw = random.Random(ranks)
+    said = {rank: [draw.randrange(50) for _ in range(400)] for rank in range(ranks)}
+    costs = []
+    gc.disable()
+    for _ in range(5):
+        start = time.process_time()
+        merge(said)
+        costs.append(time.process_time() - start)
+    gc.enable()
+    return min(costs)
+
+
+def test_a_line_of_many_ranks_costs_about_as_much_as_one_of_few() -> None:
+    assert cost_of_merging(64) < 25 * cost_of_merging(8)  # 40 times as much if each rank is compared with all before it

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jupyter_disttrain.notebook.still import COLOURS, DASHES, _look
 
-SOURCE = Path(__file__).parents[1] / "labextension" / "src" / "view" / "colours.ts"
+SOURCE = Path(__file__).parents[2] / "labextension" / "src" / "view" / "colours.ts"
 BACKGROUNDS = ("#ffffff", "#212121", "#111111", "#1e1e1e")  # JupyterLab light and dark, VS Code dark
 
 

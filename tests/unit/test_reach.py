@@ -17,6 +17,7 @@ from jupyter_disttrain.cluster.hearing import Hearing
 from jupyter_disttrain.cluster.moves import Moves
 from jupyter_disttrain.cluster.rank_table import RankEntry
 from jupyter_disttrain.cluster.steps import Steps
+from jupyter_disttrain.cluster.telemetry import Telemetry
 from jupyter_disttrain.config import ClusterConfig
 from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.hosts import parse_hosts
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyter_disttrain.cluster.link import Link
+    from jupyter_disttrain.protocol.requests import Request
 
 TURN = 0.25
 
@@ -37,7 +39,7 @@ class Asked:
     def __init__(self) -> None:
         self.waiting: list[tuple[str, Future[Any]]] = []
 
-    def request(self, target: str, _msg_type: str, _content: dict[str, Any]) -> Future[Any]:
+    def request(self, target: str, _request: Request) -> Future[Any]:
         future: Future[Any] = Future()
         self.waiting.append((target, future))
         future.add_done_callback(lambda _: self.waiting.remove((target, future)))
@@ -108,6 +110,18 @@ def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> 
     assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
 
 
+def test_hosts_that_are_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
+    link, deaths, notes = Asked(), list[RankDeath](), list[str]()
+    table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
+    hosts = reach.Reach(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
+    while len(deaths) < 2:
+        hosts.turn(cast("Link", link), table)
+        clock[0] += TURN
+    assert {death.cause.partition(":")[0] for death in deaths} == {"was killed by SIGKILL"}
+    assert (hosts.lost_hosts, notes) == ([], [])
+    Moves(ClusterConfig(launcher="mpi", hosts=parse_hosts("node1:1,node2:1")), hosts).host_for("node1", table)
+
+
 def test_that_no_host_answers_may_be_this_machine_s_own_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
@@ -149,7 +163,7 @@ def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() 
         _launch=launch,
         _cells=Cells(cast("Any", launch), cast("Any", guardian), cast("Any", None), 0),
         _job_watch=SimpleNamespace(if_it_runs=asked.append),  # Slurm is asked, which takes its time
-        telemetry=SimpleNamespace(forget=lambda _rank: None),
+        telemetry=Telemetry(1.0),
     )
     cluster._take = lambda *said: Hearing._take(cast("Any", cluster), *said)
     for _ in range(3):

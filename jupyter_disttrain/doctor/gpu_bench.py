@@ -1,0 +1,121 @@
+"""Provide the ranks that the checks of ``jupyter disttrain gpu-check`` share.
+
+Covers: starting them, invariants after each check, waiting for events.
+Does not cover: the checks (``gpu_checks``).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jupyter_disttrain.errors import RankFailure
+
+from ..protocol.time_limits import GPU_BENCH_LIMIT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from jupyter_disttrain import CellRun, Cluster
+
+
+class NeedsGpuError(Exception):
+    """A check requires a GPU."""
+
+
+class NotSoError(Exception):
+    """A condition of a check does not hold."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """The ranks that the checks share."""
+
+    device: str
+    starts: Callable[..., Cluster]
+    watch_s: float  # seconds to watch released ranks, which torch could end later
+    pids: dict[int, int] = field(default_factory=dict)
+    _cluster: Cluster | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """Usable ranks, each with a variable that has to survive the check."""
+        if self._cluster is None or self._cluster.closed:
+            self._cluster = self.starts()
+        code = "import os, time; kept = rank * 11; value = None; os.getpid()"
+        self.pids = self._cluster.run(code, timeout_s=GPU_BENCH_LIMIT_SECONDS).results
+        return self._cluster
+
+    def check_whole(self, replaced: Collection[int] = ()) -> None:
+        """Check that all ranks can sum, and that those not replaced have their process and variables."""
+        assert self._cluster is not None
+        total = float(sum(self.pids))
+        code = "import os\ny = torch.tensor([float(rank)], device=device); dist.all_reduce(y)\n"
+        code += "y.item(), os.getpid(), globals().get('kept')"
+        seen = self._cluster.run(code, timeout_s=GPU_BENCH_LIMIT_SECONDS).results
+        require(all(each[0] == total for each in seen.values()), f"a sum of ranks afterwards: {seen}, not {total}")
+        for rank, (_, pid, kept) in seen.items():
+            if rank in replaced:
+                require(pid != self.pids[rank], f"rank {rank} has its old process")
+            else:
+                require((pid, kept) == (self.pids[rank], rank * 11), f"rank {rank} lost its process or its variables")
+
+    def close(self) -> None:
+        """Shut down the ranks."""
+        if self._cluster is not None:
+            self._cluster.shutdown()
+        self._cluster = None
+
+    def needs_gpu(self, what: str) -> None:
+        """Raise a NeedsGpuError on the CPU, which skips the check."""
+        if self.device == "cpu":
+            raise NeedsGpuError(f"{what} needs a GPU")
+
+
+def require(holds: object, what: str) -> None:
+    """Raise a NotSoError with this text if the condition does not hold."""
+    if not holds:
+        raise NotSoError(what)
+
+
+def until(condition: Callable[[], object], what: str, limit_s: float = GPU_BENCH_LIMIT_SECONDS) -> float:
+    """Poll a condition for which there is no event; returns how long that took, in seconds."""
+    began = time.monotonic()
+    while not condition():
+        require(time.monotonic() - began < limit_s, f"{what}: not within {limit_s:g} s")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def pids(cluster: Cluster) -> dict[int, int]:
+    """Return the pid of each rank."""
+    return {entry.info.rank: entry.info.pid for entry in cluster.table}
+
+
+def ended(run: CellRun) -> RankFailure:
+    """Wait for a cell that fails, and return its failure."""
+    try:
+        run.wait(timeout_s=GPU_BENCH_LIMIT_SECONDS)
+    except RankFailure as failure:
+        return failure
+    raise NotSoError("the cell ended well")
+
+
+def waiting(run: CellRun, ranks: set[int], limit_s: float = GPU_BENCH_LIMIT_SECONDS) -> None:
+    """Wait until ranks are observed waiting for others."""
+
+    def seen() -> bool:
+        looks = run._guardian.look_now(ranks, 5)  # noqa: SLF001
+        return all(look.waits_s is not None for look in looks.values())
+
+    until(seen, f"ranks {sorted(ranks)} are seen waiting", limit_s)
+
+
+def stop(cluster: Cluster, code: str, ranks: set[int]) -> tuple[RankFailure, float]:
+    """Interrupt a cell once, while ranks wait; returns its failure and how long that took, in seconds."""
+    run = cluster.run(code, block=False)
+    waiting(run, ranks)
+    began = time.monotonic()
+    cluster.interrupt()
+    return ended(run), time.monotonic() - began

@@ -1,0 +1,1 @@
+"""Define what is exchanged between the notebook's process, nannies and ranks."""

@@ -1,0 +1,147 @@
+"""End processes that ranks left running when their nannies were killed with them.
+
+Covers: recording which nanny is responsible for which rank's processes, ending the processes of killed nannies.
+Does not cover: what a live nanny ends itself (``engine.family``).
+
+A rank leads a session of processes (setsid). Its nanny holds a lock on an empty file that is named after the session,
+in the cluster's folder on this host. A file without a lock holder belongs to a killed nanny. A process that starts
+there or removes the folder ends what is left of that session: the kernel does not reuse its number while one of its
+members runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from .protocol.time_limits import RANK_SESSIONS_END_SECONDS, RANK_SESSIONS_LOOK_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+FOLDER = "sessions"  # below the cluster's folder on this host
+# Processes of multiprocessing and joblib, and of torch, that remove shared memory.
+CLEANERS = ("resource_tracker", "torch_shm_manager")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PID_NAMESPACE = Path("/proc/self/ns/pid")  # containers may share the folder, but not the process IDs
+
+
+class HeldSession:
+    """A nanny's claim to its rank's processes; it ends with the nanny.
+
+    Parameters
+    ----------
+    local
+        The cluster's folder on this host.
+    rank
+        The process ID of the rank.
+    """
+
+    def __init__(self, local: Path, rank: int) -> None:
+        self._path = local / FOLDER / f"{rank}-{_started(rank)}-{_place()}"
+        self._path.parent.mkdir(exist_ok=True)
+        fresh = self._path.with_name(f"{self._path.name}.new")  # not under its name before it is locked
+        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(self._path)
+
+    def release(self) -> None:
+        """Release the claim: no process of the session is left."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def end_abandoned(local: Path) -> None:
+    """End what is left of the sessions in a cluster's folder whose nannies were killed.
+
+    Sessions of another boot or process namespace can't be ended from here; they are left to a process that starts
+    there.
+    """
+    for path in (local / FOLDER).glob(f"*-{_place()}"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # another process removes it; its nanny lives
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end(list(_members(path.name)))
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(lock)
+
+
+def remove_unheld(local: Path, name: str) -> None:
+    """Remove a cluster's folder on this host if no process holds a lock on its file of this name."""
+    with contextlib.suppress(OSError):  # it is in use, was just removed, or there is no such file in it
+        lock = os.open(local / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end_abandoned(local)
+            shutil.rmtree(local, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Kill processes; those that remove the others' shared memory get the time to do so."""
+    kill(processes)
+    left, until = processes, time.monotonic() + RANK_SESSIONS_END_SECONDS
+    while left and time.monotonic() < until:
+        _, there = psutil.wait_procs(left, RANK_SESSIONS_LOOK_SECONDS)  # this reaps our own children
+        left = [each for each in there if not _is_zombie(each)]  # another parent may never reap it
+    kill(left, but=())
+
+
+def kill(processes: Iterable[psutil.Process], but: tuple[str, ...] = CLEANERS) -> None:
+    """Kill processes, except those that exit by themselves after removing the others' shared memory."""
+    for process in processes:
+        try:
+            if not any(name in argument for argument in process.cmdline() for name in but):
+                process.kill()
+        except psutil.Error:
+            continue  # it has just exited, or is another user's, e.g. run by sudo
+
+
+def _members(name: str) -> Iterator[psutil.Process]:
+    """Yield the processes of a session; none if its number means another process by now."""
+    number, started, _ = name.split("-", 2)
+    leader = int(number)
+    if _started(leader) not in (started, ""):
+        return
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):  # it has just exited
+            if os.getsid(pid) == leader:
+                yield psutil.Process(pid)
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in clock ticks since the boot; empty if there is none of that number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _place() -> str:
+    """Identify where process IDs mean the same processes: this boot of this machine, in this namespace."""
+    return f"{PID_NAMESPACE.stat().st_ino}-{boot_id()}"
+
+
+def boot_id() -> str:
+    """Return what distinguishes this boot of this machine from all others; empty where Linux has no ID."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,40 @@
+"""Fail a unit test that starts a process of ours.
+
+Covers: Python, with or without the package, in a child process, and forks of this one.
+Does not cover: other programs, such as a script in the place of sbatch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
+
+started: list[str] = []
+
+
+def note(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen" and "python" in (command := str(arguments[:2])):
+        started.append(command)
+    elif event in ("os.fork", "os.forkpty"):
+        started.append(event)
+
+
+sys.addaudithook(note)  # it can't be taken away again
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_started(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a test that starts a process fail: it belongs one folder up."""
+    started.clear()
+    yield
+    assert not started, f"{Path(request.path).name} belongs into tests/, for it starts {started}"

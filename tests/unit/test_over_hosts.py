@@ -1,0 +1,53 @@
+"""Ranks on several hosts, in one MPI job and by ssh.
+
+Covers: who is who, training, what crosses the network in clear, which sockets listen, forwarded variables, faults of a
+rank, recovery, ends that leave nothing.
+Does not cover: faults of hosts and network (``test_host_faults``), the pre-flight (``test_preflight``).
+"""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.cluster.controller_launcher import free_ports
+from jupyter_disttrain.cluster.network import Network, NodeNetwork
+from jupyter_disttrain.cluster.preflight import check_version
+from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.hosts import parse_hosts
+
+
+def test_a_network_of_ipv6_is_refused_for_mpi_before_anything_starts() -> None:
+    node = NodeNetwork(name="node1", address="fd00::2", interface="eth0")
+    with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
+        check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)), "mpi")
+
+
+def test_a_port_that_another_cluster_has_is_left_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        assert taken not in free_ports("127.0.0.1", taken, taken + 40)
+        with pytest.raises(LaunchError, match="none of the 8 that the controller needs can be had on"):
+            free_ports("127.0.0.1", taken, taken)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"launcher": "ssh"}, "name them, e.g. --hosts"),
+        ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
+        ({"hosts": "node1:1", "spares": ("node2",)}, "--spare needs --launcher ssh"),
+        ({"hosts": "node1:1", "spares": ("node1",), "launcher": "ssh"}, "node1 can't be host and spare at once"),
+        ({"hosts": "node1:2,node2:2", "n": 3}, "the hosts take 4 ranks, and -n asks for 3"),
+        ({"hosts": "node1:1", "n": 3}, "the host takes 1 rank, and -n asks for 3"),
+        ({"hosts": "[fd00::1]:1"}, "Open MPI takes no IPv6 address for a host's name, as fd00::1 is; .*--launcher ssh"),
+        ({"hosts": "node1:2", "gpus": (0,)}, "-g names GPUs of one machine"),
+        ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),
+    ],
+)
+def test_what_can_t_be_asked_of_hosts_is_refused(options: dict[str, object], says: str) -> None:
+    hosts = {"hosts": parse_hosts(str(options["hosts"]))} if "hosts" in options else {}
+    with pytest.raises(UsageError, match=says):
+        Cluster(**(options | hosts))

@@ -1,0 +1,171 @@
+"""Which rank is on which host, and a shared file system that is out of order, without any host.
+
+Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
+MPIs that can't start ranks over hosts, the GPUs of hosts, their interfaces, logs of any bytes.
+Does not cover: real hosts (``test_over_hosts``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from jupyter_disttrain import controller_arguments
+from jupyter_disttrain.cluster import host_placement, preflight
+from jupyter_disttrain.cluster.controller_launcher import any_ports
+from jupyter_disttrain.cluster.devices import choose_backend
+from jupyter_disttrain.cluster.folders import Folders
+from jupyter_disttrain.cluster.host_report import HostReport
+from jupyter_disttrain.cluster.placement import Placement
+from jupyter_disttrain.cluster.rank_environment import rank_environment
+from jupyter_disttrain.cluster.rank_table import decide, tell_apart
+from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
+from jupyter_disttrain.engine import setup
+from jupyter_disttrain.engine.connection import Connection
+from jupyter_disttrain.engine.loopback import is_held_to
+from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.hosts import parse_hosts
+from jupyter_disttrain.messages import RankHello
+
+
+def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
+    return RankHello(
+        engine=f"engine{rank}",
+        host=host,
+        pid=100 + rank,
+        nanny_pid=200 + rank,
+        launch_rank=rank,
+        launch_host=launch_host,
+        mpi="Open MPI",
+        torch="2.13.0",
+        cuda_devices=0,
+    )
+
+
+def test_machines_of_one_name_in_a_job_are_two_nodes() -> None:
+    hellos = [replace(hello(rank, "vm"), boot=boot) for rank, boot in enumerate("abab")]
+    told = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container beside the first
+    assert [each.launch_host for each in told] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
+    infos = [info for info, _ in decide(told, "gloo", 0, ["vm", "vm(2)", "other"])]
+    places = [(info.node_rank, info.local_rank, info.local_world_size) for info in infos]
+    assert places == [(0, 0, 2), (1, 0, 2), (0, 1, 2), (1, 1, 2), (2, 0, 1)]
+
+
+def test_hosts_of_one_name_are_two_nodes_if_the_launcher_tells_them_apart() -> None:
+    hellos = [hello(3, "10.0.0.2"), hello(0, "10.0.0.1"), hello(2, "10.0.0.2"), hello(1, "10.0.0.1")]
+    infos = [info for info, _ in decide(hellos, "gloo", 0, ["10.0.0.1", "10.0.0.2"])]
+    assert [(info.rank, info.node_rank, info.local_rank) for info in infos] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+    ]
+    assert {info.node_count for info in infos} == {2}
+
+
+def test_a_connection_file_that_can_t_be_looked_for_is_not_one_that_is_gone(tmp_path: Path) -> None:
+    info = {"interface": "tcp://127.0.0.1", "control": 9}
+    assert Connection(Path("/" + "x" * 300), info).is_there(once_reached=True, is_silent=False)  # a name too long
+    assert not Connection(tmp_path / "gone", info).is_there(once_reached=True, is_silent=False)
+
+
+def test_the_controller_has_ports_that_the_system_gives_to_nobody_who_asks_for_any() -> None:
+    first, last = map(int, EPHEMERAL.read_text().split())
+    ports = choose_ports("127.0.0.1", 8)
+    assert len(set(ports)) == 8
+    assert all(not first <= port <= last for port in ports)
+
+
+def test_the_controller_has_ports_where_the_system_gives_all_of_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    monkeypatch.setattr(controller_arguments, "EPHEMERAL", tmp_path / "range")
+    assert len(set(any_ports("127.0.0.1"))) == 8
+    monkeypatch.setattr(controller_arguments, "is_free", lambda _address, port: port % 10_000 == 0)
+    with pytest.raises(LaunchError, match=r"only 6 of 8 ports are free on 127\.0\.0\.1; name some with --controller-p"):
+        any_ports("127.0.0.1")
+
+
+def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where_a_person_chose_another() -> None:
+    given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl_tcp_if_include": "10.1.0.0/16"}
+    assert is_held_to("10.1.0.0/16", given)
+    assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_btl_tcp_if_include": "ib0"})
+    assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_pml": "ucx"})
+    assert not is_held_to("", {"OMPI_MCA_pml": "ob1"})
+
+
+def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any) -> Placement:
+    """Place ranks on hosts with so many GPUs, the last of which may be spares."""
+    reports = [HostReport(name=name, gpus=count) for name, count in gpus.items()]
+    monkeypatch.setattr("jupyter_disttrain.cluster.survey.survey", lambda *_asked: reports)
+    monkeypatch.setattr(preflight, "over", lambda *_found: Placement())
+    config = ClusterConfig(launcher="ssh", **options)
+    return host_placement.place(config, cast("Any", SimpleNamespace(profile=Path())), lambda _words: None, ExitStack())
+
+
+def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = placed(monkeypatch, {"a": 2, "b": 1, "c": 0}, hosts=parse_hosts("a,b"), spares=("c",))
+    assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
+    hellos = [hello(0, "a"), hello(1, "a"), hello(2, "b")]
+    decided = decide(hellos, "nccl", found.gpus, ["a", "b"])
+    assert [info.device for info, _ in decided] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert choose_backend(ClusterConfig(), hellos, found.gpus) == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "says"),
+    [
+        ({"a": 2, "b": 1}, {"hosts": "a:2,b:2"}, "of its host, and b has 1 for 2 ranks; name as many ranks as GPUs"),
+        ({"a": 2, "b": 0}, {"hosts": "a:2,b:1", "share_gpus": True}, "and b has none for 1 rank;"),
+        ({"a": 4}, {"hosts": "a:4", "forward": ("CUDA_VISIBLE_DEVICES=1,3",)}, "and a has 2 for 4 ranks;"),
+        ({"a": 0}, {"hosts": "a:1", "backend": "nccl"}, "and a has none for 1 rank;"),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused_by_host(
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        placed(monkeypatch, gpus, **options | {"hosts": parse_hosts(options["hosts"])})
+
+
+def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = placed(monkeypatch, {"a": 2, "b": 1}, hosts=parse_hosts("a:2,b:2"), share_gpus=True)
+    hellos = [hello(0, "a"), hello(1, "b"), hello(2, "b")]
+    assert choose_backend(ClusterConfig(), hellos, found.gpus) == "gloo"
+    devices = [info.device for info, _ in decide(hellos, "gloo", found.gpus)]
+    assert devices == ["cuda:0", "cuda:0", "cuda:0"]
+    found = placed(monkeypatch, {"a": 2, "b": 0}, hosts=parse_hosts("a:4,b:4"), backend="gloo")
+    assert set(found.gpus.values()) == {0}
+
+
+def test_a_host_takes_the_interface_of_the_address_that_was_chosen_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network around chosen addresses of several subnets may hold those of other interfaces as well."""
+    there = {"lo": "127.0.0.1", "eth0": "10.1.1.7", "ib0": "10.1.2.7"}
+    addresses = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in there.items()}
+    monkeypatch.setattr(setup.psutil, "net_if_addrs", lambda: addresses)
+    hosts = parse_hosts("a:1,b:1")
+    found = Placement(hosts=hosts, network="10.1.0.0/22", addresses={"a": "10.1.0.7", "b": "10.1.2.7"})
+    folders = Folders(profile=tmp_path, run=tmp_path, local=tmp_path, cluster_id="x")
+    environment = rank_environment(ClusterConfig(hosts=hosts), folders, 2, [], found)
+    (tmp_path / "environment").write_text(json.dumps(environment))
+    with mock.patch.dict(os.environ):
+        for name in setup.INTERFACE_VARIABLES:
+            os.environ.pop(name, None)
+        setup.enter(setup.Setup(environment=str(tmp_path / "environment"), host="b", ranks=1))
+        assert [os.environ[name] for name in setup.INTERFACE_VARIABLES] == ["ib0", "ib0", "=ib0"]
+    assert setup.interface_in("10.1.0.0/22") == "eth0"

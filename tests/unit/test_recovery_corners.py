@@ -1,0 +1,38 @@
+"""The session comes back: what goes wrong while it does, and what must not be touched by it."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from jupyter_disttrain.engine.process_group import Group
+from jupyter_disttrain.ranks import RankInfo
+
+
+def test_a_group_is_proved_exactly_whatever_default_type_a_cell_has_set() -> None:
+    sum_of_26 = RankInfo(
+        rank=325,
+        world_size=26,
+        local_rank=0,
+        local_world_size=26,
+        node_rank=0,
+        node_count=1,
+        host="here",
+        pid=os.getpid(),
+        backend="gloo",
+        device="cpu",
+    )
+    group: Any = SimpleNamespace(info=sum_of_26, _check_released=lambda: None)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        Group._prove(group)
+    finally:
+        torch.set_default_dtype(before)
+        dist.destroy_process_group()

@@ -1,0 +1,169 @@
+"""What holds an old process group holds the next one, wherever that is; nothing keeps the old one."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import weakref
+from collections import deque, namedtuple
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from jupyter_disttrain.engine.replacing import Aside, note_frozen, replace_everywhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024  (as an untyped script has it)
+
+
+class Thing:
+    """Something that Python's collector knows."""
+
+
+class Slots:
+    __slots__ = ("thing",)
+
+
+def in_default(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    def function(_first: int = 1, group: Any = thing) -> Any:
+        return group
+
+    return function, function
+
+
+def in_keyword_default(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    def function(*, group: Any = thing) -> Any:
+        return group
+
+    return function, function
+
+
+def in_closure(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    def function() -> Any:
+        return thing
+
+    return function, function
+
+
+def in_class(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    class Holder:
+        group = thing
+
+    assert Holder().group is thing, "so that Python remembers where it found it"
+    return Holder, lambda: Holder().group
+
+
+def in_slot(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = Slots()
+    holder.thing = thing  # type: ignore[attr-defined]
+    return holder, lambda: holder.thing  # type: ignore[attr-defined]
+
+
+def in_partial(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = functools.partial(dict, [], group=thing)
+    return holder, lambda: holder()["group"]
+
+
+def in_arguments_of_partial(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = functools.partial(max, thing, key=id)
+    return holder, lambda: holder.args[0]
+
+
+def in_method(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = [types.MethodType(lambda self: self, thing)]
+    return holder, lambda: holder[0].__self__
+
+
+def in_set(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = {thing}
+    return holder, lambda: next(iter(holder))
+
+
+def in_frozenset(thing: Any) -> tuple[Any, Callable[[], Any]]:
+    holder = [frozenset([thing])]
+    return holder, lambda: next(iter(holder[0]))
+
+
+HOLDERS: dict[str, Callable[[Any], tuple[Any, Callable[[], Any]]]] = {
+    "default": in_default,
+    "keyword default": in_keyword_default,
+    "closure": in_closure,
+    "class": in_class,
+    "slot": in_slot,
+    "partial": in_partial,
+    "arguments of a partial": in_arguments_of_partial,
+    "set": in_set,
+    "frozenset": in_frozenset,
+    "dict": lambda thing: ((holder := {"a": thing}), lambda: holder["a"]),
+    "list": lambda thing: ((holder := [1, thing]), lambda: holder[1]),
+    "deque": lambda thing: ((holder := deque([thing])), lambda: holder[0]),
+    "tuple": lambda thing: ((holder := [(1, (thing, "plain"))]), lambda: holder[0][1][0]),
+    "named tuple": lambda thing: ((holder := {"a": Pair(1, thing)}), lambda: holder["a"].right),
+    "bound method": in_method,
+    "plain dict in a tuple": lambda thing: ((holder := [({"a": thing},)]), lambda: holder[0][0]["a"]),
+}
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Have the collector look at nothing that was there before the test: pytest's process holds a million objects."""
+    gc.freeze()
+    note_frozen()
+    yield
+    gc.unfreeze()
+    note_frozen()
+
+
+def test_what_a_cell_has_hidden_from_the_collector_is_found() -> None:
+    old, new = Thing(), Thing()
+    holder = [old]
+    gc.freeze()
+    try:
+        assert replace_everywhere([(old, new)]) == []
+        assert holder[0] is new
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.parametrize("make", [HashStore, Thing], ids=["unknown to the collector", "known"])
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_what_holds_the_old_one_holds_the_new_one(kind: str, make: Callable[[], Any]) -> None:
+    # The collector knows torch's groups and stores as little as the tuples and dicts that hold nothing else.
+    old, new = make(), make()
+    _holder, read = HOLDERS[kind](old)
+    for _ in range(3):  # after it the collector no longer knows what is plain, nor what holds nothing else
+        gc.collect()
+    gone = weakref.ref(old)
+    pairs = [(old, new)]
+    del old
+    assert replace_everywhere(pairs) == []
+    assert read() is new
+    if kind == "closure":
+        del _holder, read  # the argument of the function that made it is another cell's
+    gc.collect()
+    assert gone() is None, gc.get_referrers(gone())
+
+
+def test_what_is_put_aside_stays() -> None:
+    old, new = Thing(), Thing()
+    aside = Aside(old)
+    replace_everywhere([(old, new)])
+    assert aside.held is old
+
+
+def test_an_object_that_refuses_is_named_and_costs_itself_alone() -> None:
+    class Refuses(dict):  # type: ignore[type-arg]
+        def __setitem__(self, key: Any, value: Any) -> None:
+            raise TypeError("read only")
+
+    old, new = Thing(), Thing()
+    refuses, willing = Refuses(a=old), [old]
+    (told,) = replace_everywhere([(old, new)])
+    assert told == "what an object of Refuses holds (TypeError: read only)"
+    assert refuses["a"] is old
+    assert willing == [new]

@@ -1,0 +1,42 @@
+"""The client's requests: each is read as it was written, and served in one place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jupyter_disttrain.engine import bootstrap, nanny
+from jupyter_disttrain.protocol.requests import (
+    NannyRequest,
+    Numbers,
+    RankControlRequest,
+    RankRequest,
+    Request,
+    Signal,
+    decode,
+    kinds,
+)
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    for request in (Numbers(name="model", path="['weight']", ranks=[0, 2]), Signal(number=9)):
+        assert decode(json.loads(json.dumps(request.to_content()))) == request
+
+
+def test_fields_of_a_newer_version_are_left_aside_and_its_requests_refused() -> None:
+    assert decode(Signal(number=9).to_content() | {"reason": "new"}) == Signal(number=9)
+    with pytest.raises(ValueError, match="no request 'Teleport' is known here; do the notebook and the ranks run"):
+        decode({"do": "Teleport"})
+    with pytest.raises(ValueError, match="Signal is not served on this channel"):
+        bootstrap.serves.serve(None, Signal(number=9).to_content(), [])
+
+
+def test_each_request_is_served_once_on_its_own_channel() -> None:
+    def named(requests: list[type[Request]]) -> list[str]:
+        return sorted(each.__name__ for each in requests)
+
+    beside = kinds(RankControlRequest)
+    assert named(list(bootstrap.serves_beside.kinds)) == named(beside)
+    assert named(list(bootstrap.serves.kinds)) == named([kind for kind in kinds(RankRequest) if kind not in beside])
+    assert named(list(nanny.serves.kinds)) == named(kinds(NannyRequest))

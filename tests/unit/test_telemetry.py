@@ -1,0 +1,96 @@
+"""What ranks and nodes tell of themselves while they work, wait, hang and die."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+
+from jupyter_disttrain.cluster.rank_figures import Rates
+from jupyter_disttrain.cluster.stragglers import find_straggler
+from jupyter_disttrain.cluster.telemetry import Telemetry
+from jupyter_disttrain.engine.progress import Pass, Progress
+from jupyter_disttrain.messages import RankVitals
+
+
+def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    progress = Progress(lambda: None, lambda _loop: None)
+    progress.begin_cell()
+    progress._began_s -= 60.0
+    with tqdm(total=1000, initial=900, file=io.StringIO()) as bar:
+        assert math.isnan(progress.loop[2])
+        bar.start_t -= 10.0
+        bar.update(10)
+        assert progress.loop[:2] == (910, 1000)
+        assert progress.loop[2] == pytest.approx(90.0, rel=0.1)
+        with tqdm(total=5, file=io.StringIO()) as inner:
+            inner.update(1)
+            assert progress.loop[:2] == (910, 1000)
+            bar.update(90)
+            assert progress.loop[:2] == (1, 5)  # the other is at its end
+    assert progress.loop[:2] == (0, 0)
+
+
+def test_a_pass_that_was_left_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Pass(done=3, total=10, since=100.0, last=102.0)
+    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 111.0)
+    assert found.as_loop() == (3, 10, 7.0)
+    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 112.1)
+    assert found.as_loop()[:2] == (0, 0)
+
+
+def test_equally_fast_ranks_are_not_named() -> None:
+    def rates(waiting: float, looks: int = 100) -> Rates:
+        return Rates(
+            seconds=10,
+            steps=100,
+            steps_per_s=10,
+            samples_per_s=None,
+            waiting=waiting,
+            waiting_for_data=None,
+            looks=looks,
+        )
+
+    assert find_straggler({0: rates(0.3), 1: rates(0.35), 2: rates(0.28)}) is None
+    assert find_straggler({0: rates(0.02), 1: rates(0.0)}) is None
+    assert find_straggler({0: rates(0.6, looks=10), 1: rates(0.0, looks=10)}) is None  # too few looks
+    assert find_straggler({0: rates(0.6)}) is None
+    found = find_straggler({0: rates(0.6), 1: rates(0.0), 2: rates(0.5)})
+    assert found is not None
+    assert str(found) == (
+        "rank 1 is slower than the others: it takes 0.1 s a step by itself, ranks 0,2 0.045 s, and they wait for it"
+    )
+
+
+def test_a_history_of_ten_minutes_is_kept() -> None:
+    telemetry = Telemetry(1.0)
+    for second in range(2000):
+        vitals = RankVitals(time_s=second, beat_s=second + 1, state="running", cell=1, steps=2 * second, looks=second)
+        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
+    figures = telemetry.ranks[0]
+    assert len(figures.history) == 600
+    rates = figures.rates()
+    assert rates is not None
+    assert (rates.seconds, rates.steps_per_s, rates.waiting) == (5, 2, 0)
+
+
+def test_a_rank_that_shows_nothing_new_keeps_its_history() -> None:
+    telemetry = Telemetry(1.0)
+    for second in (1, 2, 2, 2):
+        vitals = RankVitals(time_s=second, beat_s=second, state="not responding", steps=2 * second)
+        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
+    assert len(telemetry.ranks[0].history) == 4
+    vitals = RankVitals(time_s=9, beat_s=9, state="idle")  # of a new process
+    telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
+    assert len(telemetry.ranks[0].history) == 1
+
+
+def test_a_rank_that_has_shown_nothing_yet_has_no_rates() -> None:
+    telemetry = Telemetry(1.0)
+    for beat in (0.0, 1000.0):
+        vitals = RankVitals(time_s=1, beat_s=beat, state="running", cell=1, steps=7)
+        telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
+    assert telemetry.ranks[0].rates() is None  # and not 7 steps in 1000 s
