@@ -64,6 +64,15 @@ def test_an_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) 
     assert world.run("held['in a dict'] is comm and kept").results == {0: 0, 1: 11, 2: 22}
 
 
+def test_the_communicator_of_a_request_is_found_after_another_rank_has_revoked_it(world: Cluster) -> None:
+    """Else the release took it for unknown and revoked all communicators, those of the user among them."""
+    world.run("from mpi4py import MPI; from jupyter_disttrain.engine.mpi_comms import comm_within")
+    world.run("other = comm.Dup(); request = other.irecv(source=0, tag=6)")
+    world.run("other.Revoke()")  # by itself: Open MPI can crash when it is revoked before all ranks have made it
+    assert world.run("comm_within(MPI, request) == other").results == {0: True, 1: True, 2: True}
+    world.run("other.Free(); del other, request")
+
+
 def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None:
     run = world.run("while True: pass", 0, block=False)
     assert wait_until(lambda: world.table[0].state == "running")

@@ -68,8 +68,13 @@ def hidden(mpi: Any, comm: Any) -> Iterator[Any]:
             yield mpi.Comm.fromhandle(handle)
 
 
-def all_comms(mpi: Any) -> Iterator[Any]:
-    """Find the usable communicators of this process, including those within windows and files.
+def usable_comms(mpi: Any) -> Iterator[Any]:
+    """Find the communicators of this process that are not revoked, including those within windows and files."""
+    return (comm for comm in _complete_comms(mpi) if not comm.Is_revoked())
+
+
+def _complete_comms(mpi: Any) -> Iterator[Any]:
+    """Find all communicators of this process except those that are still being made.
 
     Each has a Fortran handle; the handles count up from that of the world, which is 0.
     """
@@ -86,7 +91,7 @@ def all_comms(mpi: Any) -> Iterator[Any]:
         if comm in (mpi.COMM_NULL, mpi.COMM_SELF):
             continue
         words = _words(comm.handle)
-        if all(words[at] > PAST_NUMBERS for at in pointers_of_comm(mpi)) and not comm.Is_revoked():
+        if all(words[at] > PAST_NUMBERS for at in pointers_of_comm(mpi)):
             yield comm
 
 
@@ -104,14 +109,14 @@ def pointers_of_comm(mpi: Any) -> list[int]:
 
 
 def comm_within(mpi: Any, owner: Any) -> Any:
-    """Return the communicator that a request or file of Open MPI points to; None if none is found."""
-    comms = {comm.handle: comm for comm in all_comms(mpi)}
+    """Return the communicator that a request or file of Open MPI points to, revoked or not; None if not found."""
+    comms = {comm.handle: comm for comm in _complete_comms(mpi)}
     return next((comms[word] for word in _words(owner.handle) if word in comms), None)
 
 
 def receive_all(mpi: Any) -> Iterator[tuple[Any, bytearray]]:
     """Start to receive all messages sent to this rank; yield each request with its buffer."""
-    for comm in all_comms(mpi):
+    for comm in usable_comms(mpi):
         status = mpi.Status()
         try:
             while (message := comm.Improbe(status=status)) is not None:

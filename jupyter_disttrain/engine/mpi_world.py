@@ -25,13 +25,13 @@ from ..protocol.environment import LAUNCH_RANK, MPI_HEALS
 from ..protocol.time_limits import HELP_PAUSE_SECONDS, HELP_SECONDS, MPI_WORLD_LIMIT_SECONDS, RECEIVE_SECONDS
 from .mpi_calls import mpi_call
 from .mpi_comms import (
-    all_comms,
     comm_within,
     have_abort_end_the_cell,
     hidden,
     is_received,
     pointers_of_comm,
     receive_all,
+    usable_comms,
 )
 from .store import RendezvousError
 
@@ -172,7 +172,7 @@ class MpiWorld:
             if self._is_respawning:
                 comms = [self.comm]  # other communicators are being made
             elif forced or not comms:
-                comms = all_comms(mpi)  # lazily: the main thread may free some once it is released
+                comms = usable_comms(mpi)  # lazily: the main thread may free some once it is released
         for each in comms:
             self._is_revoked = self._is_revoked or each == self.comm
             each.Revoke()

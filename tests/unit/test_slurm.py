@@ -202,6 +202,14 @@ def test_what_befalls_a_job_is_told_once() -> None:
     assert not watcher.look(dataclasses.replace(smaller, state="GONE"), 240.0)
 
 
+def test_nodes_that_a_completing_job_has_freed_are_not_lost() -> None:
+    watcher = Watcher()
+    watcher.look(RUNNING, 0.0)
+    assert not watcher.look(dataclasses.replace(RUNNING, state="COMPLETING", nodes=("a",), node_list="a"), 1.0)
+    (over,) = watcher.look(dataclasses.replace(RUNNING, state="PENDING", nodes=(), node_list=""), 2.0)
+    assert over.text.startswith("job 7 (a, b) was put back into the queue")
+
+
 def test_an_allocation_gives_what_it_has_and_no_more() -> None:
     state = dataclasses.replace(from_scontrol(SCONTROL), nodes=("node1", "node2"))
     around = Allocation.of(state, {"SLURM_JOB_CPUS_PER_NODE": "8(x2)"})

@@ -79,8 +79,8 @@ class Watcher:
             self._is_over = True
             text = over_text(state, was) if state.is_over else requeued_text(state, was)
             return [Notice(text, is_over=True)]
-        if not state.runs:
-            return []
+        if not state.runs or (was is not None and state.state == "COMPLETING"):
+            return []  # a job that completes lists only those of its nodes that are not free yet
         self._ran = state
         return [*self._lost_nodes(state, was), *self._preemption(state, now_s), *self._time(state, now_s)]
 
