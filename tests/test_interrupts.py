@@ -167,6 +167,22 @@ def build(folder):
         ranks.run(f"build({str(tmp_path)!r})", ranks=1)
 
 
+def test_a_rank_that_is_killed_as_it_begins_a_build_leaves_no_file_that_others_wait_for(
+    started: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    ranks = started("local")
+    code = f"""
+import os, psutil
+from torch.utils.file_baton import FileBaton
+baton = FileBaton({str(tmp_path / "lock")!r})
+"""
+    killed = "psutil.Process.create_time = lambda process: os.kill(os.getpid(), 9)\nbaton.try_acquire()"
+    with pytest.raises(RankFailure, match="SIGKILL"):
+        ranks.run(code + killed, ranks=0)
+    assert ranks.run(code + "baton.try_acquire() and baton.release() is None", ranks=1).results == {1: True}
+    assert wait_until(lambda: ranks.table[0].state == "idle", 60)
+
+
 def test_a_build_that_ends_while_another_rank_looks_at_its_file_is_no_error(
     started: Callable[[str], Cluster], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import functools
 import os
 import socket
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,20 +40,17 @@ def watch_builds() -> None:
 
 
 def _watch(module: Any) -> None:
-    original: Callable[[Any], bool] = module.FileBaton.try_acquire
     original_release: Callable[[Any], None] = module.FileBaton.release
 
-    @functools.wraps(original)
+    @functools.wraps(module.FileBaton.try_acquire)
     def try_acquire(baton: Any) -> bool:
         lock = Path(baton.lock_file_path)
         with _alone(lock.parent):
             if _is_abandoned(lock):
                 lock.unlink(missing_ok=True)
-            builds = original(baton)
+            builds = _create_signed(lock)
             if builds and threading.current_thread() is threading.main_thread():
                 _held[id(baton)] = functools.partial(original_release, baton)
-            if builds:
-                lock.write_text(_signature(psutil.Process()))
         if builds and not any(lock.parent.glob("*.so")):
             sys.stderr.write(f"{lock.parent.name} is compiled now, once for this host; this takes up to some minutes\n")
         return builds
@@ -114,6 +112,23 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _create_signed(lock: Path) -> bool:
+    """Create the lock file with its signature in one step; return False if it exists.
+
+    A process that was killed between the two would leave a file without a signature, which no other process may remove.
+    """
+    descriptor, draft = tempfile.mkstemp(prefix="lock-", dir=lock.parent)
+    try:
+        os.write(descriptor, _signature(psutil.Process()).encode())
+        os.link(draft, lock)
+    except FileExistsError:
+        return False
+    finally:
+        os.close(descriptor)
+        Path(draft).unlink()
+    return True
 
 
 def _signature(process: psutil.Process) -> str:
