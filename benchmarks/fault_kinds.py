@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from jupyter_disttrain import CellRun, Cluster
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.events import Event
 
 GRACE_S = 1.0  # for ranks to end once another has failed; part of the time of those rounds
 PATIENCE_S = 60.0  # for anything that is checked

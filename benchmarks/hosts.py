@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
-from jupyter_disttrain.cluster.registry import ClusterFile
+from jupyter_disttrain.client.registry.cluster_file import ClusterFile
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.hosts import parse_hosts
+from jupyter_disttrain.launchers.mpi import find_mpiexec
 from tests.lab import Lab
 
 from . import environment

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_disttrain import CellRun, Cluster
-from jupyter_disttrain.cluster.events import Displayed
+from jupyter_disttrain.client.cells.events import Displayed
 from jupyter_disttrain.errors import DisttrainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.events import Event
 
 RESULTS = Path(__file__).parent / "results" / "public_scripts.md"
 RANKS = 2

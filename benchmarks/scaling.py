@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.devices import visible_gpus
+from jupyter_disttrain.client.startup.gpus import visible_gpus
 
 from . import environment, scaling_plot, scaling_report
 from .scaling_report import GRADIENT_BYTES, Point, Settings

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.hosts import HostSlots
+from jupyter_disttrain.config.hosts import HostSlots
 from tests.lab import Lab
 
 from . import environment

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.snapshot import metrics_packet, rank_snapshots
+from jupyter_disttrain.features.telemetry.snapshot import metrics_packet, rank_snapshots
 
 from . import environment
 from .page import measure, panel

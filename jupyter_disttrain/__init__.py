@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from .adapters import log_metrics as log_metrics
-    from .cluster import Cluster as Cluster
-    from .cluster.cell_run import CellRun as CellRun
+    from .client import Cluster as Cluster
+    from .client.cells.cell_run import CellRun as CellRun
+    from .integrations import log_metrics as log_metrics
 
 __version__ = "0.1.0"
 __all__ = ["CellRun", "Cluster", "__version__", "load_ipython_extension", "log_metrics", "unload_ipython_extension"]
 
-_HOMES = {"Cluster": ".cluster", "CellRun": ".cluster.cell_run", "log_metrics": ".adapters"}
+_HOMES = {"Cluster": ".client", "CellRun": ".client.cells.cell_run", "log_metrics": ".integrations"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Run the command ``jupyter disttrain``.
 
 Covers: its subcommands and their options.
-Does not cover: what they do (``doctor``, ``doctor.gpu_check``, ``cluster.listing``, ``cluster.visitor``,
-``horovod_wheel``).
+Does not cover: what they do (``doctor``, ``doctor.gpu_check``, ``client.registry.listing``,
+``client.registry.observer``, ``features.horovod.build``).
 """
 
 from __future__ import annotations
@@ -98,18 +98,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from .cluster import listing  # noqa: PLC0415  (--help needs none of it)
+    from .client.registry import listing  # noqa: PLC0415  (--help needs none of it)
 
     listing.write(sys.stdout, as_json=args.json)
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from .cluster import registry, visitor  # noqa: PLC0415
+    from .client.registry import cluster_file, observer  # noqa: PLC0415
 
     try:
-        for cluster in registry.running() if args.all else [registry.find(args.cluster)]:
-            visitor.stop(cluster)
+        for cluster in cluster_file.running() if args.all else [cluster_file.find(args.cluster)]:
+            observer.stop(cluster)
             print(f"{cluster.cluster_id} ended")  # noqa: T201  (a command's output)
     except DisttrainError as error:
         print(error, file=sys.stderr)  # noqa: T201
@@ -118,10 +118,10 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _horovod(_args: argparse.Namespace) -> int:
-    from . import horovod_wheel  # noqa: PLC0415
+    from .features.horovod import build  # noqa: PLC0415
 
     try:
-        horovod_wheel.install()
+        build.install()
     except DisttrainError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1

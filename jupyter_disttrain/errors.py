@@ -1,7 +1,7 @@
 """Define every error that this package raises for its user.
 
 Covers: errors of a request, of the start of a cluster, of a rank.
-Does not cover: grouping the failures of several ranks (``cluster.cell_run``).
+Does not cover: grouping the failures of several ranks (``client.cells.cell_run``).
 
 Each message says what happened, with which value or on which rank and host, and what to do next.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .ranks import label_ranks
+from .protocol.ranks import label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .messages import CellFailure
+    from .protocol.messages import CellFailure
 
 
 BOLD_RED, BOLD, RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[0m"

@@ -1,7 +1,7 @@
 """End processes that ranks left running when their nannies were killed with them.
 
 Covers: recording which nanny is responsible for which rank's processes, ending the processes of killed nannies.
-Does not cover: what a live nanny ends itself (``engine.family``).
+Does not cover: what a live nanny ends itself (``rank.nanny.process_tree``).
 
 A rank leads a session of processes (setsid). Its nanny holds a lock on an empty file that is named after the session,
 in the cluster's folder on this host. A file without a lock holder belongs to a killed nanny. A process that starts

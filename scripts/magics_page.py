@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_disttrain.notebook.arguments import PARSERS
-from jupyter_disttrain.notebook.magics import DistributedMagics
+from jupyter_disttrain.notebook.magics.arguments import PARSERS
+from jupyter_disttrain.notebook.magics.cluster_magics import DistributedMagics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
 
-from jupyter_disttrain import framework_variables
-from jupyter_disttrain.engine import groups
+from jupyter_disttrain.config import frameworks
+from jupyter_disttrain.rank.process_group import subgroups
 
 _libc = ctypes.CDLL(None)  # whose calls give Python's lock away
 _mutex, _spin = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
@@ -36,8 +36,8 @@ _end_wait: Any = None  # unlocks what the main thread waits for
 
 def install() -> None:
     """Have the session's next group be one with this device."""
-    framework_variables.TORCH_BACKENDS["gloo"] = "cpu:gloo,meta:fake"
-    groups._abort_devices = abort
+    frameworks.TORCH_BACKENDS["gloo"] = "cpu:gloo,meta:fake"
+    subgroups._abort_devices = abort
     _distributed_c10d._dump_nccl_trace_json = dump
     dist.destroy_process_group()
 

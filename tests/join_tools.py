@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ENGINE = [sys.executable, "-m", "jupyter_disttrain.engine"]
+ENGINE = [sys.executable, "-m", "jupyter_disttrain.rank"]
 LAUNCHED_BY_HAND = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 HOLD = "import os, signal; kept = rank * 11; os.getpid()"
 LIMIT_S = 40.0

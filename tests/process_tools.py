@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from jupyter_disttrain.cluster.start import Launch
+from jupyter_disttrain.client.startup.launch import Launch
 
 from .leftovers import our_processes
 

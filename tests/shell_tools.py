@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from jupyter_disttrain.cluster import registry
+from jupyter_disttrain.client.registry import cluster_file
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def end(cluster: Cluster) -> None:
     """End a cluster, whoever holds it by now."""
     cluster.shutdown()
-    for left in registry.running():
+    for left in cluster_file.running():
         if left.cluster_id == cluster.cluster_id:
             assert command("stop", left.cluster_id).returncode == 0
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.engine.stage_chain import Neighbours, Place
-from jupyter_disttrain.engine.stage_reader import Nowhere
-from jupyter_disttrain.engine.stage_relay import Relay
-from jupyter_disttrain.engine.stage_store import Store
+from jupyter_disttrain.features.staging.peers import Neighbours, Place
+from jupyter_disttrain.features.staging.pipeline import Relay
+from jupyter_disttrain.features.staging.reader import Nowhere
+from jupyter_disttrain.features.staging.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

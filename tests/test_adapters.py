@@ -34,7 +34,7 @@ def test_lightning(ranks: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     run = ranks.run(f"""
 import lightning
-from jupyter_disttrain.adapters import LightningLogger
+from jupyter_disttrain.integrations import LightningLogger
 
 class Module(lightning.LightningModule):
     def __init__(self):
@@ -67,7 +67,7 @@ def test_transformers(ranks: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     run = ranks.run(f"""
 from transformers import Trainer, TrainingArguments
-from jupyter_disttrain.adapters import TransformersCallback
+from jupyter_disttrain.integrations import TransformersCallback
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -95,7 +95,7 @@ def test_accelerate(ranks: Cluster) -> None:
     pytest.importorskip("accelerate")
     ranks.run(f"""
 from accelerate import Accelerator
-from jupyter_disttrain.adapters import AccelerateTracker
+from jupyter_disttrain.integrations import AccelerateTracker
 
 accelerator = Accelerator(cpu=True, log_with=AccelerateTracker())
 accelerator.init_trackers("a project", config={{"lr": 0.1}})
@@ -113,6 +113,6 @@ SUM = "total = torch.ones(()); dist.all_reduce(total); total.item()"
 
 def test_a_logger_in_a_script_logs_nothing() -> None:
     pytest.importorskip("lightning")
-    from jupyter_disttrain.adapters import LightningLogger  # noqa: PLC0415
+    from jupyter_disttrain.integrations import LightningLogger  # noqa: PLC0415
 
     LightningLogger().log_metrics({"loss": 1.0}, step=0)

@@ -20,7 +20,7 @@ from .shell_tools import command
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTROLLER = "jupyter_disttrain.cluster.controller"
+CONTROLLER = "jupyter_disttrain.client.transport.controller"
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 COUNT = """
 import pathlib, time

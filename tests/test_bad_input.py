@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.launchers import mpi
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, UsageError
+from jupyter_disttrain.launchers import mpi
 
 from .leftovers import our_processes
 from .notebook_driver import Notebook

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyter_disttrain.notebook.screen import RANKS_MIME
+from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
 if TYPE_CHECKING:
     from .notebook_driver import Notebook, Outcome

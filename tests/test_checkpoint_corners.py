@@ -50,7 +50,7 @@ def test_a_version_that_could_not_be_written_is_told_by_the_next(cluster: Cluste
     cluster.run("value = 1")
     cluster.save(root, ["value"])
     cluster.run(
-        "import jupyter_disttrain.engine.checkpoints as own\nwhole = own.finish\n"
+        "import jupyter_disttrain.features.checkpoints.rank as own\nwhole = own.finish\n"
         "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full"
     )
     cluster.save(root, ["value"], beside=True)

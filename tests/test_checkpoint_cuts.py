@@ -162,7 +162,7 @@ def test_the_end_of_a_block_waits(tmp_path: Path) -> None:
 
 def test_a_failed_version_is_told_and_the_ranks_end(bare_notebook: Notebook, tmp_path: Path) -> None:
     full = (
-        "%%distributed\nimport jupyter_disttrain.engine.checkpoints as own\n"
+        "%%distributed\nimport jupyter_disttrain.features.checkpoints.rank as own\n"
         "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full\nvalue = 1"
     )
     bare_notebook.run("%dist_init -n 2 --launcher local").check()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyter_disttrain import CellRun, Cluster
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.events import Event
 
 pytestmark = pytest.mark.parametrize("cluster", ["local"], indirect=True)
 
@@ -47,7 +47,7 @@ MODULES = {
     "site-packages/slowly/__init__": f"from . import part\n{CUT}whole = 1",
     "site-packages/slowly/part": "",
     "site-packages/endless": """import time
-from jupyter_disttrain.engine import untimely
+from jupyter_disttrain.rank.interrupts import deferral as untimely
 print("begun", flush=True)
 while not allowed.exists(): time.sleep(0.01)
 untimely.CUT_AFTER_SECONDS = 0
@@ -163,7 +163,7 @@ def test_a_library_is_left_whole_until_stop_is_pressed_late(modules: Cluster) ->
     assert value(modules, "slowly = sys.modules['slowly']; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
     modules.run("del sys.modules['slowly'], sys.modules['slowly.part']")
     modules.run(
-        "from jupyter_disttrain.engine import untimely\n"
+        "from jupyter_disttrain.rank.interrupts import deferral as untimely\n"
         "kept_s, untimely.CUT_AFTER_SECONDS = untimely.CUT_AFTER_SECONDS, 0"
     )
     late = cut(modules, "import slowly", presses=2)
@@ -193,7 +193,7 @@ def test_an_import_that_is_cut_off_after_the_prompt_came_back_is_named(modules: 
     allowed = tmp_path / "allowed"
     modules.run(
         f"import builtins, pathlib; builtins.allowed = pathlib.Path({str(allowed)!r})\n"
-        "from jupyter_disttrain.engine import untimely; kept_s = untimely.CUT_AFTER_SECONDS"
+        "from jupyter_disttrain.rank.interrupts import deferral as untimely; kept_s = untimely.CUT_AFTER_SECONDS"
     )
     run = modules.run("import endless", block=False)
     run.listen(ThreePresses())

@@ -50,7 +50,7 @@ def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, 
 def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(
     three: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)  # MPI's failures are told
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)  # MPI's failures are told
     for second in (2, 0, 2, 0):  # it may die before the others wait for it, while they do, or after that
         pids = three.run("import os; os.getpid()").results
         psutil.Process(pids[1]).kill()
@@ -69,7 +69,7 @@ def rank_processes() -> dict[int, psutil.Process]:
 def _parent_in_cluster(process: psutil.Process) -> int | None:
     """Return the parent of a rank or nanny; None for other processes, and for one that has just ended."""
     try:
-        return process.ppid() if "jupyter_disttrain.engine" in process.cmdline() else None
+        return process.ppid() if "jupyter_disttrain.rank" in process.cmdline() else None
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
 

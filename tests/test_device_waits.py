@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import guardian
+from jupyter_disttrain.client.recovery import supervisor
 from jupyter_disttrain.errors import RankFailure
 
 from .process_tools import wait_until
@@ -206,7 +206,9 @@ def test_the_group_is_formed_again_where_the_old_one_can_t_be_shut_down_and_an_a
 
 
 def test_a_rank_whose_abort_never_comes_back_is_replaced(device: Cluster, pids: dict[int, int]) -> None:
-    device.run("from jupyter_disttrain.engine import process_group; process_group.ABORT_SECONDS = 0.5")
+    device.run(
+        "from jupyter_disttrain.rank.process_group import group as process_group; process_group.ABORT_SECONDS = 0.5"
+    )
     code = "gpu.hangs = rank == 1\ngpu.all_reduce(4)\nvalue = gpu.item()"
     failure = interrupted(device, code, {0, 1, 2})
     assert "can't be released: the abort of process group" in "\n".join(failure.by_rank[1].traceback)
@@ -225,7 +227,7 @@ def test_a_rank_that_lost_its_gpu_is_replaced_with_advice(device: Cluster, pids:
 
 
 STUCK = """
-from jupyter_disttrain.engine.process_group import Group
+from jupyter_disttrain.rank.process_group.group import Group
 def prove(self):
     if rank == 2: os._exit(3)
     import ctypes
@@ -239,7 +241,7 @@ dist.destroy_process_group()
 def test_a_rank_that_is_stuck_in_forming_the_group_is_replaced(
     device: Cluster, pids: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guardian, "RELEASE_SECONDS", 1.0)
+    monkeypatch.setattr(supervisor, "RELEASE_SECONDS", 1.0)
     device.run(f"import os{STUCK}")
     run = device.run("os = __import__('os'); total = torch.ones(1); dist.all_reduce(total); os.getpid(), total.item()")
     assert {rank for rank in range(3) if run.results[rank][0] != pids[rank]} == {1, 2}

@@ -70,7 +70,7 @@ def test_an_interrupt_between_deciding_and_starting_leaves_nothing(monkeypatch: 
 # What stays with a host's nannies, and tells which it still knows when the number of one becomes free for others.
 STAY = """
 import os
-from jupyter_disttrain.engine import __main__ as main
+from jupyter_disttrain.rank import __main__ as main
 nannies, reap, others = [], os.waitpid, []
 def forked():
     return os.fork() or os._exit(0)

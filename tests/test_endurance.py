@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.folders import KEPT_RUNS, Folders
-from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.launchers.folders import KEPT_RUNS, Folders
+from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
 from .process_tools import wait_until
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from jupyter_disttrain.cluster.cell_run import CellRun
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.cell_run import CellRun
+    from jupyter_disttrain.client.cells.events import Event
 
 
 class Deaf:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
-    from jupyter_disttrain.messages import CellFailure
+    from jupyter_disttrain.protocol.messages import CellFailure
 
     from .notebook_driver import Notebook
 

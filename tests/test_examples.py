@@ -19,7 +19,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from jupyter_disttrain.notebook.screen import RANKS_MIME
+from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
 from .notebook_driver import ANSI
 

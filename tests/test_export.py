@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.journal import Journal, Origin
+from jupyter_disttrain.client.cells.history import Journal, Origin
 from jupyter_disttrain.errors import RankFailure, UsageError
 
 from .process_tools import wait_until

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.journal import Origin
+from jupyter_disttrain.client.cells.history import Origin
 from jupyter_disttrain.errors import UsageError
 
 from .test_export import as_new, launched

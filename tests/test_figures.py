@@ -8,9 +8,9 @@ from ast import literal_eval
 from typing import TYPE_CHECKING, Any
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.notebook import widget
-from jupyter_disttrain.notebook.status import status_text
-from jupyter_disttrain.notebook.widget import ClusterWidget
+from jupyter_disttrain.notebook.views import widget
+from jupyter_disttrain.notebook.views.status_text import status_text
+from jupyter_disttrain.notebook.views.widget import ClusterWidget
 
 from .process_tools import wait_until
 
@@ -47,7 +47,7 @@ def test_ranks_whose_loader_is_interrupted_by_another_say_how_long_they_need() -
     code = """
 import gc, time
 from torch.utils.data import DataLoader
-from jupyter_disttrain.engine.progress import Progress
+from jupyter_disttrain.features.telemetry.rank.progress import Progress
 (progress,) = [each for each in gc.get_objects() if isinstance(each, Progress)]
 seen = {}
 for number, _ in enumerate(DataLoader(range(100)), 1):
@@ -68,7 +68,7 @@ def test_loaders_of_all_kinds_are_counted_and_none_is_harmed() -> None:
     code = """
 import gc, time
 from torch.utils.data import DataLoader, Sampler
-from jupyter_disttrain.engine.progress import Progress
+from jupyter_disttrain.features.telemetry.rank.progress import Progress
 (progress,) = [each for each in gc.get_objects() if isinstance(each, Progress)]
 class Odd(Sampler):
     def __init__(self, length): self.length = length
@@ -114,7 +114,7 @@ def test_a_view_is_drawn_once_a_cell_however_often_it_is_shown(bare_notebook: No
     )  # one for each cell
     # Where no server gives a page the logs, the kernel does.
     bare_notebook.run("%%distributed\nimport sys\nprint('of', rank, file=sys.stderr, flush=True)").check()
-    widget = "from jupyter_disttrain.notebook.widget import ClusterWidget\nwidget = ClusterWidget(cluster)\n"
+    widget = "from jupyter_disttrain.notebook.views.widget import ClusterWidget\nwidget = ClusterWidget(cluster)\n"
     told = bare_notebook.run(f"{widget}widget._answer({{'ask': 'log', 'rank': 1}})['logs']").check().text
     assert literal_eval(told) == [{"rank": 1, "parts": [{"stream": "stderr", "text": "of 1\n"}], "is_cut": False}]
     bare_notebook.run("%dist_shutdown").check()

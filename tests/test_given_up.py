@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def patience(notebook: Notebook) -> Iterator[None]:
     """The notebook gives ranks up soon after the third press, and %dist_interrupt waits for them for long."""
     names = "cell_run.GIVE_UP_SECONDS, cells.GIVE_UP_SECONDS"
-    notebook.run(f"from jupyter_disttrain.cluster import cell_run, cells\nlimits = {names}\n{names} = 0, 60").check()
+    notebook.run(f"from jupyter_disttrain.client import cell_run, cells\nlimits = {names}\n{names} = 0, 60").check()
     yield
     notebook.run(f"{names} = limits").check()
 

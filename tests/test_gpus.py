@@ -46,7 +46,7 @@ def test_torch_without_cuda_beside_gpus_works_on_the_cpu_and_says_why(nvml: str)
 
 FIGURES = """
 import os
-from jupyter_disttrain.engine.devices import open_gpu
+from jupyter_disttrain.features.telemetry.rank.gpu_stats import open_gpu
 from jupyter_disttrain.doctor import gpus
 uuid = "GPU-00000000-0000-0000-0000-000000000001"
 print(open_gpu("cuda:0", os.getpid(), uuid).read()["name"])  # NVML's order may be another

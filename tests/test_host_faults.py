@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.recovery import Phase
+from jupyter_disttrain.client.recovery.state_machine import Phase
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
-from jupyter_disttrain.hosts import parse_hosts
 
 from .process_tools import wait_until
 
@@ -160,7 +160,7 @@ def test_a_host_that_is_there_again_takes_its_ranks_back(breakable: Lab) -> None
         assert cluster.run("dist.barrier(); globals().get('kept')").results == {0: 0, 1: None}
 
         def ours() -> list[psutil.Process]:
-            return [each for each in breakable.processes("node2") if "jupyter_disttrain.engine" in _words(each)]
+            return [each for each in breakable.processes("node2") if "jupyter_disttrain.rank" in _words(each)]
 
         # The rank, its nanny, and who waits for the end of all nannies; those of before the cut have seconds to end.
         assert wait_until(lambda: len(ours()) <= 3), ours()

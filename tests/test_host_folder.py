@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jupyter_disttrain.protocol.environment import LOCAL_DIR
 
-NANNY = "from jupyter_disttrain.engine.host_folder import HostFolder; f = HostFolder(); print(flush=True); input()"
+NANNY = "from jupyter_disttrain.rank.startup.host_dir import HostFolder; f = HostFolder(); print(flush=True); input()"
 
 
 def test_the_folder_goes_when_all_its_nannies_are_killed(tmp_path: Path) -> None:

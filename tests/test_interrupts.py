@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
 from .process_tools import press, wait_until
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from jupyter_disttrain.cluster.cell_run import CellRun
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.cell_run import CellRun
+    from jupyter_disttrain.client.cells.events import Event
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_a_thread_that_has_left_gloo_since_the_last_look_is_left_alone(started: 
     code = """
 import threading
 from unittest import mock
-from jupyter_disttrain.engine import gloo_waits
+from jupyter_disttrain.rank.process_group import gloo_abort as gloo_waits
 leaves = threading.Event()
 thread = threading.Thread(target=leaves.wait)
 thread.start()
@@ -238,7 +238,7 @@ def test_a_thread_that_sleeps_in_memory_which_gloo_has_freed_is_left_alone(
 import ctypes, platform, threading
 from pathlib import Path
 from unittest import mock
-from jupyter_disttrain.engine import gloo_waits
+from jupyter_disttrain.rank.process_group import gloo_abort as gloo_waits
 call = ctypes.CDLL(None).syscall
 number = int(gloo_waits._FUTEX[platform.machine()])
 freed = (ctypes.c_uint64 * 32)(gloo_waits._gloo().vtables[gloo_waits._BUFFER])

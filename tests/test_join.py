@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import job
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
+from jupyter_disttrain.features.batch_jobs import client
 from jupyter_disttrain.server.clusters import Clusters
 
 from .join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand, file, jobs
@@ -210,7 +210,7 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
 ) -> None:
     first = by_hand(jobs, file, 0, 2)
     first.until(file)
-    monkeypatch.setattr(job, "JOB_MEET_SECONDS", 2.5)
+    monkeypatch.setattr(client, "JOB_MEET_SECONDS", 2.5)
     with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json came within 2\.5 s"):
         Cluster.attach(str(file))
     lost = by_hand(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
@@ -219,7 +219,7 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
     assert "on a file system that all hosts of the job share" in lost.said
     second = by_hand(jobs, file, 0, 1, log="second.log")  # another job
     by_hand(jobs, file, 1, 2)
-    monkeypatch.setattr(job, "JOB_MEET_SECONDS", LIMIT_S)
+    monkeypatch.setattr(client, "JOB_MEET_SECONDS", LIMIT_S)
     cluster = Cluster.attach(str(file))
     assert cluster.run("rank").results == {0: 0, 1: 1}
     assert second.end() == 1
@@ -244,7 +244,8 @@ def test_localhost_is_an_ipv4_address_where_it_is_one_of_ipv6_first(tmp_path: Pa
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n::1 localhost ip6-localhost\n")
     code = (
-        "from jupyter_disttrain.engine import launched; print(launched.own_address('', {'MASTER_ADDR': 'localhost'}))"
+        "from jupyter_disttrain.features.batch_jobs.launcher_env import own_address\n"
+        "print(own_address('', {'MASTER_ADDR': 'localhost'}))"
     )
     script = 'mount --bind "$0" /etc/hosts && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", script, str(hosts), sys.executable, "-c", code]

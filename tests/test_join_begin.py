@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.engine import join
-from jupyter_disttrain.engine.setup import JoinSetup, Setup
-from jupyter_disttrain.shelf import PREFIX, ROOT
+from jupyter_disttrain.features.batch_jobs import join
+from jupyter_disttrain.protocol.shared_memory import PREFIX, ROOT
+from jupyter_disttrain.rank.startup.startup_args import JoinSetup, Setup
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import attach
-from jupyter_disttrain.cluster.joining import Joining
+from jupyter_disttrain.client import attach
+from jupyter_disttrain.client.joining import Joining
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
 from .join_tools import by_hand, file, jobs

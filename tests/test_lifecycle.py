@@ -20,11 +20,11 @@ import pytest
 from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.arrivals import runs
-from jupyter_disttrain.cluster.folders import Folders
+from jupyter_disttrain.client.startup.registration import runs
 from jupyter_disttrain.errors import ClusterClosedError
-from jupyter_disttrain.notebook.status import status_text
-from jupyter_disttrain.shelf import NANNIES
+from jupyter_disttrain.launchers.folders import Folders
+from jupyter_disttrain.notebook.views.status_text import status_text
+from jupyter_disttrain.protocol.shared_memory import NANNIES
 
 from .notebook_driver import Notebook
 from .process_tools import (
@@ -270,7 +270,7 @@ def test_another_user_s_clusters_on_this_host_are_no_hindrance(tmp_path: Path) -
     try:
         os.utime(theirs, (0, 0))
         code = (
-            "import os, pathlib, sys; from jupyter_disttrain.cluster.folders import _sweep; os.setuid(65534); "
+            "import os, pathlib, sys; from jupyter_disttrain.launchers.folders import _sweep; os.setuid(65534); "
             "_sweep(pathlib.Path(sys.argv[1]))"
         )
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

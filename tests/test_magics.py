@@ -214,6 +214,6 @@ def _interrupt_when_a_rank_starts(notebook: Notebook) -> None:
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        return "jupyter_disttrain.engine" in process.cmdline()
+        return "jupyter_disttrain.rank" in process.cmdline()
     except psutil.Error:
         return False  # it ended this moment

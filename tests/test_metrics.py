@@ -11,8 +11,8 @@ import pytest
 
 import jupyter_disttrain
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.engine.metrics import NAMES
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.features.telemetry.rank.log_metrics import NAMES
 
 from .process_tools import wait_until
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
-from jupyter_disttrain.cluster.respawn import Respawn
+from jupyter_disttrain.client.recovery.mpi_respawn import Respawn
 from jupyter_disttrain.errors import LaunchError, RankFailure
+from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from .process_tools import wait_until
 from .recovery_tools import SUM, interrupted
@@ -66,7 +66,7 @@ def test_an_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) 
 
 def test_the_communicator_of_a_request_is_found_after_another_rank_has_revoked_it(world: Cluster) -> None:
     """Else the release took it for unknown and revoked all communicators, those of the user among them."""
-    world.run("from mpi4py import MPI; from jupyter_disttrain.engine.mpi_comms import comm_within")
+    world.run("from mpi4py import MPI; from jupyter_disttrain.rank.mpi.comms import comm_within")
     world.run("other = comm.Dup(); request = other.irecv(source=0, tag=6)")
     world.run("other.Revoke()")  # by itself: Open MPI can crash when it is revoked before all ranks have made it
     assert world.run("comm_within(MPI, request) == other").results == {0: True, 1: True, 2: True}
@@ -171,7 +171,7 @@ def test_a_new_process_takes_the_place_of_a_dead_one_in_the_world(world: Cluster
 def test_a_new_process_has_as_long_to_start_as_the_first_ones_had(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 0.0)
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 0.0)
     before = world.table[1].info.pid
     psutil.Process(before).kill()
     assert wait_until(lambda: world.table[1].info.pid != before)
@@ -225,7 +225,7 @@ def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch)
 def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
     monkeypatch: pytest.MonkeyPatch, *, mpiexec_ends: bool
 ) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
     with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
         mpiexec = mpiexec_of(cluster)
         if mpiexec_ends:  # with its last rank, which is no news
@@ -248,7 +248,7 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
 def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch, code: str, is_given_up: bool
 ) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.respawn.ASLEEP_SECONDS", 0.5)
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.mpi_respawn.ASLEEP_SECONDS", 0.5)
     nanny = [sys.executable, "-c", f"import os, time\nif os.fork(): os.wait()\n{code}"]
     processes = SimpleNamespace(rank_processes=lambda: list(started), command=())
     started: list[psutil.Process] = []
@@ -279,7 +279,7 @@ def mpiexec_of(cluster: Cluster) -> psutil.Process:
 
 
 def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
     with Cluster(n=3, name="outlive", grace_s=0.5) as cluster:
         cluster.run("kept = rank")
         mpiexec = mpiexec_of(cluster)
@@ -301,7 +301,7 @@ def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.replacement.RESPAWN_SECONDS", 1e6)
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
     cluster = Cluster(n=2, name="later", keep=True, grace_s=0.5)
     mpiexec = mpiexec_of(cluster)
     mpiexec.kill()
@@ -316,7 +316,7 @@ def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkey
 
 LATE = """
 import os, pathlib, sys, time
-from jupyter_disttrain.engine.app import _init_mpi
+from jupyter_disttrain.rank.startup.app import _init_mpi
 
 folder = pathlib.Path(sys.argv[1])
 sys.stderr = (folder / f"{os.getpid()}.said").open("w", buffering=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from jupyter_disttrain.engine.noise import without_noise
+from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
 
 SERVER = """
 import sys, torch.distributed as dist

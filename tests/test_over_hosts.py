@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.registry import ClusterFile
+from jupyter_disttrain.client.registry.cluster_file import ClusterFile
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.hosts import parse_hosts
 
 from .lab.places import command
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from jupyter_disttrain.engine.programs import free_port
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.features.scripts.subprocess_run import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

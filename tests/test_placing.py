@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from jupyter_disttrain import Cluster, controller_arguments
-from jupyter_disttrain.cluster.controller_launcher import ControllerProcess
-from jupyter_disttrain.cluster.launchers.local import LocalRanks
-from jupyter_disttrain.cluster.launchers.mpi import MPIRanks
-from jupyter_disttrain.cluster.launchers.ssh import RanksOfHost
-from jupyter_disttrain.controller_arguments import choose_ports
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.client.transport.controller_process import ControllerProcess
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError
-from jupyter_disttrain.hosts import parse_hosts
+from jupyter_disttrain.launchers.local import LocalRanks
+from jupyter_disttrain.launchers.mpi import MPIRanks
+from jupyter_disttrain.launchers.ssh import RanksOfHost
+from jupyter_disttrain.protocol import controller_args
+from jupyter_disttrain.protocol.controller_args import choose_ports
 
 
 def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> No
         (tmp_path / folder).mkdir()
     ports = choose_ports("127.0.0.1", 8)
     with socket.create_server(("127.0.0.1", ports[2])):
-        command = controller_arguments.controller_arguments(
+        command = controller_args.controller_arguments(
             sockets=str(tmp_path / "s"), listen="127.0.0.1", engine_ports=",".join(map(str, ports))
         )
         done = subprocess.run(

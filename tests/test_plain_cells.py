@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import CellRun
-from jupyter_disttrain.cluster.events import Said
+from jupyter_disttrain.client.cells.events import Said
 from jupyter_disttrain.errors import RankFailure
 
 from .notebook_driver import ANSI
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.events import Event
 
     from .notebook_driver import Notebook
 

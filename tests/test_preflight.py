@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.cluster import host_probe
-from jupyter_disttrain.cluster.host_report import HostReport, Wanted, own_addresses
-from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
-from jupyter_disttrain.cluster.network import choose_network, describe, environment_for
-from jupyter_disttrain.cluster.preflight import check
-from jupyter_disttrain.cluster.survey import survey
 from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.launchers.hosts import probe
+from jupyter_disttrain.launchers.hosts.network import choose_network, describe, environment_for
+from jupyter_disttrain.launchers.hosts.preflight import check
+from jupyter_disttrain.launchers.hosts.probe_runner import survey
+from jupyter_disttrain.launchers.hosts.report import HostReport, Wanted, own_addresses
+from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from .lab.places import command
 from .process_tools import own_children
@@ -90,7 +90,7 @@ def test_hosts_that_have_all_are_taken_and_their_network_is_found(lab: Lab, want
     reports = survey(lab.hosts, [str(lab.ssh)], wanted)
     assert check(reports, wanted) == []
     assert [report.name for report in reports] == lab.hosts
-    assert {report.torch for report in reports} == {host_probe.version_of("torch")}
+    assert {report.torch for report in reports} == {probe.version_of("torch")}
     assert all(report.port for report in reports), "each was tried by the others"
     network = choose_network(own_addresses(), reports)
     assert network.client_address == lab.head_address
@@ -130,7 +130,7 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
         lines = refusal(survey(hosts, ssh, wanted), wanted, ssh)
     said = "\n".join(lines)
     assert lines[0] == "9 of 9 hosts can't be used as asked, so nothing was started"
-    here = host_probe.version_of("torch")
+    here = probe.version_of("torch")
     for expected in (
         f"node1: {shared} is a folder of its own there, not this machine's: the hosts share no file system; mount",
         f"node1: no file can be written into {shared} (Read-only file system); make room",

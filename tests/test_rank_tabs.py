@@ -8,7 +8,7 @@ from urllib.parse import quote
 import nbformat
 import pytest
 
-from jupyter_disttrain.notebook.screen import RANKS_MIME
+from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
 from .browser import browser, lab_server, open_notebook, page, wait_for_notebook
 from .test_panel import TRAIN

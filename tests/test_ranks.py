@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import devices
+from jupyter_disttrain.client.startup import gpus
 from jupyter_disttrain.errors import RankFailure, UsageError
 
 if TYPE_CHECKING:
@@ -129,4 +129,4 @@ def test_a_cell_that_fails_after_ending_the_group_is_repaired_too(three: Cluster
 
 
 def test_this_machine_s_gpus_are_counted_as_the_ranks_count_them(three: Cluster) -> None:
-    assert three.run("torch.cuda.device_count()").results[0] == len(devices.visible_gpus())
+    assert three.run("torch.cuda.device_count()").results[0] == len(gpus.visible_gpus())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import cell_run
+from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
 from .process_tools import wait_until
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_disttrain import CellRun
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.events import Event
 
 
 # Interrupts

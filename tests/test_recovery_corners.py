@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import cell_run, cluster
+from jupyter_disttrain.client import cluster
+from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 
 from .process_tools import wait_until
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_disttrain import CellRun
-    from jupyter_disttrain.cluster.events import Event
+    from jupyter_disttrain.client.cells.events import Event
 
 
 class PressWhileComingBack:
@@ -114,7 +115,7 @@ def test_ranks_that_nobody_ends_are_not_said_to_be_replaced(
 
 def test_one_rank_that_can_t_form_the_group_holds_nobody_up(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
-        "from jupyter_disttrain.engine.process_group import Group\n"
+        "from jupyter_disttrain.rank.process_group.group import Group\n"
         "prove = Group._prove\n"
         "def fail(self):\n"
         "    Group._prove = prove\n"

@@ -6,7 +6,7 @@ from jupyter_disttrain import Cluster
 
 LONG_RECORD = """
 import time
-from jupyter_disttrain.engine import sampler
+from jupyter_disttrain.features.telemetry.rank import sampler
 read, readings = sampler.pending_collective, []
 def read_slowly():
     readings.append(time.monotonic())

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import registry
+from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
-from jupyter_disttrain.shelf import ROOT
+from jupyter_disttrain.protocol.shared_memory import ROOT
 
 from .join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
 from .process_tools import NOBODY, as_root, give_away
@@ -56,11 +56,11 @@ def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_t
 @as_root
 def test_a_cluster_that_another_user_wrote_down_is_not_seen(light: Cluster) -> None:
     profile = light._launch.folders.profile
-    assert light.cluster_id in [each.cluster_id for each in registry.running()]
-    os.chown(profile / registry.FILE, NOBODY, NOBODY)
-    assert light.cluster_id not in [each.cluster_id for each in registry.running()]
-    os.chown(profile / registry.FILE, os.geteuid(), os.getegid())
-    assert light.cluster_id in [each.cluster_id for each in registry.running()]
+    assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
+    os.chown(profile / cluster_file.FILE, NOBODY, NOBODY)
+    assert light.cluster_id not in [each.cluster_id for each in cluster_file.running()]
+    os.chown(profile / cluster_file.FILE, os.geteuid(), os.getegid())
+    assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
 
 
 SENDS = """
@@ -119,7 +119,7 @@ def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, t
     version = tmp_path / "run" / "000001"
     os.chown(version / ".metadata", NOBODY, NOBODY)
     code = (
-        "from jupyter_disttrain.engine.checkpoint_reader import reader_of\n"
+        "from jupyter_disttrain.features.checkpoints.reader import reader_of\n"
         "import torch.distributed.checkpoint as dcp, pathlib\n"
         f"reader = reader_of(pathlib.Path({str(version)!r}), trust_owner=False)\n"
         "dcp.load({'model': model.state_dict()}, storage_reader=reader)"

@@ -25,7 +25,7 @@ from tornado.websocket import websocket_connect
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain import server as server_package
-from jupyter_disttrain.cluster.journal import Origin
+from jupyter_disttrain.client.cells.history import Origin
 from jupyter_disttrain.errors import RankFailure
 
 from .notebook_driver import Notebook

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.slurm.job import SlurmJob
+from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import ClusterClosedError, UsageError
-from jupyter_disttrain.slurm_options import SlurmOptions
+from jupyter_disttrain.launchers.slurm.job import SlurmJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

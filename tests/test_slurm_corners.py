@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.slurm.state import from_scontrol
+from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.slurm_options import SlurmOptions
+from jupyter_disttrain.launchers.slurm.state import from_scontrol
 
 from .process_tools import wait_until
 

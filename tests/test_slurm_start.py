@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import LaunchError, StartInterruptedError
-from jupyter_disttrain.slurm_options import SlurmOptions
 
 from .process_tools import folders, interrupt_the_start, wait_until
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WAITS = """
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.slurm_options import SlurmOptions
+from jupyter_disttrain.config.slurm import SlurmOptions
 Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=lambda words: print(words, flush=True))
 """
 

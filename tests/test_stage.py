@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import staging
+from jupyter_disttrain.config.hosts import HostSlots
 from jupyter_disttrain.errors import RankFailure, StageError
-from jupyter_disttrain.hosts import HostSlots
+from jupyter_disttrain.features.staging import client
 
 from .process_tools import own_children
 from .stage_tools import MIB, FileServer, data
@@ -120,7 +120,7 @@ def test_an_interrupted_file_goes_on_at_its_last_block(breakable: Lab, nodes: Cl
         server.hold(16 * MIB)
         is_written = threading.Event()
 
-        def told(progress: staging.StageProgress) -> None:
+        def told(progress: client.StageProgress) -> None:
             if progress.done_bytes == 16 * MIB:
                 is_written.set()
 
@@ -135,15 +135,15 @@ def test_an_interrupted_file_goes_on_at_its_last_block(breakable: Lab, nodes: Cl
 def test_a_port_that_is_closed_between_nodes_is_named(
     breakable: Lab, nodes: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes.run("import jupyter_disttrain.engine.stage_relay as relay; relay.GREET_SECONDS = 1.0")
-    original = staging._get_ready
+    nodes.run("import jupyter_disttrain.features.staging.pipeline as relay; relay.GREET_SECONDS = 1.0")
+    original = client._get_ready
 
     def closed(*args: object) -> object:
         ready = original(*args)  # type: ignore[arg-type]
         breakable.firewall("node2", ready[1][1]["url"].rpartition(":")[2])
         return ready
 
-    monkeypatch.setattr(staging, "_get_ready", closed)
+    monkeypatch.setattr(client, "_get_ready", closed)
     where = f"node1 did not reach node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
     with pytest.raises(RankFailure, match=where) as caught:
         nodes.stage(data, breakable.local_disk)

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster import registry, start_progress
-from jupyter_disttrain.cluster.folders import Folders
-from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.client.registry import cluster_file
+from jupyter_disttrain.client.startup import progress as start_progress
+from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.server.clusters import Clusters
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_a_start_that_was_cut_off_is_none() -> None:
     try:
         progress = start_progress.StartProgress(ClusterConfig(n=3), print, lambda _text: None)
         progress.open(folders)
-        assert folders.cluster_id in [each.cluster_id for each in registry.starting()]
+        assert folders.cluster_id in [each.cluster_id for each in cluster_file.starting()]
         path = folders.profile / start_progress.FILE
         there = json.loads(path.read_text())
         gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -74,7 +75,7 @@ def test_a_start_that_was_cut_off_is_none() -> None:
         earlier = psutil.Process().create_time() - 1
         for change in ({"pid": gone.pid}, {"began_s": earlier}, {"host": "another"}, {"unknown": 1}):
             path.write_text(json.dumps(there | change))
-            assert folders.cluster_id not in [each.cluster_id for each in registry.starting()], change
+            assert folders.cluster_id not in [each.cluster_id for each in cluster_file.starting()], change
         progress.close()
         assert not path.exists()
     finally:
@@ -84,7 +85,7 @@ def test_a_start_that_was_cut_off_is_none() -> None:
 def test_a_start_that_fails_leaves_no_sign_of_itself() -> None:
     with pytest.raises(LaunchError):
         Cluster(n=2, launcher="local", backend="none", name="fails", start_timeout_s=0.01)
-    assert "fails" not in [each.name for each in registry.starting()]
+    assert "fails" not in [each.name for each in cluster_file.starting()]
 
 
 def test_a_terminal_shows_one_line_that_changes() -> None:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec
 from jupyter_disttrain.errors import LaunchError, RankFailure
+from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from .conftest import LAUNCHERS
 from .process_tools import wait_until
@@ -95,7 +95,7 @@ def start_and_kill(choose: Callable[[], psutil.Process | None], launcher: str) -
 
 def nanny(launcher: str) -> psutil.Process | None:
     """Return a process that has forked a rank, once each has; the local launcher's own process has forked these."""
-    engines = {process.pid: process for process in running("jupyter_disttrain.engine", "killed")}
+    engines = {process.pid: process for process in running("jupyter_disttrain.rank", "killed")}
     parents = {parent_of(each) for each in engines.values()}
     ranks = [each for each in engines.values() if each.pid not in parents]
     all_there = len(engines) == (5 if launcher == "local" else 4)
@@ -123,7 +123,7 @@ def test_processes_of_ranks_that_come_seconds_apart_are_waited_for(
 
 def test_a_controller_that_is_killed_while_it_starts_is_reported_with_its_signal() -> None:
     def controller() -> psutil.Process | None:
-        return next(iter(running("jupyter_disttrain.cluster.controller", "killed")), None)
+        return next(iter(running("jupyter_disttrain.client.transport.controller", "killed")), None)
 
     said, _ = start_and_kill(controller, "local")
     assert said.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
@@ -147,7 +147,7 @@ def test_two_nannies_killed_at_once_cost_comm_and_say_so() -> None:
         assert cluster.run(SUM).results == {rank: [6.0] for rank in range(3)}
         assert all(cluster.table[rank].info.pid != pids[rank] for rank in (1, 2))
         ours = {pid for entry in cluster.table for pid in (entry.info.pid, entry.nanny_pid)}
-        assert {each.pid for each in running("jupyter_disttrain.engine", "nannies")} <= ours
+        assert {each.pid for each in running("jupyter_disttrain.rank", "nannies")} <= ours
 
 
 def test_too_little_shared_memory_is_named() -> None:

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.journal import Origin
+from jupyter_disttrain.client.cells.history import Origin
 from jupyter_disttrain.errors import RankFailure, UsageError
-from jupyter_disttrain.messages import RankVitals
-from jupyter_disttrain.notebook.status import status_text
+from jupyter_disttrain.notebook.views.status_text import status_text
+from jupyter_disttrain.protocol.messages import RankVitals
 
 from .process_tools import wait_until
 from .recovery_tools import deaf
@@ -343,5 +343,5 @@ def test_what_a_rank_tells_stays_small(quick: Cluster) -> None:
 
 def test_the_package_that_reads_figures_is_not_in_the_rank() -> None:
     """NVML belongs into the nanny alone, and nowhere without a GPU."""
-    code = "import sys, jupyter_disttrain.engine.nanny; sys.exit('pynvml' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, jupyter_disttrain.rank.nanny.nanny; sys.exit('pynvml' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..cluster.devices import visible_gpus
-from ..framework_variables import HOST_ID
+from ..client.startup.gpus import visible_gpus
+from ..config.frameworks import HOST_ID
 from . import probe
 from .gpu_bench import Bench, NeedsGpuError
 from .gpu_checks import CHECKS

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from jupyter_disttrain.cluster.devices import visible_gpus
+from jupyter_disttrain.client.startup.gpus import visible_gpus
 from jupyter_disttrain.errors import DisttrainError, RankFailure
 
 from ..protocol.time_limits import FREED_SECONDS, GPU_BENCH_LIMIT_SECONDS, GPU_CHECKS_FORM_SECONDS, LONE_SECONDS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
-from ..cluster.devices import count_gpus
+from ..client.startup.gpus import count_gpus
 from .finding import Finding, error, ok, warning
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TORCH = """
 import json, torch, torch.distributed as dist
-from jupyter_disttrain.framework_variables import accelerator_of
+from jupyter_disttrain.config.frameworks import accelerator_of
 nccl = dist.is_available() and dist.is_nccl_available()
 print(json.dumps({
     "cuda_build": torch.version.cuda or getattr(torch.version, "hip", None),

@@ -59,7 +59,7 @@ def find() -> Iterator[Finding]:
 
 
 def _mpiexec() -> Finding:
-    from jupyter_disttrain.cluster.launchers.mpi import find_mpiexec  # noqa: PLC0415  (imports ipyparallel)
+    from jupyter_disttrain.launchers.mpi import find_mpiexec  # noqa: PLC0415  (imports ipyparallel)
 
     try:
         mpiexec = find_mpiexec()

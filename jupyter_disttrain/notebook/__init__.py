@@ -1,6 +1,6 @@
 """Define the notebook's side: magics, output, completion.
 
-Imports ``cluster`` and IPython; only the package itself imports it, when the extension is loaded.
+Imports ``client`` and IPython; only the package itself imports it, when the extension is loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ATTRIBUTE = "_disttrain_magics"
 def load(shell: InteractiveShell) -> None:
     """Register the magics, once."""
     from ..protocol.environment import IPYTHON_PROFILE  # noqa: PLC0415
-    from .magics import DistributedMagics  # noqa: PLC0415
+    from .magics.cluster_magics import DistributedMagics  # noqa: PLC0415
 
     if hasattr(shell, _ATTRIBUTE):
         return
@@ -28,7 +28,7 @@ def load(shell: InteractiveShell) -> None:
     shell.configurables.append(magics)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
     setattr(shell, _ATTRIBUTE, magics)
     magics.transformers.install()
-    from .completion import install  # noqa: PLC0415
+    from .magics.completion import install  # noqa: PLC0415
 
     install(shell)
 

@@ -1,7 +1,7 @@
 """Lock files, so that the operating system releases the lock with its process.
 
 Covers: acquiring a lock, file systems without locks.
-Does not cover: which files are locked (``cluster.registry``, ``engine.host_folder``).
+Does not cover: which files are locked (``client.registry.cluster_file``, ``rank.startup.host_dir``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Define the client's requests to ranks and to their nannies.
 
 Covers: one record per request, decoding one, the tables of the methods that serve them.
-Does not cover: sending (``cluster.link``), serving (``engine.bootstrap``, ``engine.nanny``), what is published without
-a request (``messages``).
+Does not cover: sending (``client.transport.link``), serving (``rank.kernel.requests``, ``rank.nanny.nanny``), what is
+published without a request (``messages``).
 
 A request is the content of a Jupyter message; large values are sent as the message's buffers. A reply is a plain
 mapping: ``status`` and the keys that the request's docstring names.
@@ -14,7 +14,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..messages import Record
+from .messages import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class Identify(RankRequest):
 
     info: dict[str, Any]  # see ``ranks.RankInfo``
     environment: dict[str, str]
-    defaults: dict[str, str]  # defaults of libraries: see ``engine.library_defaults``
+    defaults: dict[str, str]  # defaults of libraries: see ``rank.libraries.defaults``
     log_path: str
     address: str  # MASTER_ADDR
     timeout_s: float  # timeout of collectives
@@ -130,7 +130,7 @@ class Numbers(RankRequest):
     """Send one part of a variable as an array, from ``ranks``; all ranks take part."""
 
     name: str
-    path: str  # of the part: see ``engine.digests``
+    path: str  # of the part: see ``rank.kernel.digests``
     ranks: list[int]
 
 

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..cluster import registry
-from ..cluster.registry import starting, unreadable
+from ..client.registry import cluster_file
+from ..client.registry.cluster_file import starting, unreadable
 from ..errors import UsageError
 from ..protocol.time_limits import CLUSTERS_LOOK_SECONDS
 from .live import LiveCluster
@@ -46,7 +46,7 @@ class Clusters:
         return list(self._live.values())
 
     def _look(self) -> None:
-        there = {found.cluster_id: found for found in registry.running()}
+        there = {found.cluster_id: found for found in cluster_file.running()}
         live = dict(self._live)
         for cluster_id, each in list(live.items()):
             if each.ended or cluster_id not in there:

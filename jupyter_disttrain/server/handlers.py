@@ -10,7 +10,7 @@ GET  disttrain/api/clusters/ID/log/file?rank=0  a rank's whole log, as text
 WS   disttrain/api/live                         JSON of all clusters; metrics as binary messages
 
 A binary message is the length of its header in 4 bytes, little-endian, the header as JSON, spaces up to a multiple of
-8, and the columns of ``cluster.snapshot.metrics_packet``.
+8, and the columns of ``features.telemetry.snapshot.metrics_packet``.
 """
 
 from __future__ import annotations

@@ -14,16 +14,16 @@ import uuid
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from ..cluster import visitor
-from ..cluster.hang import explain_figures
-from ..cluster.link import FIGURES
-from ..cluster.log_ends import log_ends, require_here
-from ..cluster.registry import ClusterFile
-from ..cluster.snapshot import device_history, metrics_packet, rank_snapshots
-from ..cluster.start import Launch
-from ..cluster.telemetry import Telemetry
+from ..client.recovery.hang_detection import explain_figures
+from ..client.registry import observer
+from ..client.registry.cluster_file import ClusterFile
+from ..client.registry.log_ends import log_ends, require_here
+from ..client.startup.launch import Launch
+from ..client.transport.link import FIGURES
 from ..errors import UsageError
-from ..messages import Asked, Heard, NannyHello, RankDeath
+from ..features.telemetry.client import Telemetry
+from ..features.telemetry.snapshot import device_history, metrics_packet, rank_snapshots
+from ..protocol.messages import Asked, Heard, NannyHello, RankDeath
 from ..protocol.requests import Publish
 from ..protocol.states import RankActivity, RankState
 from ..protocol.time_limits import HEARING_SECONDS, LIVE_HEARD_SECONDS, LIVE_NANNY_SECONDS
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..cluster.link import Message
-    from ..cluster.rank_figures import RankFigures
+    from ..client.transport.link import Message
+    from ..features.telemetry.rank_figures import RankFigures
 
 WHAT = ("interrupt", "reset", "stop")
 
@@ -195,7 +195,7 @@ class LiveCluster:
         return device_history(self.telemetry, since_s)
 
     def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Return the end of the given ranks' logs, None meaning all; see ``cluster.log_ends``.
+        """Return the end of the given ranks' logs, None meaning all; see ``client.registry.log_ends``.
 
         Raises
         ------
@@ -240,10 +240,12 @@ class LiveCluster:
         if self.there.is_held and self._ask_holder(what):
             return f"{self.there.holder} does it"
         if what == "stop":
-            visitor.stop(self.there)
+            observer.stop(self.there)
             return "done by the server"
         if what == "interrupt":
-            visitor.interrupt(self._launch, [rank for rank in range(len(self._launch.table)) if rank not in self._dead])
+            observer.interrupt(
+                self._launch, [rank for rank in range(len(self._launch.table)) if rank not in self._dead]
+            )
             return "done by the server"
         raise UsageError(
             f"{self.there.holder}, which held {self.there.name!r}, does not answer, and only who holds a cluster can "

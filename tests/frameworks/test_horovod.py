@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.horovod_wheel import prove
+from jupyter_disttrain.features.horovod.build import prove
 
 from ..process_tools import wait_until
 from ..recovery_tools import HOST, interrupted, is_whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.config import parse_roles
+from jupyter_disttrain.config.cluster import parse_roles
 
 from ..test_scripts import said, write
 

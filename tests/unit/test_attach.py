@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from jupyter_disttrain.cluster.link import Link
+from jupyter_disttrain.client.transport.link import Link
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_disttrain.cluster.launchers import mpi
 from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.launchers import mpi
 
 
 def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

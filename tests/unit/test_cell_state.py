@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_disttrain.cluster.cell_state import CellState
-from jupyter_disttrain.cluster.events import Died, Event, Replied, Said, Silent
-from jupyter_disttrain.cluster.merging import SHORT_TEXT, differing_part
-from jupyter_disttrain.cluster.steps import Steps
+from jupyter_disttrain.client.cells.cell_state import CellState
+from jupyter_disttrain.client.cells.events import Died, Event, Replied, Said, Silent
+from jupyter_disttrain.client.cells.failure_merging import SHORT_TEXT, differing_part
+from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.messages import RankDeath
+from jupyter_disttrain.protocol.messages import RankDeath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_disttrain.cluster.folders import Folders, remove_folder
-from jupyter_disttrain.engine.connection import Connection
-from jupyter_disttrain.engine.shell import RankProfile
+from jupyter_disttrain.launchers.folders import Folders, remove_folder
+from jupyter_disttrain.rank.kernel.shell import RankProfile
+from jupyter_disttrain.rank.startup.connection import Connection
 
 from ..process_tools import (
     folders,
@@ -47,7 +47,7 @@ def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     before, shelves_before = folders(), shelves()
-    monkeypatch.setattr("jupyter_disttrain.cluster.folders._probe", interrupt)
+    monkeypatch.setattr("jupyter_disttrain.launchers.folders._probe", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Folders.make("interrupted")
     assert (folders(), shelves()) == (before, shelves_before)

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from jupyter_disttrain.cluster import metrics_table
-from jupyter_disttrain.cluster.metrics_table import MetricsTable
-from jupyter_disttrain.cluster.rank_figures import rates_between
-from jupyter_disttrain.cluster.snapshot import metrics_packet, rank_snapshots
-from jupyter_disttrain.cluster.stragglers import find_straggler
-from jupyter_disttrain.cluster.telemetry import Telemetry
-from jupyter_disttrain.engine import pulse
-from jupyter_disttrain.engine.progress import Progress
-from jupyter_disttrain.engine.vitals import Vitals
-from jupyter_disttrain.messages import RankVitals
+from jupyter_disttrain.features.telemetry import metrics_table
+from jupyter_disttrain.features.telemetry.client import Telemetry
+from jupyter_disttrain.features.telemetry.metrics_table import MetricsTable
+from jupyter_disttrain.features.telemetry.rank import status_page
+from jupyter_disttrain.features.telemetry.rank.process_stats import Vitals
+from jupyter_disttrain.features.telemetry.rank.progress import Progress
+from jupyter_disttrain.features.telemetry.rank_figures import rates_between
+from jupyter_disttrain.features.telemetry.snapshot import metrics_packet, rank_snapshots
+from jupyter_disttrain.features.telemetry.stragglers import find_straggler
+from jupyter_disttrain.protocol.messages import RankVitals
+from jupyter_disttrain.protocol.metric_blocks import pack, unpack
+from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.protocol.states import RankState
-from jupyter_disttrain.ranks import RankInfo
-from jupyter_disttrain.samples import pack, unpack
 
 if TYPE_CHECKING:
     import pytest
@@ -56,16 +56,16 @@ def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() 
 
 def test_a_page_that_is_being_written_tells_what_it_told_before() -> None:
     page = mmap.mmap(-1, mmap.PAGESIZE)
-    pulse.write(page, pulse.Pulse(beat_s=time.monotonic(), cell=3, steps=70, seen=5, call=b"all_reduce"))
-    pulse.write_loop(page, pulse.LoopPulse(cell=3, done=4, total=9))
-    shown = {"pulse": lambda: pulse.read(page), "loop": lambda: pulse.read_loop(page)}
+    status_page.write(page, status_page.Pulse(beat_s=time.monotonic(), cell=3, steps=70, seen=5, call=b"all_reduce"))
+    status_page.write_loop(page, status_page.LoopPulse(cell=3, done=4, total=9))
+    shown = {"pulse": lambda: status_page.read(page), "loop": lambda: status_page.read_loop(page)}
     wire: Any = SimpleNamespace(uses=lambda: (True, 1), **shown)
     vitals = Vitals(os.getpid(), wire, lambda: None, lambda _record: None)
     before = vitals._of_rank(time.monotonic(), None)
     assert (before.cell, before.steps, before.seen, before.call) == (3, 70, 5, "all_reduce")
     assert (before.done, before.total) == (4, 9)
-    page[pulse.AT] |= 1  # as the rank leaves it that is stopped right there
-    page[pulse.LOOP_AT] |= 1
+    page[status_page.AT] |= 1  # as the rank leaves it that is stopped right there
+    page[status_page.LOOP_AT] |= 1
     now = vitals._of_rank(time.monotonic() + 10, None)
     assert (now.cell, now.steps, now.state, now.done) == (3, 70, "not responding", 4)
 

@@ -13,19 +13,25 @@ from typing import Any
 
 import pytest
 
-from jupyter_disttrain.cluster import memory
-from jupyter_disttrain.cluster.cell_state import CellState
-from jupyter_disttrain.cluster.devices import choose_backend, choose_gpus, devices_of_job, note_of_devices, usable_gpus
-from jupyter_disttrain.cluster.events import Died
-from jupyter_disttrain.cluster.rank_environment import library_defaults, session_environment
-from jupyter_disttrain.config import ClusterConfig
-from jupyter_disttrain.engine import gpu_errors
-from jupyter_disttrain.engine import library_defaults as on_rank
-from jupyter_disttrain.engine.programs import of_rank
+from jupyter_disttrain.client.cells.cell_state import CellState
+from jupyter_disttrain.client.cells.events import Died
+from jupyter_disttrain.client.recovery import memory_shortage
+from jupyter_disttrain.client.startup.gpus import (
+    choose_backend,
+    choose_gpus,
+    devices_of_job,
+    note_of_devices,
+    usable_gpus,
+)
+from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.config.frameworks import OF_SESSION_GROUPS
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.framework_variables import OF_SESSION_GROUPS
-from jupyter_disttrain.messages import RankDeath, RankHello, RankVitals
-from jupyter_disttrain.ranks import RankInfo
+from jupyter_disttrain.features.scripts.subprocess_run import of_rank
+from jupyter_disttrain.launchers.environment import library_defaults, session_environment
+from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
+from jupyter_disttrain.protocol.ranks import RankInfo
+from jupyter_disttrain.rank.libraries import defaults as on_rank
+from jupyter_disttrain.rank.libraries import gpu_errors
 
 HELLO = RankHello(
     engine="engine",
@@ -102,7 +108,7 @@ def test_accelerators_that_are_not_supported_are_named(accelerator: str) -> None
 
 
 def test_ranks_may_share_a_gpu_with_nccl_as_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_disttrain.cluster.devices.count_gpus", lambda: 1)
+    monkeypatch.setattr("jupyter_disttrain.client.startup.gpus.count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = ClusterConfig(n=2, backend="nccl", share_gpus=True)
     with pytest.raises(UsageError, match="NCCL takes one rank per GPU"):
@@ -152,12 +158,14 @@ def test_errors_of_gpus_come_with_advice(text: str, is_lost: bool, says: str) ->
 
 def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:
     told = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    assert memory.is_shortage_of_gpu(told)
-    assert not memory.is_shortage(told)
-    assert memory.is_shortage({"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"})
+    assert memory_shortage.is_shortage_of_gpu(told)
+    assert not memory_shortage.is_shortage(told)
+    assert memory_shortage.is_shortage(
+        {"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"}
+    )
     gpu = {"memory_used_bytes": 79 * 2**30, "memory_total_bytes": 80 * 2**30, "others": 1}
     vitals = {0: RankVitals(time_s=0.0, beat_s=0.0, state="idle", gpu=gpu)}
-    assert memory.held_on_gpus(vitals) == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
+    assert memory_shortage.held_on_gpus(vitals) == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
 
 
 def test_a_death_by_cuda_or_by_torch_s_watchdog_leads_with_its_line() -> None:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_disttrain import shelf
-from jupyter_disttrain.cluster import folders
-from jupyter_disttrain.cluster.folders import Folders
-from jupyter_disttrain.cluster.registry import Hold
-from jupyter_disttrain.engine import host_folder
-from jupyter_disttrain.engine.host_folder import HostFolder
-from jupyter_disttrain.engine.setup import leave_word
+from jupyter_disttrain.client.registry.cluster_file import Hold
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.launchers import folders
+from jupyter_disttrain.launchers.folders import Folders
+from jupyter_disttrain.protocol import shared_memory
 from jupyter_disttrain.protocol.environment import LOCAL_DIR, PROFILE_DIR
 from jupyter_disttrain.protocol.file_lock import check_locks
-from jupyter_disttrain.shelf import NANNIES, NOTEBOOK
+from jupyter_disttrain.protocol.shared_memory import NANNIES, NOTEBOOK
+from jupyter_disttrain.rank.startup import host_dir
+from jupyter_disttrain.rank.startup.host_dir import HostFolder
+from jupyter_disttrain.rank.startup.startup_args import leave_word
 
 
 def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_there(
@@ -38,7 +38,7 @@ def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_the
         opened.set()
         flock(descriptor, how)  # type: ignore[operator]
 
-    monkeypatch.setattr(host_folder, "_watch", lambda _folder: None)  # not from a process with threads
+    monkeypatch.setattr(host_dir, "_watch", lambda _folder: None)  # not from a process with threads
     found: list[HostFolder] = []
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", lock)
@@ -105,7 +105,9 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_killed_nannies_left_goes_with_the_next_start_here_and_what_is_held_stays() -> None:
-    left, held = (shelf.ROOT / f"{shelf.PREFIX}sweep-{name}-{os.getpid()}-test" for name in ("left", "held"))
+    left, held = (
+        shared_memory.ROOT / f"{shared_memory.PREFIX}sweep-{name}-{os.getpid()}-test" for name in ("left", "held")
+    )
     try:
         for folder in (left, held):
             folder.mkdir()

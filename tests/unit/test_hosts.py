@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.config.hosts import HostSlots, is_local, parse_hostfile, parse_hosts, split_command, take_hosts
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.hosts import HostSlots, is_local, parse_hostfile, parse_hosts, split_command, take_hosts
 
 
 def pairs(hosts: tuple[HostSlots, ...]) -> list[tuple[str, int | None]]:

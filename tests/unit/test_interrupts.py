@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from jupyter_disttrain.cluster.interrupts import PATIENT_INTERRUPTS, held_interrupts
+from jupyter_disttrain.sigint import PATIENT_INTERRUPTS, held_interrupts
 
 from ..process_tools import press
 

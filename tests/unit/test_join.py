@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.tunnel import HOLD as HOLD_THERE
-from jupyter_disttrain.engine.launched import Launched, network_of, own_address
+from jupyter_disttrain.client.transport.ssh_tunnel import HOLD as HOLD_THERE
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.features.batch_jobs.launcher_env import Launched, network_of, own_address
 from jupyter_disttrain.protocol.time_limits import TUNNEL_STALE_SECONDS
 
 from ..join_tools import LIMIT_S, file

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_disttrain.engine.setup import read_arguments
+from jupyter_disttrain.rank.startup.startup_args import read_arguments
 
 
 @pytest.mark.parametrize("name", ["my run", "exp/1"])

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_disttrain.cluster import registry
-from jupyter_disttrain.cluster.tunnel import Tunnel
-from jupyter_disttrain.engine import join
-from jupyter_disttrain.engine.setup import write_whole
+from jupyter_disttrain.client.registry import cluster_file
+from jupyter_disttrain.client.transport.ssh_tunnel import Tunnel
 from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.features.batch_jobs import join
+from jupyter_disttrain.rank.startup.startup_args import write_whole
 
 from ..join_tools import file
 
@@ -40,9 +40,9 @@ def test_only_the_host_of_a_sign_removes_it(
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: host)
         there.setattr(os, "getpid", lambda: 1 << 30)  # nobody's here
-        sign = registry.Sign(tmp_path, "exp-1-abcdef")
-    assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in registry.running()]
-    signs = [path.name for path in registry._folder().glob("exp-1-*")]
+        sign = cluster_file.Sign(tmp_path, "exp-1-abcdef")
+    assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in cluster_file.running()]
+    signs = [path.name for path in cluster_file._folder().glob("exp-1-*")]
     sign.remove()
     assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
 

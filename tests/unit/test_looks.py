@@ -6,7 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
-from jupyter_disttrain.notebook.still import COLOURS, DASHES, _look
+from jupyter_disttrain.notebook.views.static_html import COLOURS, DASHES, _look
 
 SOURCE = Path(__file__).parents[2] / "labextension" / "src" / "view" / "colours.ts"
 BACKGROUNDS = ("#ffffff", "#212121", "#111111", "#1e1e1e")  # JupyterLab light and dark, VS Code dark

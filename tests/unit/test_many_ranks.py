@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from jupyter_disttrain.engine.hellos import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
+from jupyter_disttrain.rank.startup.announce import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
 
 
 def test_a_process_that_was_heard_says_hello_seldom_and_one_that_is_known_never() -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyter_disttrain.cluster import metrics_table
-from jupyter_disttrain.cluster.metrics_table import MetricsTable
-from jupyter_disttrain.engine.metrics import LIMIT, MetricsLog
-from jupyter_disttrain.samples import pack, unpack
+from jupyter_disttrain.features.telemetry import metrics_table
+from jupyter_disttrain.features.telemetry.metrics_table import MetricsTable
+from jupyter_disttrain.features.telemetry.rank.log_metrics import LIMIT, MetricsLog
+from jupyter_disttrain.protocol.metric_blocks import pack, unpack
 
 if TYPE_CHECKING:
-    from jupyter_disttrain.samples import Samples
+    from jupyter_disttrain.protocol.metric_blocks import Samples
 
 
 def test_what_comes_too_fast_is_dropped_and_counted() -> None:
@@ -67,7 +67,7 @@ class Failed:
 
 
 def test_a_device_that_fails_costs_its_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_disttrain.engine.metrics._OnDevice", Failed)
+    monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.log_metrics._OnDevice", Failed)
     sent: list[Samples] = []
     log = MetricsLog(lambda: {"number": 1}, lambda data: sent.append(unpack(data)), lambda: None)
     log.log_metrics(0, x=1)

@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from jupyter_disttrain.engine.loopback import hide_listeners
+from jupyter_disttrain.rank.startup.socket_filter import hide_listeners
 
 
 def test_a_hidden_listener_hears_this_host_alone() -> None:

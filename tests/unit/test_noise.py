@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_disttrain.engine.noise import without_noise
+from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
 
 LIBEVENT = (
     b"[warn] Epoll ADD(4) on fd 50 failed. Old events were 0; read change was 0 (none); write change was 1 (add); "

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jupyter_disttrain.engine.on_import import on_import
+from jupyter_disttrain.rank.libraries.import_hooks import on_import
 
 if TYPE_CHECKING:
     from pathlib import Path

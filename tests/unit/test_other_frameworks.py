@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.config import ClusterConfig, parse_roles
+from jupyter_disttrain.config.cluster import ClusterConfig, parse_roles
+from jupyter_disttrain.config.frameworks import framework_environment, tf_config
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.framework_variables import framework_environment, tf_config
 
 if TYPE_CHECKING:
-    from jupyter_disttrain.config import Roles
+    from jupyter_disttrain.config.cluster import Roles
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import socket
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.controller_launcher import free_ports
-from jupyter_disttrain.cluster.network import Network, NodeNetwork
-from jupyter_disttrain.cluster.preflight import check_version
+from jupyter_disttrain.client.transport.controller_process import free_ports
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.hosts import parse_hosts
+from jupyter_disttrain.launchers.hosts.network import Network, NodeNetwork
+from jupyter_disttrain.launchers.hosts.preflight import check_version
 
 
 def test_a_network_of_ipv6_is_refused_for_mpi_before_anything_starts() -> None:

@@ -19,23 +19,24 @@ from unittest import mock
 
 import pytest
 
-from jupyter_disttrain import controller_arguments
-from jupyter_disttrain.cluster import host_placement, preflight
-from jupyter_disttrain.cluster.controller_launcher import any_ports
-from jupyter_disttrain.cluster.devices import choose_backend
-from jupyter_disttrain.cluster.folders import Folders
-from jupyter_disttrain.cluster.host_report import HostReport
-from jupyter_disttrain.cluster.placement import Placement
-from jupyter_disttrain.cluster.rank_environment import rank_environment
-from jupyter_disttrain.cluster.rank_table import decide, tell_apart
-from jupyter_disttrain.config import ClusterConfig
-from jupyter_disttrain.controller_arguments import EPHEMERAL, choose_ports
-from jupyter_disttrain.engine import setup
-from jupyter_disttrain.engine.connection import Connection
-from jupyter_disttrain.engine.loopback import is_held_to
+from jupyter_disttrain.client.startup import host_placement
+from jupyter_disttrain.client.startup.gpus import choose_backend
+from jupyter_disttrain.client.startup.rank_table import decide, tell_apart
+from jupyter_disttrain.client.transport.controller_process import any_ports
+from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.hosts import parse_hosts
-from jupyter_disttrain.messages import RankHello
+from jupyter_disttrain.launchers.environment import rank_environment
+from jupyter_disttrain.launchers.folders import Folders
+from jupyter_disttrain.launchers.hosts import preflight
+from jupyter_disttrain.launchers.hosts.report import HostReport
+from jupyter_disttrain.launchers.placement import Placement
+from jupyter_disttrain.protocol import controller_args
+from jupyter_disttrain.protocol.controller_args import EPHEMERAL, choose_ports
+from jupyter_disttrain.protocol.messages import RankHello
+from jupyter_disttrain.rank.startup import startup_args
+from jupyter_disttrain.rank.startup.connection import Connection
+from jupyter_disttrain.rank.startup.socket_filter import is_held_to
 
 
 def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
@@ -90,9 +91,9 @@ def test_the_controller_has_ports_where_the_system_gives_all_of_them_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "range").write_text("1024\t65535\n")
-    monkeypatch.setattr(controller_arguments, "EPHEMERAL", tmp_path / "range")
+    monkeypatch.setattr(controller_args, "EPHEMERAL", tmp_path / "range")
     assert len(set(any_ports("127.0.0.1"))) == 8
-    monkeypatch.setattr(controller_arguments, "is_free", lambda _address, port: port % 10_000 == 0)
+    monkeypatch.setattr(controller_args, "is_free", lambda _address, port: port % 10_000 == 0)
     with pytest.raises(LaunchError, match=r"only 6 of 8 ports are free on 127\.0\.0\.1; name some with --controller-p"):
         any_ports("127.0.0.1")
 
@@ -108,7 +109,7 @@ def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where
 def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any) -> Placement:
     """Place ranks on hosts with so many GPUs, the last of which may be spares."""
     reports = [HostReport(name=name, gpus=count) for name, count in gpus.items()]
-    monkeypatch.setattr("jupyter_disttrain.cluster.survey.survey", lambda *_asked: reports)
+    monkeypatch.setattr("jupyter_disttrain.launchers.hosts.probe_runner.survey", lambda *_asked: reports)
     monkeypatch.setattr(preflight, "over", lambda *_found: Placement())
     config = ClusterConfig(launcher="ssh", **options)
     return host_placement.place(config, cast("Any", SimpleNamespace(profile=Path())), lambda _words: None, ExitStack())
@@ -157,15 +158,15 @@ def test_a_host_takes_the_interface_of_the_address_that_was_chosen_for_it(
     """The network around chosen addresses of several subnets may hold those of other interfaces as well."""
     there = {"lo": "127.0.0.1", "eth0": "10.1.1.7", "ib0": "10.1.2.7"}
     addresses = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in there.items()}
-    monkeypatch.setattr(setup.psutil, "net_if_addrs", lambda: addresses)
+    monkeypatch.setattr(startup_args.psutil, "net_if_addrs", lambda: addresses)
     hosts = parse_hosts("a:1,b:1")
     found = Placement(hosts=hosts, network="10.1.0.0/22", addresses={"a": "10.1.0.7", "b": "10.1.2.7"})
     folders = Folders(profile=tmp_path, run=tmp_path, local=tmp_path, cluster_id="x")
     environment = rank_environment(ClusterConfig(hosts=hosts), folders, 2, [], found)
     (tmp_path / "environment").write_text(json.dumps(environment))
     with mock.patch.dict(os.environ):
-        for name in setup.INTERFACE_VARIABLES:
+        for name in startup_args.INTERFACE_VARIABLES:
             os.environ.pop(name, None)
-        setup.enter(setup.Setup(environment=str(tmp_path / "environment"), host="b", ranks=1))
-        assert [os.environ[name] for name in setup.INTERFACE_VARIABLES] == ["ib0", "ib0", "=ib0"]
-    assert setup.interface_in("10.1.0.0/22") == "eth0"
+        startup_args.enter(startup_args.Setup(environment=str(tmp_path / "environment"), host="b", ranks=1))
+        assert [os.environ[name] for name in startup_args.INTERFACE_VARIABLES] == ["ib0", "ib0", "=ib0"]
+    assert startup_args.interface_in("10.1.0.0/22") == "eth0"

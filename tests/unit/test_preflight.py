@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.cluster import host_probe
-from jupyter_disttrain.cluster.host_report import Address, HostReport, Port
-from jupyter_disttrain.cluster.network import choose_network, describe, environment_for
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.launchers.hosts import probe
+from jupyter_disttrain.launchers.hosts.network import choose_network, describe, environment_for
+from jupyter_disttrain.launchers.hosts.report import Address, HostReport, Port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,8 +81,8 @@ def test_the_kernels_files_of_infiniband_are_read(tmp_path: Path) -> None:
     (tmp_path / "mlx5_0" / "device" / "net" / "ib0").mkdir(parents=True)
     for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "100 Gb/sec (4X EDR)")):
         (port / name).write_text(f"{text}\n")
-    (found,) = host_probe.infiniband(str(tmp_path))
+    (found,) = probe.infiniband(str(tmp_path))
     assert Port(**found).name == "mlx5_0:1"
     assert found["active"]
     assert (found["rate"], found["interfaces"]) == ("100 Gb/sec (4X EDR)", ["ib0"])
-    assert host_probe.infiniband(str(tmp_path / "none")) == []
+    assert probe.infiniband(str(tmp_path / "none")) == []

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from jupyter_disttrain.cluster.rank_watch import RankWatch, has_connection
+from jupyter_disttrain.client.transport.rank_watch import RankWatch, has_connection
 from jupyter_disttrain.protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNHEARD_SECONDS
 
 

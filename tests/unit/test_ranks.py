@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_disttrain.cluster import devices
-from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.client.startup import gpus
+from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.config.rank_selection import parse_ranks
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.rank_selection import parse_ranks
-from jupyter_disttrain.ranks import format_ranks, label_ranks
+from jupyter_disttrain.protocol.ranks import format_ranks, label_ranks
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ from jupyter_disttrain.ranks import format_ranks, label_ranks
 def test_the_gpus_that_cuda_would_show(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, count: int, visible: list[str]
 ) -> None:
-    monkeypatch.setattr(devices, "count_gpus", lambda: count)
+    monkeypatch.setattr(gpus, "count_gpus", lambda: count)
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert devices.visible_gpus(environment) == visible
+    assert gpus.visible_gpus(environment) == visible
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_the_gpus_that_cuda_would_show(
 def test_the_gpus_that_ranks_share_out(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, object], chosen: list[str]
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: ["3", "GPU-a", "5"])
-    assert devices.choose_gpus(ClusterConfig(**options)) == chosen  # type: ignore[arg-type]
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["3", "GPU-a", "5"])
+    assert gpus.choose_gpus(ClusterConfig(**options)) == chosen  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_the_gpus_that_ranks_share_out(
 def test_gpus_that_are_not_there_are_refused(
     monkeypatch: pytest.MonkeyPatch, visible: list[str], options: dict[str, object], message: str
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: visible)
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: visible)
     with pytest.raises(UsageError) as caught:
-        devices.choose_gpus(ClusterConfig(**options))  # type: ignore[arg-type]
+        gpus.choose_gpus(ClusterConfig(**options))  # type: ignore[arg-type]
     assert str(caught.value) == message
 
 

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from jupyter_disttrain.cluster import reach
-from jupyter_disttrain.cluster.arrivals import MISSED_LOOKS, as_message, untold_deaths
-from jupyter_disttrain.cluster.cells import Cells
-from jupyter_disttrain.cluster.hearing import Hearing
-from jupyter_disttrain.cluster.moves import Moves
-from jupyter_disttrain.cluster.rank_table import RankEntry
-from jupyter_disttrain.cluster.steps import Steps
-from jupyter_disttrain.cluster.telemetry import Telemetry
-from jupyter_disttrain.config import ClusterConfig
+from jupyter_disttrain.client.cells.executor import Cells
+from jupyter_disttrain.client.recovery import host_heartbeat
+from jupyter_disttrain.client.recovery.collective_steps import Steps
+from jupyter_disttrain.client.recovery.spare_hosts import Moves
+from jupyter_disttrain.client.startup.rank_table import RankEntry
+from jupyter_disttrain.client.startup.registration import MISSED_LOOKS, as_message, untold_deaths
+from jupyter_disttrain.client.transport.dispatch import Hearing
+from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import HostLostError
-from jupyter_disttrain.hosts import parse_hosts
-from jupyter_disttrain.messages import RankDeath
-from jupyter_disttrain.ranks import RankInfo
+from jupyter_disttrain.features.telemetry.client import Telemetry
+from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.ranks import RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_disttrain.cluster.link import Link
+    from jupyter_disttrain.client.transport.link import Link
     from jupyter_disttrain.protocol.requests import Request
 
 TURN = 0.25
@@ -77,32 +77,32 @@ def entry(rank: int, launch_host: str, host: str) -> RankEntry:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(reach, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(host_heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
 def test_questions_to_a_host_that_is_lost_for_good_are_not_kept(clock: list[float]) -> None:
     link, deaths = Asked(), list[RankDeath]()
     table = [entry(0, "node1", "node1")]
-    hosts = reach.Reach(deaths.append, lambda _words: None)
+    hosts = host_heartbeat.Reach(deaths.append, lambda _words: None)
     for _ in range(1000):
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
     assert hosts.lost_hosts == ["node1"]
-    assert len(link.waiting) <= reach.FORGET_SECONDS / TURN + 2
+    assert len(link.waiting) <= host_heartbeat.FORGET_SECONDS / TURN + 2
 
 
 def test_a_nanny_that_is_gone_has_time_for_its_last_words_to_come(clock: list[float]) -> None:
     link, deaths = Asked(), list[RankDeath]()
     table = [entry(0, "node1", "node1"), entry(1, "node1", "node1")]
-    hosts = reach.Reach(deaths.append, lambda _words: None)
+    hosts = host_heartbeat.Reach(deaths.append, lambda _words: None)
     began = clock[0]
     while not deaths:
         hosts.turn(cast("Link", link), table)
         link.answer("probe0", gone=[table[1].nanny_pid])
         clock[0] += TURN
     assert [(death.engine, death.signal_number) for death in deaths] == [("engine1", signal.SIGKILL)]
-    assert clock[0] - began >= reach.GONE_SECONDS
+    assert clock[0] - began >= host_heartbeat.GONE_SECONDS
 
 
 def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> None:
@@ -113,7 +113,7 @@ def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> 
 def test_hosts_that_are_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
     link, deaths, notes = Asked(), list[RankDeath](), list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = reach.Reach(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
+    hosts = host_heartbeat.Reach(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
     while len(deaths) < 2:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
@@ -125,7 +125,7 @@ def test_hosts_that_are_silent_since_mpiexec_was_killed_are_not_lost(clock: list
 def test_that_no_host_answers_may_be_this_machine_s_own_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = reach.Reach(lambda _death: None, notes.append)
+    hosts = host_heartbeat.Reach(lambda _death: None, notes.append)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", Asked()), table)
         clock[0] += TURN
@@ -146,7 +146,7 @@ def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
     config: ClusterConfig, says: str, clock: list[float]
 ) -> None:
     link, table = Asked(), [entry(0, "node1", "node1")]
-    hosts = reach.Reach(lambda _death: None, lambda _words: None)
+    hosts = host_heartbeat.Reach(lambda _death: None, lambda _words: None)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
@@ -167,7 +167,7 @@ def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() 
     )
     cluster._take = lambda *said: Hearing._take(cast("Any", cluster), *said)
     for _ in range(3):
-        Hearing._on_rank_death(cast("Any", cluster), dead, as_message(reach._death(dead, signal_number=9)))
+        Hearing._on_rank_death(cast("Any", cluster), dead, as_message(host_heartbeat._death(dead, signal_number=9)))
     first, second, third = asked
     first()
     second()

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from jupyter_disttrain.engine.process_group import Group
-from jupyter_disttrain.ranks import RankInfo
+from jupyter_disttrain.protocol.ranks import RankInfo
+from jupyter_disttrain.rank.process_group.group import Group
 
 
 def test_a_group_is_proved_exactly_whatever_default_type_a_cell_has_set() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jupyter_disttrain.cluster.recovery import FORM_LIMIT, REPLACE_LIMIT, Do, Phase, Recovery, Rules
+from jupyter_disttrain.client.recovery.state_machine import FORM_LIMIT, REPLACE_LIMIT, Do, Phase, Recovery, Rules
 
 RANKS = 3
 ranks = st.integers(0, RANKS - 1)

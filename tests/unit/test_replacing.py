@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from jupyter_disttrain.engine.replacing import Aside, note_frozen, replace_everywhere
+from jupyter_disttrain.rank.process_group.object_replacement import Aside, note_frozen, replace_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from jupyter_disttrain.engine import bootstrap, nanny
 from jupyter_disttrain.protocol.requests import (
     NannyRequest,
     Numbers,
@@ -17,6 +16,8 @@ from jupyter_disttrain.protocol.requests import (
     decode,
     kinds,
 )
+from jupyter_disttrain.rank.kernel import requests as rank_requests
+from jupyter_disttrain.rank.nanny import nanny
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
@@ -29,7 +30,7 @@ def test_fields_of_a_newer_version_are_left_aside_and_its_requests_refused() -> 
     with pytest.raises(ValueError, match="no request 'Teleport' is known here; do the notebook and the ranks run"):
         decode({"do": "Teleport"})
     with pytest.raises(ValueError, match="Signal is not served on this channel"):
-        bootstrap.serves.serve(None, Signal(number=9).to_content(), [])
+        rank_requests.serves.serve(None, Signal(number=9).to_content(), [])
 
 
 def test_each_request_is_served_once_on_its_own_channel() -> None:
@@ -37,6 +38,6 @@ def test_each_request_is_served_once_on_its_own_channel() -> None:
         return sorted(each.__name__ for each in requests)
 
     beside = kinds(RankControlRequest)
-    assert named(list(bootstrap.serves_beside.kinds)) == named(beside)
-    assert named(list(bootstrap.serves.kinds)) == named([kind for kind in kinds(RankRequest) if kind not in beside])
+    assert named(list(rank_requests.serves_beside.kinds)) == named(beside)
+    assert named(list(rank_requests.serves.kinds)) == named([kind for kind in kinds(RankRequest) if kind not in beside])
     assert named(list(nanny.serves.kinds)) == named(kinds(NannyRequest))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torch._C import _distributed_c10d
 
-from jupyter_disttrain.engine.flight_recorder import pending_on_device
+from jupyter_disttrain.rank.process_group.flight_recorder import pending_on_device
 
 if TYPE_CHECKING:
     import pytest

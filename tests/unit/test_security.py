@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_disttrain.cluster import tunnel
-from jupyter_disttrain.cluster.folders import Folders
-from jupyter_disttrain.engine.connection import Connection
-from jupyter_disttrain.engine.stage_store import Store
+from jupyter_disttrain.client.transport import ssh_tunnel
 from jupyter_disttrain.errors import LaunchError, StageError
+from jupyter_disttrain.features.staging.store import Store
+from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.private_files import make_private_below, read_own
-from jupyter_disttrain.shelf import drop, fetch, lend
+from jupyter_disttrain.protocol.shared_memory import drop, fetch, lend
+from jupyter_disttrain.rank.startup.connection import Connection
 
 from ..join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
 from ..process_tools import NOBODY, as_root, give_away
@@ -135,11 +135,11 @@ def test_a_data_set_goes_into_no_folder_that_another_user_makes_meanwhile(
 
 @pytest.mark.parametrize("host", ["$(id)", "`id`", "a;id", "[fe80::1%;id]", "a b", "-oX", "a|b", "a@$(id)"])
 def test_a_host_of_a_job_s_file_is_nothing_that_a_shell_reads(host: str) -> None:
-    assert tunnel.split(f"{host}:/tmp/job.json") is None
+    assert ssh_tunnel.split(f"{host}:/tmp/job.json") is None
 
 
 def test_hosts_of_a_job_s_file_are_read() -> None:
-    assert tunnel.split("login:/x/job.json") == ("login", "/x/job.json")
-    assert tunnel.split("eva@login.example-site.org:~/job.json") == ("eva@login.example-site.org", "~/job.json")
-    assert tunnel.split("[fd00::1%eth0]:job.json") == ("fd00::1%eth0", "job.json")
-    assert tunnel.split("eva@[fd00::1]:job.json") == ("eva@fd00::1", "job.json")
+    assert ssh_tunnel.split("login:/x/job.json") == ("login", "/x/job.json")
+    assert ssh_tunnel.split("eva@login.example-site.org:~/job.json") == ("eva@login.example-site.org", "~/job.json")
+    assert ssh_tunnel.split("[fd00::1%eth0]:job.json") == ("fd00::1%eth0", "job.json")
+    assert ssh_tunnel.split("eva@[fd00::1]:job.json") == ("eva@fd00::1", "job.json")

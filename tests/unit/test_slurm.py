@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.cluster.launchers.batch import LSFRanks, PBSRanks
-from jupyter_disttrain.cluster.slurm.allocation import Allocation, least_cpus
-from jupyter_disttrain.cluster.slurm.batch_script import BatchScript, StartScript
-from jupyter_disttrain.cluster.slurm.queue import position
-from jupyter_disttrain.cluster.slurm.state import JobState, from_sacct, from_scontrol
-from jupyter_disttrain.cluster.slurm.watch import Watcher
-from jupyter_disttrain.cluster.slurm.words import waiting_text
+from jupyter_disttrain.config.slurm import SlurmOptions, parse_more, split_more
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.slurm_options import SlurmOptions, parse_more, split_more
+from jupyter_disttrain.features.batch_jobs.templates import LSFRanks, PBSRanks
+from jupyter_disttrain.launchers.slurm.allocation import Allocation, least_cpus
+from jupyter_disttrain.launchers.slurm.batch_script import BatchScript, StartScript
+from jupyter_disttrain.launchers.slurm.monitor import Watcher
+from jupyter_disttrain.launchers.slurm.queue import position
+from jupyter_disttrain.launchers.slurm.state import JobState, from_sacct, from_scontrol
+from jupyter_disttrain.launchers.slurm.texts import waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ def test_the_scripts_for_pbs_and_lsf(
     assert text[-2] == f"cd {folder} || exit 1"
     assert text[-1] == (
         "exec mpirun --continuous --map-by ppr:4:node:oversubscribe --bind-to none "
-        f'--hostfile "${kind.host_file}" {sys.executable} -m jupyter_disttrain.engine --join /shared/run.json'
+        f'--hostfile "${kind.host_file}" {sys.executable} -m jupyter_disttrain.rank --join /shared/run.json'
     )
 
 

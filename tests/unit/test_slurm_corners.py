@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.cluster import job_watch
-from jupyter_disttrain.cluster.launchers.batch import LSFRanks, PBSRanks
-from jupyter_disttrain.cluster.launchers.slurm import StepRank
-from jupyter_disttrain.cluster.slurm import commands, job, queue
-from jupyter_disttrain.cluster.slurm import grant as grants
-from jupyter_disttrain.cluster.slurm.allocation import Allocation
-from jupyter_disttrain.cluster.slurm.grant import Grant, step_command
-from jupyter_disttrain.cluster.slurm.job import SlurmJob
-from jupyter_disttrain.cluster.slurm.state import JobState, from_scontrol
+from jupyter_disttrain.client.startup import job_watch
+from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.notebook.arguments import parse
-from jupyter_disttrain.notebook.slurm_arguments import slurm_of
-from jupyter_disttrain.slurm_options import SlurmOptions
+from jupyter_disttrain.features.batch_jobs.templates import LSFRanks, PBSRanks
+from jupyter_disttrain.launchers.slurm import allocated_nodes as grants
+from jupyter_disttrain.launchers.slurm import commands, job, queue
+from jupyter_disttrain.launchers.slurm.allocated_nodes import Grant, step_command
+from jupyter_disttrain.launchers.slurm.allocation import Allocation
+from jupyter_disttrain.launchers.slurm.job import SlurmJob
+from jupyter_disttrain.launchers.slurm.state import JobState, from_scontrol
+from jupyter_disttrain.launchers.slurm_nodes import StepRank
+from jupyter_disttrain.notebook.magics.arguments import parse
+from jupyter_disttrain.notebook.magics.slurm_arguments import slurm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

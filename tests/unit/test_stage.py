@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from jupyter_disttrain.engine.stage_source import Source, SourceFile
 from jupyter_disttrain.errors import StageError
+from jupyter_disttrain.features.staging.source import Source, SourceFile
 
 from ..stage_tools import MIB, Chain, data, files
 

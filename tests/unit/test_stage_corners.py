@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from jupyter_disttrain.addresses import without_secrets
-from jupyter_disttrain.engine import stage_part
-from jupyter_disttrain.engine.stage_chain import Neighbours
-from jupyter_disttrain.engine.stage_part import Part, hash_of
-from jupyter_disttrain.engine.stage_source import Source, source_name
-from jupyter_disttrain.engine.stage_store import Store
+from jupyter_disttrain.config.data_urls import without_secrets
 from jupyter_disttrain.errors import StageError
+from jupyter_disttrain.features.staging import partial_file
+from jupyter_disttrain.features.staging.partial_file import Part, hash_of
+from jupyter_disttrain.features.staging.peers import Neighbours
+from jupyter_disttrain.features.staging.source import Source, source_name
+from jupyter_disttrain.features.staging.store import Store
 
 from ..stage_tools import Chain, FileServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_disttrain.engine.stage_relay import Relay
+    from jupyter_disttrain.features.staging.pipeline import Relay
 
 MIB = 1 << 20
 
@@ -227,7 +227,7 @@ def test_stop_is_heeded_between_the_blocks_that_are_compared(
             return hash_of(block)
 
         with monkeypatch.context() as patch:
-            patch.setattr(stage_part, "hash_of", hash_and_stop)
+            patch.setattr(partial_file, "hash_of", hash_and_stop)
             assert told(chain) == [(None, "stopped")]
         assert compared.count(MIB) == 1
 

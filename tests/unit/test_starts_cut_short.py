@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from jupyter_disttrain.cluster.arrivals import Arrivals
+from jupyter_disttrain.client.startup.registration import Arrivals
 from jupyter_disttrain.errors import LaunchError
-from jupyter_disttrain.messages import NannyHello
+from jupyter_disttrain.protocol.messages import NannyHello
 
 
 def test_how_long_a_new_process_was_waited_for_is_told_in_tenths_of_a_second() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.engine.local_modules import LocalModules
+from jupyter_disttrain.features.reloading.rank import LocalModules
 
 if TYPE_CHECKING:
     from pathlib import Path

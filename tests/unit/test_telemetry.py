@@ -8,11 +8,11 @@ import math
 
 import pytest
 
-from jupyter_disttrain.cluster.rank_figures import Rates
-from jupyter_disttrain.cluster.stragglers import find_straggler
-from jupyter_disttrain.cluster.telemetry import Telemetry
-from jupyter_disttrain.engine.progress import Pass, Progress
-from jupyter_disttrain.messages import RankVitals
+from jupyter_disttrain.features.telemetry.client import Telemetry
+from jupyter_disttrain.features.telemetry.rank.progress import Pass, Progress
+from jupyter_disttrain.features.telemetry.rank_figures import Rates
+from jupyter_disttrain.features.telemetry.stragglers import find_straggler
+from jupyter_disttrain.protocol.messages import RankVitals
 
 
 def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
@@ -36,9 +36,9 @@ def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
 
 def test_a_pass_that_was_left_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Pass(done=3, total=10, since=100.0, last=102.0)
-    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 111.0)
+    monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 111.0)
     assert found.as_loop() == (3, 10, 7.0)
-    monkeypatch.setattr("jupyter_disttrain.engine.progress.time.monotonic", lambda: 112.1)
+    monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 112.1)
     assert found.as_loop()[:2] == (0, 0)
 
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_disttrain.cluster.events import CommSent
-from jupyter_disttrain.notebook.comms import WidgetBars
-from jupyter_disttrain.notebook.merge import merge
-from jupyter_disttrain.notebook.terminal import COLUMNS
-from jupyter_disttrain.notebook.transcript import Transcript
+from jupyter_disttrain.client.cells.events import CommSent
+from jupyter_disttrain.notebook.output.comms import WidgetBars
+from jupyter_disttrain.notebook.output.merge import merge
+from jupyter_disttrain.notebook.output.terminal import COLUMNS
+from jupyter_disttrain.notebook.output.transcript import Transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyter_disttrain.notebook.rows import Row
+    from jupyter_disttrain.notebook.output.rows import Row
 
 # Few different lines, so that ranks often say the same; an empty one, one with an indent, one that is not ASCII.
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "d\t", "é🙂"]), max_size=12)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_disttrain.engine.user_profile import UserProfile
 from jupyter_disttrain.protocol.environment import IPYTHON_PROFILE
+from jupyter_disttrain.rank.startup.user_profile import UserProfile
 
 if TYPE_CHECKING:
     from pathlib import Path

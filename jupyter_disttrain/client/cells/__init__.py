@@ -1,0 +1,1 @@
+"""Run cells on the ranks: send them, track their state, collect output, results and variables."""

@@ -1,0 +1,120 @@
+"""Track which ranks run a cell and how each of them ended it.
+
+Covers: the state machine of a cell, ranks that failed only because they waited for another.
+Does not cover: waiting for the cell (``cell_run``), merging equal failures (``failure_merging``), releasing stuck ranks
+(``client.recovery.state_machine``).
+
+:class:`CellState` has no I/O: events in, state out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol.messages import CellFailure
+from ...protocol.ranks import label_ranks
+from .death_causes import last_words, root_line
+from .events import Died, Event, Replied, Silent
+from .failure_merging import RANK_DIED, merge_failures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+
+class CellState:
+    """The ranks that run a cell, and the replies and failures of those that have ended it."""
+
+    def __init__(self, ranks: Sequence[int], hosts: Mapping[int, str]) -> None:
+        self.running = set(ranks)
+        self.failures: dict[int, CellFailure] = {}
+        self.replies: dict[int, Replied] = {}
+        self._silent: set[int] = set()
+        self._hosts = dict(hosts)
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has ended the cell and all its output has arrived."""
+        return not self.running
+
+    def apply(self, event: Event) -> None:
+        """Apply one event; events of ranks that have ended the cell change nothing."""
+        rank = event.rank
+        if rank not in self.running:
+            return
+        if isinstance(event, Replied):
+            self.replies[rank] = event
+            if event.content["status"] != "ok":
+                self.failures[rank] = self._failure(rank, event)
+            if event.quiet or rank in self._silent:
+                self.running.discard(rank)
+        elif isinstance(event, Silent):
+            # The idle message and the reply travel on different sockets: either may come first.
+            self._silent.add(rank)
+            if rank in self.replies:
+                self.running.discard(rank)
+        elif isinstance(event, Died):
+            self.running.discard(rank)
+            self.failures[rank] = self._death(rank, event)
+
+    def _failure(self, rank: int, event: Replied) -> CellFailure:
+        content = event.content
+        return CellFailure(
+            ranks=(rank,),
+            hosts=(self._hosts[rank],),
+            ename=content.get("ename", "Error"),
+            evalue=content.get("evalue", ""),
+            traceback=tuple(content.get("traceback", ())),
+            line=content.get("line"),
+            file=content.get("file", ""),
+            time_s=content.get("time_s", event.time_s),
+            details=tuple(content.get("details", ())),
+            raised_at=content.get("raised_at", ""),
+            of_group=content.get("group_error", False) and content["ename"] != "KeyboardInterrupt",
+        )
+
+    def _death(self, rank: int, event: Died) -> CellFailure:
+        traceback, file, line = last_words(event.record.stderr_tail, event.record.crash)
+        return CellFailure(
+            ranks=(rank,),
+            hosts=(self._hosts[rank],),
+            ename=RANK_DIED,
+            evalue=event.record.cause
+            if event.record.host_silent_s
+            else f"process {event.record.pid} {event.record.cause}{_because(event.record.stderr_tail)}",
+            traceback=traceback,
+            line=line,
+            file=file,
+            time_s=event.time_s,
+        )
+
+    @property
+    def waited(self) -> dict[int, CellFailure]:
+        """Failures of ranks whose process group was aborted because another rank had failed."""
+        if all(failure.of_group for failure in self.failures.values()):
+            return {}  # no rank failed on its own, so the group itself is the cause
+        return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
+
+    def cut_imports(self, remedy: Callable[[Collection[int]], str]) -> list[str]:
+        """Return messages on modules whose import was interrupted, so that ranks can't import them again.
+
+        Only modules for which this is known are listed.
+        """
+        ranks_by_name: dict[str, list[int]] = {}
+        for rank, reply in sorted(self.replies.items()):
+            for name in reply.content.get("cut_imports", ()):
+                ranks_by_name.setdefault(name, []).append(rank)
+        words = []
+        for name, ranks in ranks_by_name.items():
+            hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
+            words.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+        return words
+
+    def distinct_failures(self) -> tuple[CellFailure, ...]:
+        """Return each distinct failure once with all its ranks, the earliest first; without those in :attr:`waited`."""
+        waited = self.waited
+        return merge_failures(failure for rank, failure in self.failures.items() if rank not in waited)
+
+
+def _because(stderr_tail: str) -> str:
+    line = root_line(stderr_tail)
+    return f": {line[:300]}" if line else ""

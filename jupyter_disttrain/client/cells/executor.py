@@ -1,0 +1,309 @@
+"""Send cells to ranks, and route replies and output to the cells.
+
+Covers: sending a cell to its ranks, passing replies, output and deaths to the cells, refusing dead or busy ranks.
+Does not cover: the state of one cell (``cell_run``), recovery of ranks (``client.recovery.supervisor``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ...protocol.messages import OPTIONS
+from ...protocol.ranks import label_ranks
+from ...protocol.states import RankState
+from ...protocol.time_limits import GIVE_UP_SECONDS, SPACE_SECONDS
+from ...sigint import PATIENT_INTERRUPTS, held_interrupts
+from ..recovery import memory_shortage
+from ..recovery.explanations import remedy
+from ..startup.rank_table import check_idle
+from . import variables
+from .cell_run import CellRun, Listener, not_back
+from .events import Died, Replied, Silent
+from .history import Origin, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ..recovery.supervisor import Guardian
+    from ..registry.cluster_file import Ledger
+    from ..startup.launch import Launch
+    from ..startup.rank_table import RankEntry
+    from ..transport.link import Message
+    from .events import Event
+
+LATE_CELLS = 100  # ended cells whose threads can still print into their output
+LATE_LIMIT = 1000  # events kept for the next cell, from threads that earlier cells left running
+
+
+class Cells:
+    """The cells that run on the ranks of one launch."""
+
+    def __init__(self, launch: Launch, guardian: Guardian, ledger: Ledger, count: int) -> None:
+        self._launch = launch
+        self._guardian = guardian
+        self.ledger = ledger
+        self._lock = threading.RLock()
+        self._cells: dict[str, tuple[CellRun, int]] = {}  # cell and rank by the message ID of the request
+        self._current: CellRun | None = None
+        self._late: list[Event] = []
+        self._ended: dict[str, Listener] = {}  # listeners of ended cells by message ID of the request, the latest last
+        self.count = count  # number of cells sent so far
+
+    def check_free(self, ranks: Sequence[int]) -> None:
+        """Refuse ranks that have died or still run a cell, which may never end.
+
+        Raises
+        ------
+        UsageError
+            If there are such ranks.
+        ClusterClosedError
+            If the cluster was shut down or can't be reached any more.
+        """
+        with self._lock:
+            self._launch.check_open()
+            config = self._launch.config
+            dead = [rank for rank in ranks if self._launch.table[rank].state == RankState.DEAD]
+            helps = self._launch.why_hosts_lost or remedy(config, dead)
+            last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
+            check_idle(self._launch.table, ranks, helps, last_resort)
+            for msg_id, (run, _) in self._cells.items():
+                if run.done and run.listener is not None:
+                    self._ended[msg_id] = run.listener
+            for msg_id in list(self._ended)[: -LATE_CELLS * len(self._launch.table)]:
+                del self._ended[msg_id]
+            self._cells = {
+                msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
+            }
+
+    @property
+    def running(self) -> list[CellRun]:
+        """The cells that have not ended on all their ranks, in the order in which they were sent."""
+        runs = {run.number: run for run, _ in list(self._cells.values()) if not run.done}
+        return [runs[number] for number in sorted(runs)]
+
+    def interrupt_and_wait(self, ranks: Collection[int], interrupt: Callable[[Collection[int]], None]) -> list[str]:
+        """Interrupt the cells of these ranks and wait until they end; return messages on the outcome.
+
+        A SIGINT during the wait is one more interrupt for the ranks, as during the wait for a cell.
+        """
+        table = self._launch.table
+        cells = {rank: table[rank].cell or 0 for rank in ranks if table[rank].state == RankState.RUNNING}
+        if not cells:
+            return [f"{label_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell"]
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        with held_interrupts() as held:
+            interrupt(cells)
+            pressed = 1
+            while not self._guardian.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
+                held.heard()
+                if held.waiting and pressed < PATIENT_INTERRUPTS:
+                    held.obeyed += 1
+                    pressed += 1
+                    interrupt(cells)
+            held.obeyed = held.pressed
+        left = [rank for rank in cells if table[rank].state == RankState.RUNNING]
+        lines = []
+        for number in sorted(set(cells.values())):
+            ended = [rank for rank in cells if cells[rank] == number and rank not in left]
+            if ended:
+                lines.append(f"{label_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended cell {number}")
+        return [*lines, *([not_back(left, self._launch.stuck_remedy(left))] if left else [])]
+
+    def send(
+        self,
+        code: str,
+        ranks: tuple[int, ...],
+        interrupt: Callable[..., None],
+        *,
+        values: bool,
+        listener: Listener | None,
+        origin: Origin,
+    ) -> CellRun:
+        """Send a cell to its ranks."""
+        with self._lock:
+            self.check_free(ranks)
+            self.count += 1
+            run = self._open(self.count, ranks, interrupt, listener)
+            rest = [] if self._current is None else self._current.take_rest()
+            for event in (*rest, *self._late):
+                run.put(event)
+            self._late.clear()
+            self._current = run
+            options = {
+                "cell": self.count,
+                "value": values,
+                "execution_count": origin.execution_count or self.count,
+                "is_cell": origin.is_cell,
+            }
+            content = {
+                "code": code,
+                "silent": False,
+                "store_history": True,
+                "allow_stdin": False,
+                "stop_on_error": False,
+            }
+            link = self._launch.open_link
+            packed = link.session.pack(content)
+            messages = {rank: link.make("execute_request", packed, {OPTIONS: options}) for rank in ranks}
+            self._note_in_ledger(run, options["execution_count"], messages)
+            self._launch.steps.sent(ranks)
+            if origin.is_cell:
+                ran = Ran(
+                    number=run.number,
+                    execution_count=options["execution_count"],
+                    cell_id=origin.cell_id,
+                    code=code,
+                    ranks=ranks,
+                )
+                self._launch.journal.ran(ran)
+            elif origin.magic:
+                self._launch.journal.did(origin.magic)
+            for rank, message in messages.items():
+                self._send_to_rank(run, rank, message, options["execution_count"])
+        return run
+
+    def _note_in_ledger(self, run: CellRun, execution_count: int, messages: Mapping[int, Message]) -> None:
+        """Add the cell to the ledger before it is sent, so that a later notebook finds it in any case."""
+        requests = {rank: message["header"]["msg_id"] for rank, message in messages.items()}
+        cell = {
+            "number": run.number,
+            "started_s": run.started_s,
+            "execution_count": execution_count,
+            "requests": requests,
+        }
+        self._try_ledger(lambda: self.ledger.add(cell))
+
+    def _try_ledger(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._guardian.note(f"%dist_attach would not know of this cell: {error}")
+
+    def _open(
+        self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
+    ) -> CellRun:
+        hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
+        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener, self._launch.stuck_remedy)
+
+    def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
+        """Take over a cell that an earlier notebook sent, from that notebook's ledger."""
+        requests = {int(rank): msg_id for rank, msg_id in cell["requests"].items()}
+        with self._lock:
+            run = self._open(cell["number"], tuple(sorted(requests)), interrupt, None)
+            run.started_s = cell["started_s"]
+            self.count = max(self.count, run.number)
+            self._current = run
+            for rank, msg_id in requests.items():
+                entry = self._launch.table[rank]
+                entry.state, entry.cell, entry.request = RankState.RUNNING, cell["execution_count"], msg_id
+                self._cells[msg_id] = (run, rank)
+                self._launch.steps.sent([rank])
+                self._guardian.on_sent(rank, run.number)
+                self._launch.open_link.expect(msg_id, self._taker(run, entry))
+        return run
+
+    def _send_to_rank(self, run: CellRun, rank: int, message: Message, execution_count: int) -> None:
+        entry = self._launch.table[rank]
+        entry.state, entry.cell, entry.request = RankState.RUNNING, execution_count, message["header"]["msg_id"]
+        self._cells[entry.request] = (run, rank)
+        self._guardian.on_sent(rank, run.number)
+        self._launch.open_link.post(entry.engine, message, on_reply=self._taker(run, entry))
+
+    def _taker(self, run: CellRun, entry: RankEntry) -> Callable[[Message], None]:
+        """Return the handler of a rank's reply."""
+        rank = entry.info.rank
+
+        def on_reply(message: Message) -> None:
+            told = message["metadata"].get(OPTIONS, {})
+            content, buffers = variables.with_value(
+                self._launch.folders.shelf_name, message["content"], message["buffers"]
+            )
+            quiet = told.get("quiet", True)
+            event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
+            entry.group = told.get("group", entry.group)
+            failed = content["status"] != "ok"
+            entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
+            if entry.state == RankState.RUNNING:
+                entry.state = RankState.IDLE
+            # A cell that fails between the end of one group and the creation of the next leaves none.
+            broken = entry.group == "broken" or (failed and not entry.group)
+            if memory_shortage.is_shortage(content):
+                self._guardian.note(memory_shortage.held(self._launch.table))
+            if memory_shortage.is_shortage_of_gpu(content):
+                self._guardian.note(memory_shortage.held_on_gpus(self._guardian.remarks.vitals))
+            if content.get("device_lost"):
+                self._guardian.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
+            uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
+            broken = broken or uneven or bool(content.get("step_cut_off"))
+            if content.get("mpi_revoked"):
+                self._launch.mpi_revoked = broken = True
+            self._guardian.on_reply(rank, failed=failed, broken=broken)
+            self._put(run, event)  # after the guardian: the wait for the cell then checks whether the session settled
+
+        return on_reply
+
+    def take(self, entry: RankEntry, message: Message, event: Event) -> None:
+        """Pass an event of a rank to its cell; called on the link's thread."""
+        if isinstance(event, Died):
+            self._on_death(entry, event)
+            return
+        run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, entry.info.rank))
+        with self._lock:
+            if run is not None and self._put(run, event):
+                return
+            if isinstance(event, Silent):
+                return  # no thread waits for its cell any more
+            listener = self._ended.get(message["parent_header"].get("msg_id", "")) if run is None else run.listener
+            following = event if listener is None else listener.on_late(event)
+            if following is not None:
+                self._keep_late(following)
+
+    def _keep_late(self, event: Event) -> None:
+        """Pass output of a cell whose output area is gone to the running cell, or keep it for the next."""
+        with self._lock:
+            if (self._current is None or not self._current.put(event)) and len(self._late) < LATE_LIMIT:
+                self._late.append(event)
+
+    def _on_death(self, entry: RankEntry, event: Died) -> None:
+        with self._lock:  # a cell that is being sent must get the event too
+            entry.state = RankState.DEAD
+            self._launch.steps.died(entry.info.rank)
+            if memory_shortage.may_be_shortage(event.record):
+                peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
+                self._guardian.note(memory_shortage.held(self._launch.table, peaks))
+            # Before the cells: the wait for a cell then checks whether the session has settled.
+            self._guardian.on_death(entry.info.rank)
+            runs = [run for run, rank in list(self._cells.values()) if rank == entry.info.rank]
+            for run in runs:
+                self._put(run, event)
+            if not runs and event.record.host_silent_s:
+                self._guardian.note(f"rank {entry.info.rank} was {event.record.cause}")  # shown with the next cell
+        entry.pid_gone.set()
+
+    def _put(self, run: CellRun, event: Event) -> bool:
+        """Add an event to a cell; return False if it came too late. Remove a cell that has ended from the ledger."""
+        is_taken = run.put(event)
+        if is_taken and run.done:
+            self._welcome(run)
+            without_group = not any(entry.group for entry in self._launch.table)
+            self._launch.journal.ended(run.number, run.errors, without_group=without_group)
+            self._try_ledger(lambda: self.ledger.remove(run.number))
+        return is_taken
+
+    def _welcome(self, run: CellRun) -> None:
+        """Add a note on ranks that ended the cell after the wait for them was given up."""
+        back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != RankState.DEAD)
+        run.given_up = set()
+        if back:
+            has, their = ("has", "its") if len(back) == 1 else ("have", "their")
+            number = self._launch.table[back[0]].cell
+            self._guardian.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
+
+    def abandon(self, reason: str) -> None:
+        """End the wait for every cell with a :class:`ClusterClosedError`: the ranks can't be reached any more."""
+        with self._lock:
+            for run, _ in list(self._cells.values()):
+                run.abandon(reason)
+            self._cells.clear()

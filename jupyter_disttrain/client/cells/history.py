@@ -1,0 +1,164 @@
+"""Record what changed the ranks' variables, in order.
+
+Covers: cells that ran, variables that were pushed and copied, for an exported script to repeat.
+Does not cover: the script (``features.export.export``).
+
+The record is kept in the notebook's process: the text of cells, and small pushed values as they were sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_BYTES = 16 << 20  # of one push; larger ones are recorded without values
+MOST_BYTES_EVER = 256 << 20  # of all pushes together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where code comes from in a notebook."""
+
+    execution_count: int | None = None  # the prompt number
+    cell_id: str = ""  # of the notebook's cell; empty if the front end does not provide it
+    is_cell: bool = True  # whether the user wrote the code
+    magic: str = ""  # the magic that the user wrote, if not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A cell that was sent."""
+
+    number: int  # the cluster's number of the cell
+    execution_count: int  # its prompt number
+    cell_id: str  # of the notebook's cell; empty if the front end does not provide it
+    code: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """Variables that the notebook has set on ranks."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    pickled: bytes | None  # None: too large to keep
+    buffers: tuple[bytes, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """Variables that were copied from one rank to others."""
+
+    names: tuple[str, ...]
+    source: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Did:
+    """A change of the ranks' variables by a magic, which no script can repeat."""
+
+    magic: str
+
+
+Entry = Ran | Pushed | Copied | Did
+
+
+class Journal:
+    """The entries since the ranks were started, or since this process attached to them."""
+
+    def __init__(self, *, began_late: bool) -> None:
+        self.began_late = began_late  # whether this process attached to the ranks, which ran earlier cells
+        self._lock = threading.Lock()  # for the notebook's thread and the link's
+        self._entries: list[Entry] = []
+        self._endings: dict[int, str] = {}  # names of a cell's errors, by its number
+        self._without_group: set[int] = set()  # numbers of cells that left the ranks no process group
+        self._kept_bytes = 0
+
+    def ran(self, entry: Ran) -> None:
+        """Record a cell."""
+        with self._lock:
+            self._entries.append(entry)
+
+    def did(self, magic: str) -> None:
+        """Record a magic that changed the ranks' variables."""
+        with self._lock:
+            self._entries.append(Did(magic=magic))
+
+    def ended(self, number: int, errors: Iterable[str], *, without_group: bool = False) -> None:
+        """Record the end of a cell.
+
+        Parameters
+        ----------
+        number
+            The cluster's number of the cell.
+        errors
+            Names of its errors; none if it succeeded.
+        without_group
+            Whether it left the ranks no process group.
+        """
+        names = set(errors)
+        with self._lock:
+            if without_group:
+                self._without_group.add(number)
+            # The script runs an interrupted cell to its end. Another error in it is why the user interrupted it.
+            self._endings[number] = "KeyboardInterrupt" if names == {"KeyboardInterrupt"} else ", ".join(sorted(names))
+
+    def pushed(self, names: Iterable[str], ranks: Sequence[int], pickled: bytes, buffers: Sequence[Any]) -> None:
+        """Record pushed variables, with their values as they were sent if these are small."""
+        size = len(pickled) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        with self._lock:
+            keeps = size <= MOST_BYTES and self._kept_bytes + size <= MOST_BYTES_EVER
+            self._kept_bytes += size if keeps else 0
+            self._entries.append(
+                Pushed(
+                    names=tuple(names),
+                    ranks=tuple(ranks),
+                    pickled=pickled if keeps else None,
+                    buffers=tuple(bytes(memoryview(buffer)) for buffer in buffers) if keeps else (),
+                    size_bytes=size,
+                )
+            )
+
+    def copied(self, names: Iterable[str], source: int, ranks: Sequence[int]) -> None:
+        """Record variables that were copied from one rank to others."""
+        with self._lock:
+            self._entries.append(Copied(names=tuple(names), source=source, ranks=tuple(ranks)))
+
+    def entries(self) -> tuple[list[Entry], dict[int, str]]:
+        """Return the entries, in order, and the error names of ended cells by number; empty text for no error."""
+        with self._lock:
+            return list(self._entries), dict(self._endings)
+
+    @property
+    def without_group(self) -> frozenset[int]:
+        """Numbers of the cells that left the ranks no process group."""
+        with self._lock:
+            return frozenset(self._without_group)
+
+
+def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
+    """Keep only the last run of each notebook cell, at the place of its first run: entries between may use it."""
+    found = list(entries)
+    last = {entry.cell_id: entry for entry in found if isinstance(entry, Ran)}
+    kept: list[Entry] = []
+    seen: set[str] = set()
+    for entry in found:
+        if isinstance(entry, Ran) and entry.cell_id:
+            if entry.cell_id not in seen:
+                kept.append(last[entry.cell_id])
+            seen.add(entry.cell_id)
+        else:
+            kept.append(entry)
+    return kept
+
+
+def is_whole(entry: Ran, endings: dict[int, str]) -> bool:
+    """Whether a script can repeat a cell: it ended without an error, or the user interrupted it."""
+    return endings.get(entry.number, "it still runs") in ("", "KeyboardInterrupt")

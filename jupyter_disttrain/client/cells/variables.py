@@ -1,0 +1,243 @@
+"""Move variables between the notebook and the ranks, and compare them.
+
+Covers: push, pull, copy, diff; errors that name the ranks where a variable is missing or can't be sent.
+Does not cover: pickling (``protocol.serialization``), shared memory (``protocol.shared_memory``), computing differences
+(``compare``).
+"""
+
+from __future__ import annotations
+
+import keyword
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UnserializableValueError, UsageError
+from ...protocol.ranks import label_ranks
+from ...protocol.requests import Digest, Numbers, Pull, Push, RankRequest
+from ...protocol.serialization import dump_values, load_from
+from ...protocol.shared_memory import drop, fetch, lend
+from ...protocol.states import RankState
+from ..part import Part
+from .compare import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from ..startup.launch import Launch
+    from ..startup.rank_table import RankEntry
+    from ..transport.link import Message
+    from .compare import Comparison
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise a UsageError for names that are not valid variable names."""
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"{name!r} is not a variable's name; give names such as lr or batch_size")
+
+
+def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> None:
+    """Set variables on ranks."""
+    pickled, buffers = dump_values(values)
+    _send(launch, ranks, pickled, buffers)
+    launch.journal.pushed(values, ranks, pickled, buffers)
+
+
+def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[Any]) -> None:
+    shared = all(launch.table[rank].sees_shelf for rank in ranks)
+    note, frames = lend(launch.folders.shelf_name if shared else None, buffers)
+    try:
+        ask(launch, ranks, Push(shelf=note), [pickled, *frames])
+    finally:
+        drop(launch.folders.shelf_name, note)
+
+
+def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Return variables of ranks: by rank, then by name."""
+    values: dict[int, dict[str, Any]] = {}
+    missing: dict[str, list[int]] = {}
+    refused: dict[str, list[int]] = {}
+    for rank, reply in ask(launch, ranks, Pull(names=list(names))).items():
+        content = reply["content"]
+        if content["status"] == "ok":
+            values[rank] = load_from(rank, _taken(launch, rank, reply))
+        for name in content.get("names", ()):
+            missing.setdefault(name, []).append(rank)
+        for reason in content.get("reasons", ()):
+            refused.setdefault(reason, []).append(rank)
+    if missing:
+        listed = "; ".join(f"{label_ranks(who)} {_have(who)} no {name!r}" for name, who in missing.items())
+        raise UsageError(f"{listed}; set it in a %%distributed cell first")
+    if refused:
+        raise UnserializableValueError("; ".join(f"{label_ranks(who)}: {reason}" for reason, who in refused.items()))
+    return values
+
+
+def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
+    """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
+    reply = ask(launch, [source], Pull(names=list(names), whole=True))[source]
+    content = reply["content"]
+    if content["status"] == "missing":
+        listed = ", ".join(map(repr, content["names"]))
+        raise UsageError(f"rank {source} has no {listed}; set it there in a %%rank {source} cell first")
+    if content["status"] == "unserializable":
+        raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
+    pickled, *buffers = _taken(launch, source, reply)
+    _send(launch, ranks, pickled, buffers)
+    launch.journal.copied(names, source, ranks)
+
+
+def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
+    """Compare a variable over ranks."""
+    told = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
+    missing = [rank for rank, content in told.items() if content["status"] == "missing"]
+    if missing:
+        listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
+        raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
+
+    def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
+        replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
+        return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
+
+    return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
+
+
+class VariableMover(Part):
+    """The part of a cluster that moves and compares variables."""
+
+    def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
+        """Set variables on ranks.
+
+        Raises
+        ------
+        UsageError
+            If a name is not a valid variable name.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        check_names(values)
+        push(*self._ready(ranks), values)
+
+    def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
+        """Return variables of ranks: by rank, then by name.
+
+        Raises
+        ------
+        UsageError
+            If a name is not valid, or a rank has no such variable.
+        UnserializableValueError
+            If a value can't be sent; the message names it and its ranks.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        check_names(wanted)
+        return pull(*self._ready(ranks), wanted)
+
+    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
+        """Copy variables from one rank to others.
+
+        Raises
+        ------
+        UsageError
+            If a name is not valid, or the source has no such variable.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        check_names(names)
+        launch, (source,) = self._ready(source)
+        launch, chosen = self._ready(ranks)
+        others = [rank for rank in chosen if rank != source]
+        if not others:
+            raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
+        copy(launch, source, others, names)
+
+    def diff(self, name: str, ranks: str | int | Iterable[int] = "all") -> Comparison:
+        """Compare a variable over ranks, e.g. a model whose parameters should be the same on all.
+
+        Returns
+        -------
+        Comparison
+            True if ranks differ; its text names the first part that differs, by how much and on which ranks.
+
+        Raises
+        ------
+        UsageError
+            If the name is not valid, or a rank has no such variable.
+        """
+        check_names([name])
+        launch, chosen = self._ready(ranks)
+        if len(chosen) < 2:  # noqa: PLR2004
+            raise UsageError(f"{label_ranks(chosen)} alone can't differ; name two ranks or more with -r")
+        return diff(launch, chosen, name)
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
+    """Return the buffers of a rank's reply."""
+    try:
+        return off_the_shelf(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
+    except ValueError as error:
+        host = launch.table[rank].info.host
+        raise UnserializableValueError(f"the value of rank {rank} on {host} was not taken: {error}") from error
+
+
+def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
+    """Return a reply's buffers; mapping its shared-memory file at once ensures that the file is removed."""
+    if note is None:
+        return list(buffers)
+    first, *rest = buffers
+    try:
+        return [first, *fetch(folder, note, rest)]
+    finally:
+        drop(folder, note)
+
+
+def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
+    """Return a cell's reply and its buffers; a value that can't be mapped must not lose the reply."""
+    try:
+        return content, off_the_shelf(folder, content.get("value", {}).get("shelf"), buffers)
+    except ValueError as error:
+        return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
+    except FileNotFoundError:
+        reason = "it was given to the notebook that ran the cell"  # the reply was repeated after that
+        return content | {"value": {"kind": "unserializable", "reason": reason}}, []
+    except OSError as error:
+        reason = f"the notebook can't map its memory ({error.strerror})"
+        return content | {"value": {"kind": "unserializable", "reason": reason}}, []
+
+
+def ask(launch: Launch, ranks: Sequence[int], request: RankRequest, buffers: Sequence[Any] = ()) -> dict[int, Message]:
+    """Send a request to each rank and wait for all replies."""
+    table, link = launch.table, launch.open_link
+    futures = {rank: link.request(table[rank].engine, request, buffers=buffers) for rank in ranks}
+    try:
+        replies = {rank: _wait_for(future, table[rank]) for rank, future in futures.items()}
+    except BaseException:  # usually an interrupt: files of replies still to come must not stay in shared memory
+        for future in futures.values():
+            future.add_done_callback(partial(_discard, launch))
+        raise
+    for rank, reply in replies.items():
+        content = reply["content"]
+        if content["status"] == "error":
+            raise UsageError(f"rank {rank} on {table[rank].info.host}: {content['ename']}: {content['evalue']}")
+    return replies
+
+
+def _discard(launch: Launch, future: Future[Message]) -> None:
+    """Remove the shared-memory file of a reply that no caller waits for any more."""
+    if future.exception() is None:
+        drop(launch.folders.shelf_name, future.result()["content"].get("shelf"))
+
+
+def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    while not done.wait(0.2):
+        if entry.state == RankState.DEAD:
+            who = f"rank {entry.info.rank} ({entry.info.host})"
+            raise UsageError(f"{who} died meanwhile; what comes next says what became of it, so try again")
+    return future.result()

@@ -1,0 +1,1 @@
+"""Recover a session: detect hangs and deaths, release and replace ranks, explain what happened."""

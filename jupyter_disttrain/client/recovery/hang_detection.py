@@ -1,0 +1,249 @@
+"""Explain hangs from the state that ranks report.
+
+Covers: the state of one rank; which ranks wait in which collective, which are missing and where they are; mismatched
+collectives.
+Does not cover: requesting the state (``stack_collection``), drawing (``notebook.output.renderer``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.ranks import label_ranks
+from ...protocol.states import RankActivity
+from ...protocol.time_limits import HANG_PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ...protocol.messages import RankVitals
+
+_FRAME = re.compile(r'File "(.*?)", line (\d+) in (.*)')  # as faulthandler writes it
+_CELL = "ipykernel_"  # part of the path of a cell's code
+DEFAULT_GROUP = "0"  # torch's name for the default group
+_WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
+# Collectives that need tensors of one size on every rank; in others the root's, or all sizes, may differ.
+_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The latest known state of one rank; times are those of ``time.monotonic``."""
+
+    asked_at: float
+    answered_at: float = -1.0
+    told: dict[str, Any] | None = None  # the rank's reply: see ``features.telemetry.rank.stacks``
+    outside: str = ""  # the rank's stack as obtained by its nanny, the innermost call first
+    still_since: float = 0.0  # time since which replies show the same place of the same call
+
+    def asked_again(self, now: float) -> Look:
+        """Return a copy with a new request pending."""
+        return replace(self, asked_at=now)
+
+    def answered(self, now: float, told: dict[str, Any] | None) -> Look:
+        """Return a copy with the reply ``told``; None if the rank failed to report its state."""
+        same = self.told is not None and told is not None and _place(self.told) == _place(told)
+        return replace(self, answered_at=now, told=told, outside="", still_since=self.still_since if same else now)
+
+    def seen_from_outside(self, stack: str) -> Look:
+        """Return a copy with the stack that the nanny obtained."""
+        return replace(self, outside=stack)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a request that the rank has not replied to; 0.0 if it has."""
+        return 0.0 if self.answered_at >= self.asked_at else time.monotonic() - self.asked_at
+
+    @property
+    def collective(self) -> dict[str, Any] | None:
+        """The collective in which the rank waits, from the flight recorder; None if it waits in none."""
+        return None if self.told is None or self.told["cell"] is None else self.told["collective"]
+
+    @property
+    def called(self) -> list[dict[str, Any]]:
+        """The collective in which the rank waits, and those it has called at positions where other ranks wait."""
+        told = [] if self.told is None else self.told["called"]
+        return told if self.collective is None else [self.collective, *told]
+
+    @property
+    def waits_s(self) -> float | None:
+        """How long the rank has been waiting for others, in seconds; None if it is not waiting."""
+        if self.told is None or self.told["cell"] is None:
+            return None
+        collective = self.told["collective"]
+        if collective is not None:
+            return float(collective["waits_s"])
+        if self.told["call"] is None:
+            return None
+        return self.answered_at - self.still_since  # e.g. in init_process_group, which the recorder does not record
+
+    @property
+    def program(self) -> str:
+        """A description of the separate process that the rank waits for; empty if it waits for none."""
+        return "" if self.told is None or self.told["cell"] is None else str(self.told.get("program", ""))
+
+    def is_hang(self, after_s: float) -> bool:
+        """Whether the rank has waited, or has not replied, for at least this many seconds."""
+        if self.waits_s is None:
+            return self.silent_s >= max(after_s, HANG_PATIENCE_SECONDS)
+        return self.waits_s >= after_s
+
+
+def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
+    cell = told["cell"] or {}
+    return cell.get("number"), told["call"], told.get("values"), told["stack"] and tuple(map(tuple, told["stack"]))
+
+
+def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Mapping[int, str] | None = None) -> list[str]:
+    """Return lines on where ranks wait and which are missing; ranks in the same state share a line.
+
+    Parameters
+    ----------
+    looks
+        State of the ranks that run the cell.
+    idle
+        Ranks that run no cell.
+    ended
+        Those of ``idle`` that have ended the cell which the others run, with its error; empty text for none.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, look in sorted(looks.items()):
+        groups.setdefault(_doing(look), []).append(rank)
+    for rank in idle:
+        groups.setdefault(_done(rank, ended or {}) if looks else "idle", []).append(rank)
+    lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
+    collectives = [look.collective for look in looks.values()]
+    if len(lines) == 1 and collectives and collectives[0] is not None and collectives[0]["name"] in _WITH_ROOT:
+        lines.append("all of them wait in it: do they name the same src or dst?")
+    return lines
+
+
+def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[str]:
+    """Return the same lines from the ranks' vitals alone, for observers of a cluster that no notebook holds.
+
+    Parameters
+    ----------
+    figures
+        The latest vitals of each rank.
+    after_s
+        Return no lines until a rank has waited this long, in seconds.
+    """
+    waits = [told.waits_s for told in figures.values() if told.state == RankActivity.IN_COLLECTIVE]
+    if not waits or max(waits) < after_s:
+        return []
+    groups: dict[str, list[int]] = {}
+    for rank, told in sorted(figures.items()):
+        at = f" at line {told.line}" if told.line else ""
+        if told.state == RankActivity.IN_COLLECTIVE:
+            doing = f"waits in {told.call}{at}"
+        elif told.state in (RankActivity.NOT_RESPONDING, RankActivity.STOPPED):
+            doing = f"not responding for {told.silent_s:.0f} s{at}" if told.silent_s else told.state
+        else:
+            doing = "in no cell" if told.cell is None else f"in Python code{at}"
+        groups.setdefault(doing, []).append(rank)
+    return [f"{label_ranks(ranks)}: {doing}" for doing, ranks in groups.items()]
+
+
+def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any, Any]]:
+    """Return group, number and backend of each collective that ranks wait in; each backend has its own numbers."""
+    found = (look.collective for look in looks)
+    return sorted({_key(each) for each in found if each is not None and not each["is_p2p"]})
+
+
+def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return collective["group"], collective["number"], collective.get("backend", "")
+
+
+def _doing(look: Look) -> str:
+    told = look.told
+    if look.silent_s > HANG_PATIENCE_SECONDS:
+        return f"not responding for {look.silent_s:.0f} s{_from_outside(look)}"
+    if told is None or told["cell"] is None:
+        return "between cells"
+    if look.collective is not None:
+        return f"waits in {_name(look.collective)}{_at(told)}"
+    if told["call"] is not None:
+        return f"waits in {told['call']}{_at(told)}"
+    return f"waits for {look.program}" if look.program else f"in Python code{_at(told)}"
+
+
+def _done(rank: int, ended: Mapping[int, str]) -> str:
+    if rank not in ended:
+        return "in no cell"
+    first = ended[rank].partition("\n")[0]
+    return f"its cell failed: {first:.200}" if first else "has ended the cell"
+
+
+def _from_outside(look: Look) -> str:
+    """Return where a rank is that does not reply: in C code that holds the GIL, or unknown if it is stopped."""
+    frames = _FRAME.findall(look.outside)
+    own = [(line, name) for path, line, name in frames if _CELL in path]
+    if own:
+        inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
+        return f", in code that lets no other thread run, at line {own[0][0]}{inner}"
+    return f", last seen{_at(look.told)}" if look.told is not None and look.told["line"] else ""
+
+
+def _at(told: Mapping[str, Any]) -> str:
+    stack = told["stack"]
+    if not stack:
+        return " outside the cell's own code"
+    if not told["line"]:
+        return ""  # code that a magic runs on the ranks
+    filename, _line, _name, text = stack[0]
+    own = [frame for frame in stack if frame[0] == filename]
+    code = own[-1][3] or text
+    place = f"{told['file']}:{told['line']}" if told.get("file") else f"line {told['line']}"
+    return f" at {place}" + (f": {code}" if code else "")
+
+
+def _name(collective: Mapping[str, Any]) -> str:
+    group = collective["group"]
+    of_group = "" if group == DEFAULT_GROUP else f" of group {group}"
+    if collective["number"] is None:
+        return f"{collective['name']}{_shape(collective)}"  # Horovod's collectives have names instead of numbers
+    return f"{collective['name']} number {collective['number']}{of_group}{_shape(collective)}"
+
+
+def _kind(collective: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what must match on all ranks: the name, and for some collectives dtypes and element counts, not shapes."""
+    if collective["name"] not in _ONE_SIZE:
+        return (collective["name"],)
+    return collective["name"], tuple(collective["dtypes"]), tuple(math.prod(size) for size in collective["sizes"])
+
+
+def _shape(collective: Mapping[str, Any]) -> str:
+    sizes = ", ".join("x".join(map(str, size)) or "scalar" for size in collective["sizes"][:3])
+    dtypes = ", ".join(dict.fromkeys(collective["dtypes"]))
+    return f" ({dtypes} {sizes})" if sizes else ""
+
+
+def mismatches(looks: Mapping[int, Look]) -> list[str]:
+    """Return lines on mismatched collectives: ranks wait in one of them, and others called another in its place.
+
+    ``looks`` has the state of all ranks, also of those that run no cell: with Gloo some ranks return from a mismatched
+    collective.
+    """
+    found: dict[tuple[Any, Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
+    found = {place: {} for place in waited_for(looks.values())}
+    for rank, look in sorted(looks.items()):
+        for each in look.called:
+            kinds = found.get(_key(each))
+            if kinds is not None:
+                kinds.setdefault(_kind(each), (each["name"] + _shape(each), {}))[1][rank] = None
+    lines = []
+    for (_group, number, _backend), kinds in found.items():
+        if len(kinds) > 1:
+            said = "; ".join(f"{label_ranks(ranks)} in {words}" for words, ranks in kinds.values())
+            lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {said}")
+    return lines
+
+
+def waits_in_mpi(told: Iterable[Mapping[str, Any]]) -> str:
+    """Return what a release has to end in MPI: "many" if a rank waits for several requests, "one" for a call, or ""."""
+    seen = {each.get("mpi") for each in told}
+    return next((each for each in ("many", "one") if each in seen), "")

@@ -1,0 +1,197 @@
+"""Check that other hosts can be reached, and report those that can't.
+
+Covers: carrying out the decisions of ``launchers.hosts.heartbeat``, on the link's thread.
+Does not cover: ranks on the notebook's own host, whose processes are visible (``arrivals.untold_deaths``).
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ...launchers.hosts.heartbeat import HostWatch
+from ...protocol.messages import RankDeath
+from ...protocol.requests import End, Ping
+from ...protocol.states import RankState
+from ...protocol.time_limits import FORGET_SECONDS, GONE_SECONDS
+from ..startup.registration import is_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from ..startup.rank_table import RankEntry
+    from ..transport.link import Link, Message
+
+# GONE_SECONDS is the delay before a missing nanny counts as dead: after a network cut its last messages are delayed by
+# TCP, whereas its neighbour's answer is not.
+
+
+class Reach:
+    """Reachability of one cluster's hosts.
+
+    Parameters
+    ----------
+    on_death
+        Called with the death of each rank that no other process can report.
+    note
+        Called with notes for the user.
+    on_cut
+        Called with the seconds since the last answer, once no host answers; None: then all hosts count as lost.
+    mpiexec_was_killed
+        Returns whether mpiexec was killed. Nannies on other hosts are killed with it, so that silence does not show
+        that their host is lost.
+    """
+
+    def __init__(
+        self,
+        on_death: Callable[[RankDeath], None],
+        note: Callable[[str], None],
+        on_cut: Callable[[float], None] | None = None,
+        mpiexec_was_killed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._mpiexec_was_killed = mpiexec_was_killed
+        self._on_death = on_death
+        self._on_cut = on_cut
+        self._note = note
+        self._watch = HostWatch()
+        self._buried: dict[str, list[str]] = {}  # the nannies of a lost host's ranks, by host
+        self._asked: deque[tuple[float, Future[Message]]] = deque()  # pending pings with the time they were sent
+        self._gone_since: dict[str, float] = {}  # by engine: when its nanny was first found missing
+        self._lock = threading.Lock()  # the user's reset runs on another thread than the link's
+
+    @property
+    def lost_hosts(self) -> list[str]:
+        """The hosts that count as lost."""
+        return list(self._buried)
+
+    def forget_lost(self, link: Link) -> None:
+        """Consider no host lost any more: a rebooted host has no process left that could answer.
+
+        Processes left on a host that was only cut off or stopped are asked to end, and receive that once it is back.
+        """
+        with self._lock:
+            nannies = [nanny for of_host in self._buried.values() for nanny in of_host]
+            for name in self._buried:
+                self._watch.forget(name)
+            self._buried.clear()
+        for nanny in nannies:
+            link.request(nanny, End())
+
+    def is_lost(self, host: str) -> bool:
+        """Whether a host counts as lost."""
+        return host in self._buried
+
+    def turn(self, link: Link, table: Sequence[RankEntry]) -> None:
+        """Send pings, and report what follows from the answers so far."""
+        now = time.monotonic()
+        by_host: dict[str, list[RankEntry]] = {}
+        for entry in table:
+            if entry.probe and not _is_over(entry):
+                by_host.setdefault(_host(entry), []).append(entry)
+        with self._lock:
+            lost = self._watch.take_lost(now)
+            ended = self._take_ended(lost)
+            is_alone = bool(lost) and len(by_host) > 1 and self._watch.all_silent(now)
+            is_cut = bool(lost) and self._on_cut is not None and self._watch.all_silent(now)
+            if not is_cut:
+                self._buried |= {name: [entry.nanny for entry in by_host.get(name, [])] for name in lost}
+            returned = self._watch.take_returned()
+            self._watch.know({name: [entry.probe for entry in entries] for name, entries in by_host.items()})
+            probes = self._watch.questions(now)
+        self._report_ended([entry for name in ended for entry in by_host.get(name, [])])
+        if is_cut and self._on_cut is not None:
+            self._on_cut(max(lost.values()))
+            return
+        if lost and is_alone:
+            self._note(
+                "no host answers any more: it may be this machine that is cut off from the network, or its controller "
+                "that was stopped"
+            )
+        for name, silent_s in lost.items():
+            for entry in by_host.get(name, []):  # these ranks are unreachable, whatever they do
+                self._on_death(_death(entry, host_silent_s=silent_s))
+        for name, silent_s in returned.items():
+            self._note(f"{name} did not answer for {silent_s:.1f} s and is there again; nothing was lost")
+        self._ask(link, table, probes, by_host)
+
+    def _take_ended(self, lost: dict[str, float]) -> list[str]:
+        """Take out the silent hosts whose nannies were killed with mpiexec; call it with the lock."""
+        if not lost or not self._mpiexec_was_killed():
+            return []
+        ended = list(lost)
+        lost.clear()
+        for name in ended:
+            self._watch.forget(name)
+        return ended
+
+    def _report_ended(self, entries: Sequence[RankEntry]) -> None:
+        for entry in entries:
+            self._on_death(_death(entry, signal_number=signal.SIGKILL))
+
+    def _ask(
+        self, link: Link, table: Sequence[RankEntry], probes: Sequence[str], by_host: dict[str, list[RankEntry]]
+    ) -> None:
+        now = time.monotonic()
+        while self._asked and now - self._asked[0][0] > FORGET_SECONDS:
+            self._asked.popleft()[1].cancel()
+        nannies = {
+            entry.probe: [each.nanny_pid for each in entries] for entries in by_host.values() for entry in entries
+        }
+        for probe in probes:
+            asked = link.request(probe, Ping(nannies=nannies.get(probe, [])))
+            asked.add_done_callback(functools.partial(self._on_answer, link, table, probe))
+            self._asked.append((now, asked))
+
+    def _on_answer(self, link: Link, table: Sequence[RankEntry], probe: str, done: Future[Message]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return  # the answer came too late, or the cluster was closed
+        now = time.monotonic()
+        with self._lock:
+            returned = self._watch.on_answer(probe, now)
+        if returned:
+            self._end_buried(link, returned)
+            return
+        content: dict[str, Any] = done.result()["content"]
+        gone = content.get("gone", ())
+        there = {_host(entry) for entry in table if entry.probe == probe}
+        for entry in table:
+            if _host(entry) not in there or _is_over(entry) or is_here(entry):
+                continue
+            if entry.nanny_pid not in gone:
+                self._gone_since.pop(entry.engine, None)
+            elif now - self._gone_since.setdefault(entry.engine, now) >= GONE_SECONDS:
+                del self._gone_since[entry.engine]
+                self._on_death(_death(entry, signal_number=signal.SIGKILL))
+
+    def _end_buried(self, link: Link, name: str) -> None:
+        """End the ranks of a host that recovered too late: they have been replaced."""
+        with self._lock:
+            nannies = self._buried.pop(name, [])
+            self._watch.forget(name)
+        for nanny in nannies:
+            link.request(nanny, End())
+        self._note(f"{name} is there again; the processes that it still had of this cluster were ended")
+
+
+def _host(entry: RankEntry) -> str:
+    return entry.launch_host or entry.info.host
+
+
+def _is_over(entry: RankEntry) -> bool:
+    """Whether the nanny has ended as well, so that its silence does not mean that the host is lost."""
+    return entry.has_ended or entry.state == RankState.DEAD
+
+
+def _death(entry: RankEntry, *, signal_number: int | None = None, host_silent_s: float = 0.0) -> RankDeath:
+    return RankDeath(
+        engine=entry.engine,
+        pid=entry.info.pid,
+        host=entry.info.host,
+        signal_number=signal_number,
+        host_silent_s=host_silent_s,
+    )

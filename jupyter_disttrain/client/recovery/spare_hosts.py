@@ -1,0 +1,104 @@
+"""Choose the host on which the ranks of a host start again.
+
+Covers: their own host, a spare if that is lost, the user's options where there is none.
+Does not cover: detecting that a host is lost (``host_heartbeat``), starting processes (``client.startup.processes``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import HostLostError
+from ...protocol.ranks import format_ranks
+from ...protocol.states import RankState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...config.cluster import ClusterConfig
+    from ..startup.rank_table import RankEntry
+    from .host_heartbeat import Reach
+
+GO_ON = "the others go on, with -r"
+
+
+class Moves:
+    """Lost hosts and the spares in their place."""
+
+    def __init__(self, config: ClusterConfig, reach: Reach) -> None:
+        self._config = config
+        self._reach = reach
+        self._moved: dict[str, str] = {}
+        self._failed: set[str] = set()  # spares on which no process could be started
+
+    def host_for(self, host: str, table: Sequence[RankEntry]) -> str:
+        """Return the host on which the ranks of a host start again; empty for the notebook's own.
+
+        Raises
+        ------
+        HostLostError
+            If the host is lost and there is no spare, or if an MPI job over hosts was lost with it.
+        """
+        if self._config.launcher == "mpi" and self._reach.lost_hosts:
+            raise HostLostError(self.why_lost(table))
+        if not self._reach.is_lost(host):
+            return host
+        used = {entry.launch_host for entry in table} | set(self._moved.values()) | self._failed
+        spare = self._moved.get(host) or next((spare for spare in self._config.spares if spare not in used), None)
+        if spare is None:
+            raise HostLostError(self.why_lost(table))
+        self._moved[host] = spare
+        return spare
+
+    def give_up(self, host: str, spare: str) -> None:
+        """Exclude a spare on which no replacement for the ranks of ``host`` could be started."""
+        self._failed.add(spare)
+        self._moved.pop(host, None)
+
+    def forget_failed(self) -> None:
+        """Consider every spare usable again: the user says that hosts may be back."""
+        self._failed.clear()
+
+    @property
+    def _lost(self) -> list[str]:
+        return [host for host in self._reach.lost_hosts if host not in self._moved]
+
+    def lost_ranks(self, table: Sequence[RankEntry]) -> list[int]:
+        """Return the dead ranks of lost hosts without a spare; if an MPI job lost a host, all dead ranks."""
+        lost = self._lost
+        of_all = self._config.launcher == "mpi" and bool(lost)
+        return [
+            entry.info.rank
+            for entry in table
+            if entry.state == RankState.DEAD and (of_all or entry.launch_host in lost)
+        ]
+
+    def why_lost(self, table: Sequence[RankEntry]) -> str:
+        """Return which hosts are lost without a spare, and the user's options; empty if there are none."""
+        lost = self._lost
+        if not lost or self._config.job:
+            return ""
+        if self._config.launcher == "mpi":
+            return _lost_with_mpi(lost, table)
+        ranks = format_ranks(entry.info.rank for entry in table if entry.launch_host in lost)
+        are, they, their = ("is", "it is", "its") if len(lost) == 1 else ("are", "they are", "their")
+        other = "no spare is left" if self._config.spares else "a cluster with --spare HOST has one for such ranks"
+        if self._config.launcher == "slurm":
+            other = "%dist_shutdown and %dist_init ask Slurm for other nodes"
+        return (
+            f"{', '.join(lost)} {are} lost; once {they} there again %dist_reset -r {ranks} starts {their} ranks there, "
+            f"and {other}"
+        )
+
+
+def _lost_with_mpi(lost: Sequence[str], table: Sequence[RankEntry]) -> str:
+    counts: dict[str, int] = {}
+    for entry in table:
+        if entry.launch_host not in lost:
+            counts[entry.launch_host] = counts.get(entry.launch_host, 0) + 1
+    left = ",".join(f"{name}:{count}" for name, count in counts.items())
+    without = f"--hosts {left}" if left else "on other hosts"
+    return (
+        f"one MPI job over hosts does not outlive the loss of {', '.join(lost)}; %dist_shutdown, then %dist_init "
+        f"{without}, or with --launcher ssh --spare HOST, which does"
+    )

@@ -1,0 +1,1 @@
+"""Record this user's clusters on disk, and find them again."""

@@ -1,0 +1,1 @@
+"""Start a cluster: place its ranks, register them, assign their numbers, form the process group."""

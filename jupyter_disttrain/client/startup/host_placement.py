@@ -1,0 +1,99 @@
+"""Decide on which hosts the ranks run.
+
+Covers: this machine, named hosts, a Slurm job (by ``slurm_placement``); the number of ranks per host.
+Does not cover: whether hosts can be used, and the network between them (``launchers.hosts.preflight``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...config.hosts import HostSlots, split_command
+from ...errors import UsageError
+from ...launchers.environment import forwarded
+from ...launchers.hosts.report import Wanted
+from ...launchers.mpi import mpiexec_over_hosts
+from ...launchers.placement import Placement
+from .gpus import check_hosts, shown_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import ExitStack
+
+    from ...config.cluster import ClusterConfig
+    from ...launchers.folders import Folders
+    from ...launchers.hosts.report import HostReport
+
+
+def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
+    """Decide on which hosts the ranks run; check hosts first, and wait for a Slurm job.
+
+    Parameters
+    ----------
+    tell
+        Called with a line on what this waits for, each time it changes.
+    taken
+        Receives a callback that releases each resource, as soon as it is acquired.
+
+    Raises
+    ------
+    LaunchError
+        If a host can't be used; the message names each such host and what to do there.
+    UsageError
+        If the number of ranks per host is not defined, or a host has too few GPUs for them.
+    """
+    if config.launcher == "slurm":
+        from .slurm_placement import place_in_job  # noqa: PLC0415  (not needed for one machine)
+
+        return place_in_job(config, folders, tell, taken)
+    if not config.hosts:
+        return Placement()
+    return _over_hosts(config, folders)
+
+
+def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
+    """Check on all hosts, including spares, whether ranks can be started there, and choose their network."""
+    from ...launchers.hosts.preflight import WITHOUT_MPI, over  # noqa: PLC0415  (as above)
+    from ...launchers.hosts.probe_runner import survey  # noqa: PLC0415
+
+    names = [*(host.name for host in config.hosts), *config.spares]
+    ssh = split_command(config.ssh)
+    wanted = Wanted.here(
+        torch=config.backend != "none",
+        mpiexec=mpiexec_over_hosts(WITHOUT_MPI["ssh"]) if config.launcher == "mpi" else None,
+        forward=config.forward,
+        shared_folder=folders.profile,
+        interface=config.interface,
+    )
+    reports = survey(names, ssh, wanted)
+    between = over(reports, wanted, config.launcher, ssh)
+    gpus = _shown(config, reports)
+    hosts = _filled(config, gpus)
+    check_hosts(config, hosts, gpus)
+    return replace(between, hosts=hosts, gpus={host.name: gpus.get(host.name, 0) for host in hosts})
+
+
+def _shown(config: ClusterConfig, reports: Sequence[HostReport]) -> dict[str, int]:
+    """Return the number of GPUs that are visible to CUDA, by host; empty if the ranks use none."""
+    if config.backend in ("gloo", "none"):
+        return {}
+    chosen = forwarded(os.environ, config.forward).get("CUDA_VISIBLE_DEVICES")
+    return {report.name: len(shown_gpus(report.gpus, chosen)) for report in reports}
+
+
+def _filled(config: ClusterConfig, gpus: Mapping[str, int]) -> tuple[HostSlots, ...]:
+    """Set the number of ranks of hosts without one: with -n an equal part of the rest, else the GPUs, else one."""
+    unsaid = [host.name for host in config.hosts if host.slots is None]
+    equal = 1
+    if unsaid and config.n is not None:
+        left = config.n - sum(host.slots or 0 for host in config.hosts)
+        equal, rest = divmod(left, len(unsaid))
+        if rest or equal < 1:
+            raise UsageError(
+                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(unsaid)}, which can't be; say "
+                "how many each takes, e.g. --hosts node1:4,node2:2"
+            )
+    usual = gpus if config.n is None else {}
+    return tuple(replace(host, slots=host.slots or usual.get(host.name) or equal) for host in config.hosts)

@@ -1,0 +1,111 @@
+"""Watch the Slurm job in which a cluster's ranks run.
+
+Covers: a thread that polls Slurm and reports notices; whether a rank died because its job ended.
+Does not cover: the notices and their times (``launchers.slurm.monitor``), what follows from the end of the job
+(``client.transport.dispatch``).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from ...launchers.slurm.monitor import Poller
+from ...launchers.slurm.texts import running_text
+from ...protocol.time_limits import ENDING_SECONDS, HURRIED_POLL_SECONDS, JOB_WATCH_LATE_SECONDS, JOB_WATCH_TURN_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...launchers.slurm.job import SlurmJob
+
+
+log = logging.getLogger(__name__)
+_Said = TypeVar("_Said")
+
+
+class JobWatch:
+    """Watch one job until it is closed.
+
+    Parameters
+    ----------
+    job
+        The job in which the ranks run.
+    on_notice
+        Called on the watch's thread with a message for the user.
+    on_over
+        Called on the watch's thread once, with the reason why the job is over.
+    """
+
+    def __init__(self, job: SlurmJob, on_notice: Callable[[str], None], on_over: Callable[[str], None]) -> None:
+        self._poller = Poller(job)
+        self._on_notice, self._on_over = on_notice, on_over
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None ends the thread
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disttrain job", daemon=True)
+        self._thread.start()
+
+    @property
+    def text(self) -> str:
+        """Where the job runs and until when, from Slurm's latest reply."""
+        state = self._poller.state or self._poller.job.state()
+        return running_text(state) if state.runs else self._poller.over or f"job {state.job_id}: {state.state.lower()}"
+
+    def if_it_runs(self, then: Callable[[], None]) -> None:
+        """Call ``then`` on the watch's thread, unless the job is ending, which explains the event that it handles."""
+        self._asked.put(then)
+
+    def close(self) -> None:
+        """Stop watching and end the thread."""
+        self._is_closed.set()
+        self._asked.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                asked = [self._asked.get(timeout=JOB_WATCH_TURN_SECONDS)]
+            except queue.Empty:
+                self._guard(lambda: self._ask(now=False))
+                continue
+            is_ending = self._guard(self._is_ending)
+            while not self._asked.empty():  # the reply holds for these too, and Slurm may take long for another one
+                asked.append(self._asked.get())
+            for then in asked:
+                if then is not None and not is_ending:
+                    self._guard(then)
+
+    @staticmethod
+    def _guard(call: Callable[[], _Said]) -> _Said | None:
+        """Call a function; return None if it fails: without this thread no death would be reported any more."""
+        try:
+            return call()
+        except Exception:
+            log.exception("what is watched of the job could not be looked at or told")
+            return None
+
+    def _ask(self, *, now: bool) -> None:
+        was_over = self._poller.over
+        for notice in self._poller.tick(now=now):
+            if not notice.is_over and not self._is_closed.is_set():
+                self._on_notice(notice.text)
+        if self._poller.over and not was_over and not self._is_closed.is_set():
+            self._on_over(self._poller.over)
+
+    def _is_ending(self) -> bool:
+        """Whether the job is over, or about to be."""
+        started = time.monotonic()
+        while not self._is_closed.is_set():
+            self._ask(now=True)
+            if self._poller.over:
+                return True
+            waited_s = time.monotonic() - started
+            ends = self._poller.state is not None and self._poller.state.state == "COMPLETING"
+            if waited_s > (ENDING_SECONDS if ends else JOB_WATCH_LATE_SECONDS):
+                return ends
+            self._is_closed.wait(HURRIED_POLL_SECONDS)
+        return True

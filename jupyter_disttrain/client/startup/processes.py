@@ -1,0 +1,397 @@
+"""Start and end the processes of one cluster through ipyparallel.
+
+Covers: controller and ranks, a new process for one rank, liveness checks, their output, ending them.
+Does not cover: what is sent to the ranks (``launch``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipyparallel
+import psutil
+from traitlets.config import Config
+
+from ...config.hosts import split_command
+from ...errors import LaunchError
+from ...launchers import LAUNCHERS
+from ...launchers.environment import forwarded, rank_environment, untold_s
+from ...launchers.local import RANK_COMMAND, WELL_ENDED
+from ...launchers.ssh import EARLY, rank_command
+from ...protocol.environment import LAUNCHER
+from ...protocol.time_limits import BIRTH_SECONDS, KILL_SECONDS, PROCESSES_LOOK_SECONDS, PROCESSES_POLL_SECONDS
+from ..transport.controller_process import ControllerProcess, free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ...config.cluster import ClusterConfig
+    from ...launchers.folders import Folders
+    from ...launchers.placement import Placement
+
+Births = dict[str, dict[str, float]]
+
+
+class Processes:
+    """The controller and the rank processes of one cluster.
+
+    Parameters
+    ----------
+    births
+        The value of :attr:`births` that an earlier notebook saved.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        folders: Folders,
+        n: int,
+        gpus: list[str],
+        births: Births | None = None,
+        *,
+        placement: Placement,
+    ) -> None:
+        self._config, self._placement = config, placement
+        self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
+        self._is_joined = bool(births)
+        self._environment = rank_environment(config, folders, n, gpus, placement)
+        self._grant = placement.grant
+        self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
+        if self._grant is not None:
+            self.launcher = f"job {self._grant.job_id}" if self._grant.is_own else self._grant.starts_with
+        log = logging.getLogger("jupyter_disttrain.ipyparallel")
+        log.propagate = False
+        if not log.handlers:
+            log.addHandler(logging.NullHandler())
+        self._cluster: Any = ipyparallel.Cluster(
+            config=Config(),
+            log=log,
+            load_profile=False,
+            profile_dir=str(folders.profile),
+            cluster_id=folders.cluster_id,
+            # Empty: ipyparallel would write the file again when the controller ends and recreate its folder.
+            cluster_file="",
+            controller=ControllerProcess,
+            engines=LAUNCHERS["slurm allocation" if self._grant and not self._grant.is_own else config.launcher],
+            send_engines_connection_env=False,
+            shutdown_atexit=False,
+        )
+        self._owner = 0 if config.keep else os.getpid()
+        limit_s = config.idle_timeout_s
+        # Allows for the delay with which ranks report their use.
+        self._idle_timeout_s = limit_s + 2 * untold_s(limit_s) if limit_s else limit_s
+        self._folders = folders
+        self._n = n
+        self._seen: list[psutil.Process] = []  # the rank processes found by the last check during start-up
+        self._reaped: dict[int, int] = {}  # ``_reaped_faults`` by launcher process, before any rank process existed
+        self._next_look = 0.0
+
+    def start(self) -> None:
+        """Start the controller and all ranks at the same moment."""
+        ports = self._config.controller_ports
+        start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
+        _outside_loop(
+            start_controller,
+            owner_pid=self._owner,
+            idle_timeout_s=self._idle_timeout_s,
+            remove_dirs=[str(folder) for folder in self._folders.removable],
+            sockets=self._folders.sockets,
+            listen=self._placement.listen,
+            ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
+        )
+        places = [(host.name, host.slots) for host in self._placement.hosts]
+        _outside_loop(start_engines, self._n, **self._options(places))
+
+    def _options(self, places: list[tuple[str, int | None]], **changed: str) -> dict[str, Any]:
+        """Return the launcher's options; for ranks on other hosts, write the environment into a file."""
+        if not places:
+            return {"environment": self._environment | changed}
+        file = self._folders.environment_file
+        if changed:  # a later process gets the first ranks' environment, also from a notebook that joined since
+            environment = json.loads(file.read_text()) | changed
+            file = file.with_suffix(".local.json")
+        else:
+            environment = forwarded(os.environ, self._config.forward) | self._environment
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            json.dump(environment, opened)
+        # Changes by -x to variables that must be set before the file is read.
+        early = {name: environment[name] for name in EARLY if environment.get(name) not in (None, os.environ.get(name))}
+        options: dict[str, Any] = {"environment_file": str(file), "environment": early | self._environment | changed}
+        if self._config.has_mpi and not changed:
+            options["network"] = self._placement.network
+        if self._grant is not None:
+            return options | {"grant": self._grant}
+        return options | {"hosts": places, "ssh": split_command(self._config.ssh)}
+
+    def start_one(self, name: str, host: str = "") -> Callable[[], None]:
+        """Start a process for one rank outside the MPI job, which can't grow once it runs.
+
+        Parameters
+        ----------
+        name
+            Prefix of the id of the engine set.
+        host
+            The host to start it on; empty for this machine.
+
+        Returns
+        -------
+        callable
+            Raises a LaunchError if the process has ended.
+        """
+        before = self._cluster.engine_launcher_class
+        self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._grant else "ssh" if host else "local"]
+        changed = {LAUNCHER: "local"}
+        options = self._options([(host, 1)] if host else [], **changed)
+        options |= {"host": host} if self._grant else {}
+        set_id = f"{name}-{time.monotonic_ns()}"
+        try:
+            _outside_loop(self._cluster.start_engines_sync, 1, engine_set_id=set_id, **options)
+        finally:
+            self._cluster.engine_launcher_class = before
+        engines = self._cluster.engines[set_id]
+
+        def check() -> None:
+            if not engines.alive():
+                raise LaunchError(
+                    f"no process could be started{f' on {host}' if host else ''}{said(engines.get_output())}"
+                )
+
+        return check
+
+    @property
+    def command(self) -> list[str]:
+        """The command that starts one rank within the MPI job."""
+        return rank_command(str(self._folders.environment_file)) if self._placement.hosts else RANK_COMMAND
+
+    @property
+    def mpi_heals(self) -> bool:
+        """Whether the ranks are an MPI job that can be repaired after a rank's death."""
+        return any(getattr(engines, "heals", False) for engines in list(self._cluster.engines.values()))
+
+    def check(self) -> None:
+        """Raise a LaunchError if the controller, or what starts the ranks, has ended."""
+        controller = self._cluster.controller
+        if controller is not None and not controller.alive():
+            raise LaunchError(f"while starting, the controller on {socket.gethostname()} {_end_of(controller)}")
+        trouble = sorted({path.read_text() for path in self._folders.profile.glob("trouble-*.txt")})
+        if trouble:
+            raise LaunchError("; ".join(trouble))
+        for engines in self._cluster.engines.values():
+            if not engines.alive():
+                if fate := getattr(engines, "fate", ""):
+                    raise LaunchError(f"{fate}{said(engines.get_output())}")
+                raise LaunchError(f"before the ranks were up, {self.launcher} {_end_of(engines)}")
+        self._check_rank_processes()
+
+    def _check_rank_processes(self) -> None:
+        """Raise a LaunchError if a rank's process ended before it could report: mpiexec would wait for the other ranks.
+
+        Processes on other hosts are not visible from here.
+        """
+        now = time.monotonic()
+        is_here = self._config.launcher in ("mpi", "local") and not self._placement.hosts
+        if now < self._next_look or not is_here:
+            return
+        self._next_look = now + PROCESSES_LOOK_SECONDS
+        there = self.rank_processes()
+        gone = [f" (process {each.pid})" for each in self._seen if each not in there]
+        reaped = {pid: _reaped_faults(pid) for pid in set(map(_parent_of, there)) or self._launching()}
+        if not there:
+            self._reaped = reaped
+        elif len(there) < self._n and any(faults > self._reaped.get(pid, 0) for pid, faults in reaped.items()):
+            gone = gone or [""]  # started and ended between two checks
+        self._seen = there
+        if gone:
+            output = self.output
+            words = f":\n{tail(output)}" if output.strip() else ""
+            raise LaunchError(
+                f"a rank's process on {socket.gethostname()}{gone[0]} ended while starting, before it could report: by "
+                f"SIGKILL, say of the kernel's out-of-memory killer, or another signal{words}"
+            )
+
+    def rank_processes(self) -> list[psutil.Process]:
+        """Return the processes that a launcher has started on this machine: each is the nanny of one rank."""
+        started = [each for process in self._starters() for each in _below(process)]
+        found = {each.pid: each for each in started if _is_rank(each)}
+        return [each for each in found.values() if _parent_of(each) not in found]
+
+    def _starters(self) -> Iterator[psutil.Process]:
+        """Yield the launcher processes whose descendants are ranks on this machine."""
+        for engines in list(self._cluster.engines.values()):
+            of_this_machine = isinstance(engines, LAUNCHERS["mpi"]) or (
+                # A single rank is no child of the launcher's process.
+                isinstance(engines, LAUNCHERS["local"]) and engines.n > 1
+            )
+            if of_this_machine:
+                yield from (each.process for each in getattr(engines, "launchers", {"": engines}).values())
+
+    def _launching(self) -> set[int]:
+        """Return the processes that may start ranks: launchers and their descendants."""
+        return {each.pid for process in self._starters() for each in (process, *_below(process))}
+
+    @property
+    def controller_fate(self) -> str:
+        """How the controller ended, as text; empty while it runs, or if an earlier notebook started it."""
+        controller = self._cluster.controller
+        return "" if controller is None else str(controller.fate)
+
+    def mpiexec_end(self, *, is_dying: bool = False) -> str:
+        """How mpiexec ended, as text; empty while it runs, where there is none, and where it ended with its ranks.
+
+        ``is_dying``: wait for its end for a moment, as deaths of ranks on other hosts may be seen before it.
+        """
+        has_hosts = bool(self._placement.hosts)
+        effect = "with it ended the ranks on other hosts" if has_hosts else "without it MPI starts no process"
+        for engines in list(self._cluster.engines.values()):
+            if isinstance(engines, LAUNCHERS["mpi"]) and engines.process is not None:
+                words = engines.exit_words if is_dying or not engines.alive() else ""
+                words = words or ("" if engines.alive() else "has ended")
+                if words and words != WELL_ENDED:
+                    return f"mpiexec (process {engines.process.pid}) {words}; {effect}"
+        if self._is_joined and self._config.launcher == "mpi" and not any(map(_runs, self._inherited["launcher"])):
+            return f"mpiexec has ended; {effect}"
+        return ""
+
+    @property
+    def mpiexec_was_killed(self) -> bool:
+        """Whether mpiexec was ended by a signal; where a host is lost, it exits by itself."""
+        return "was killed by" in self.mpiexec_end()
+
+    @property
+    def births(self) -> Births:
+        """Start time of each process, in seconds since the epoch: by role, then by pid."""
+        engines = list(self._cluster.engines.values())  # another thread may start an engine set meanwhile
+        started = {
+            "controller": [self._cluster.controller] if self._cluster.controller else [],
+            "launcher": [each for one in engines for each in getattr(one, "launchers", {"": one}).values()],
+        }
+        found: Births = {}
+        for role, launchers in started.items():
+            processes = [each.process for each in launchers if each.process] + self._inherited.get(role, [])
+            found[role] = {str(each.pid): each.create_time() for each in processes if each.is_running()}
+        return found
+
+    @property
+    def output(self) -> str:
+        """The output of all launchers."""
+        return "".join(engines.get_output() for engines in self._cluster.engines.values())
+
+    def end(self, patience_s: float) -> None:
+        """End all processes, after waiting ``patience_s`` seconds for the ranks to end by themselves."""
+        deadline = time.monotonic() + patience_s
+        try:
+            while time.monotonic() < deadline and any(engines.runs for engines in self._cluster.engines.values()):
+                time.sleep(PROCESSES_POLL_SECONDS)
+            psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
+        finally:  # an interrupt only skips the wait
+            left = list(self._started_by_launchers())
+            _outside_loop(self._cluster.stop_cluster_sync)
+            _end([*left, *(each for processes in self._inherited.values() for each in processes)])
+
+    def _started_by_launchers(self) -> Iterator[psutil.Process]:
+        """Yield local children of mpiexec that outlive it, e.g. an ssh to a host that is lost."""
+        if not self._placement.hosts:
+            return
+        for engines in self._cluster.engines.values():
+            process = getattr(engines, "process", None)
+            if process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                    yield from process.children(recursive=True)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return bool(process.cmdline()[: len(RANK_COMMAND)] == RANK_COMMAND)  # an ended process has no command line
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:  # it has ended
+        return []
+
+
+def _reaped_faults(pid: int) -> int:
+    """Return the page faults of the children that a process has reaped.
+
+    Linux does not count reaped children, but each had page faults. A launcher may take any time to start its processes,
+    so a missing process may either be late or have ended; a higher count shows that one has ended.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[8])
+    except OSError:
+        return 0  # it has ended
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _end_of(launcher: Any) -> str:
+    """Describe how a process ended unexpectedly, with its last output."""
+    words, output = getattr(launcher, "exit_words", "") or "ended", launcher.get_output()
+    return words if words.startswith("was killed") and not output.strip() else f"{words}{said(output)}"
+
+
+def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:
+    """Find processes by pid and start time, as the pid of an ended process may have been reused."""
+    for pid, birth in births.items():
+        try:
+            process = psutil.Process(int(pid))
+            if abs(process.create_time() - birth) < BIRTH_SECONDS:
+                yield process
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        if process.is_running():
+            process.terminate()
+    _, left = psutil.wait_procs(processes, KILL_SECONDS)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, KILL_SECONDS)
+
+
+def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Call ipyparallel where no event loop runs: beside a kernel's loop each call would leave a thread behind."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        call(*args, **options)  # during interpreter shutdown no thread can be started, so call directly
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="disttrain launch") as executor:
+        executor.submit(call, *args, **options).result()
+
+
+def said(text: str) -> str:
+    """Return the end of a message: the last output of a process, or where to look if there was none."""
+    return f":\n{tail(text)}" if text.strip() else " (it said nothing); jupyter disttrain doctor may tell why"
+
+
+def tail(text: str, lines: int = 15) -> str:
+    """Return the last lines."""
+    return "\n".join(text.strip().splitlines()[-lines:])

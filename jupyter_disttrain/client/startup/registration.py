@@ -1,0 +1,246 @@
+"""Register ranks that start and detect ranks that died.
+
+Covers: hellos of processes that were just started, refusing those that can't be ranks, deaths that no nanny could
+report.
+Does not cover: assigning ranks (``launch``), recovery after a death (``client.recovery.supervisor``).
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...errors import LaunchError
+from ...protocol.messages import NannyHello, RankDeath, RankHello
+from ...protocol.ranks import label_ranks
+from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello
+from ...protocol.states import RankState
+from ...protocol.time_limits import QUIET_SECONDS, UNCHECKED_SECONDS
+from .processes import tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from ..transport.link import Link, Message
+    from .rank_table import RankEntry
+
+MISSED_LOOKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
+
+
+class Arrivals:
+    """Hellos and deaths of processes that have no rank yet."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
+        self._checked_at = time.monotonic()
+        self._buried: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
+
+    def take(self, message: Message) -> None:
+        """Queue a message if it is a hello or a death; called on the link's thread."""
+        for record in (RankHello, NannyHello, RankDeath):
+            if message["header"]["msg_type"] == record.msg_type:
+                self._queue.put(record.from_content(message["content"]))
+
+    def hear_from_all(
+        self,
+        n: int,
+        on_silence: Callable[[int], None],
+        on_arrival: Callable[[int], None] = lambda _ranks: None,
+    ) -> tuple[list[RankHello], dict[str, NannyHello]]:
+        """Wait for ``n`` ranks and their nannies; return the ranks' hellos, and the nannies' hellos by engine.
+
+        Both callbacks get the number of ranks so far: ``on_silence`` is called when no message has arrived for
+        ``QUIET_SECONDS``, or not for long where messages keep coming, ``on_arrival`` after each message.
+
+        Raises
+        ------
+        LaunchError
+            If a process can't be a rank, or died while starting.
+        """
+        hellos: dict[str, RankHello] = {}
+        nannies: dict[str, NannyHello] = {}
+        while not (len(hellos) == n and hellos.keys() <= nannies.keys()):
+            arrival = self._next(lambda: on_silence(len(hellos)))
+            if arrival is None:
+                continue
+            if isinstance(arrival, RankHello):
+                _check_hello(arrival)
+                hellos[arrival.engine] = arrival
+            elif isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival
+            elif isinstance(arrival, RankDeath):
+                _fail_dead(arrival, ())
+            on_arrival(len(hellos))
+        return list(hellos.values()), nannies
+
+    def hear_from_one(
+        self,
+        known: Collection[str],
+        timeout_s: float,
+        on_silence: Callable[[], None] = lambda: None,
+        *,
+        in_mpi: bool = False,
+    ) -> tuple[RankHello, NannyHello]:
+        """Wait for a rank that is not among the known engines; return its hello and its nanny's.
+
+        With ``in_mpi``, wait for a process that was started within the MPI job, otherwise for one beside it. A process
+        of an earlier attempt that failed may still start, or report its death repeatedly.
+
+        Raises
+        ------
+        LaunchError
+            If the process can't be a rank, died while starting, or did not start within ``timeout_s``.
+        """
+        launcher = "mpi" if in_mpi else "local"
+        hello: RankHello | None = None
+        nannies: dict[str, NannyHello] = {}
+        deadline = time.monotonic() + timeout_s
+
+        def check() -> None:
+            on_silence()
+            if time.monotonic() > deadline:
+                raise LaunchError(f"no new process came up within {round(timeout_s, 1):g} s")
+
+        while hello is None or hello.engine not in nannies:
+            arrival = self._next(check)
+            if arrival is None:
+                continue
+            if isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival
+            elif arrival.engine in known or arrival.launcher != launcher:
+                continue
+            elif isinstance(arrival, RankHello):
+                _check_hello(arrival)
+                hello = arrival
+            else:
+                self._heed_untaken(arrival)
+        return hello, nannies[hello.engine]
+
+    def _next(self, check: Callable[[], None]) -> RankHello | NannyHello | RankDeath | None:
+        """Return the next message; None where none came in time.
+
+        ``check`` finds out whether to wait on. Messages that have arrived come first, as they say more. But many ranks
+        repeat their acknowledged hellos all the time.
+        """
+        arrival: RankHello | NannyHello | RankDeath | None = None
+        with suppress(queue.Empty):
+            arrival = self._queue.get(timeout=QUIET_SECONDS)
+        if arrival is None or time.monotonic() - self._checked_at > UNCHECKED_SECONDS:
+            check()
+            self._checked_at = time.monotonic()
+        return arrival
+
+    def _heed_untaken(self, death: RankDeath) -> None:
+        """Fail at the first report of the death of a process that has no rank yet; ignore repeated reports."""
+        process = death.host, death.pid
+        if process not in self._buried:
+            self._buried.add(process)
+            _fail_dead(death, ())
+
+    def heed_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
+        """Raise a LaunchError if one of these ranks, or with ``others`` any process, has died while starting."""
+        engines = {entry.engine for entry in table}
+        while not self._queue.empty():
+            arrival = self._queue.get()
+            if isinstance(arrival, RankDeath) and (others or arrival.engine in engines):
+                _fail_dead(arrival, table)
+
+
+def answer(link: Link, message: Message) -> None:
+    """Acknowledge a hello, so that the process stops repeating it so often."""
+    msg_type, content = message["header"]["msg_type"], message["content"]
+    if msg_type == RankHello.msg_type:
+        link.request(content["engine"], AcknowledgeRankHello())
+    elif msg_type == NannyHello.msg_type:
+        link.request(content["nanny"], AcknowledgeNannyHello())
+
+
+def _check_hello(hello: RankHello) -> None:
+    if hello.failure is None:
+        return
+    remedies = {
+        "torch": "install torch for the Python that runs there, or start without it: --backend none",
+        "mpi4py": "install it for the Python that runs there, or start without MPI: --launcher local",
+    }
+    module = hello.failure.split(" ", 1)[0]
+    remedy = remedies.get(module, "jupyter disttrain doctor checks the installation")
+    raise LaunchError(f"a rank on {hello.host} can't start: {hello.failure}; {remedy}")
+
+
+def _fail_dead(death: RankDeath, table: Sequence[RankEntry]) -> None:
+    known = [entry.info.rank for entry in table if entry.engine == death.engine]
+    who = label_ranks(known) if known else "a rank"
+    words = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+    words = words or "; jupyter disttrain doctor may tell why"
+    raise LaunchError(f"{who} on {death.host} {death.cause} while starting{words}")
+
+
+def check_reply(entry: RankEntry, future: Future[Message]) -> None:
+    """Raise a LaunchError if a rank has replied with an error."""
+    content = future.result()["content"] if future.done() else {"status": "ok"}
+    if content["status"] == "error":
+        info = entry.info
+        raise LaunchError(f"rank {info.rank} on {info.host}: {content['evalue'] or content['ename']}")
+
+
+def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchError:
+    """Return the error to raise when a rank does not complete a request within ``limit_s`` seconds."""
+    info = entry.info
+    said = f"its log may say why: {log}" if log.exists() else "it said nothing"
+    return LaunchError(
+        f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {said}; "
+        "give more with --start-timeout, or start anew"
+    )
+
+
+def is_here(entry: RankEntry) -> bool:
+    """Whether a rank is on this host; another host of the same name shares no memory with it."""
+    return entry.info.host == socket.gethostname() and (entry.sees_shelf or not entry.probe)
+
+
+def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
+    """Yield the deaths of ranks of this host whose nanny was killed too, and so could not report them."""
+    for entry in table:
+        info = entry.info
+        if entry.state == RankState.DEAD:
+            continue  # keep the count for ``killed_nannies``
+        if not is_here(entry) or runs(entry.nanny_pid):
+            entry.nanny_missed = 0
+            continue
+        entry.nanny_missed += 1
+        if entry.nanny_missed >= MISSED_LOOKS:
+            yield RankDeath(engine=entry.engine, pid=info.pid, host=info.host, signal_number=signal.SIGKILL)
+
+
+def killed_nannies(table: Sequence[RankEntry]) -> int:
+    """Return how many nannies were killed, of ranks without a new process.
+
+    A nanny that has reported its rank's death ends as well, and is found gone by one check at most.
+    """
+    return sum(entry.nanny_missed > 1 for entry in table)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        # The same check as psutil's, which takes five times as long; it runs twice a second for each rank.
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def as_message(death: RankDeath) -> Message:
+    """Return a death as the message with which its nanny would have reported it."""
+    return {
+        "header": {"msg_type": death.msg_type},
+        "parent_header": {},
+        "metadata": {"engine": death.engine},
+        "content": death.to_content(),
+    }

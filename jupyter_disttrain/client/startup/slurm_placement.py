@@ -1,0 +1,89 @@
+"""Obtain and check the nodes of a Slurm job.
+
+Covers: getting the nodes, probing each before ranks start there, the network between them, the error if one can't be
+used.
+Does not cover: hosts that are reached by ssh (``host_placement``), the job (``launchers.slurm``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...config.hosts import HostSlots
+from ...errors import LaunchError
+from ...launchers.hosts.preflight import WITHOUT_MPI, over
+from ...launchers.hosts.probe_runner import survey_by
+from ...launchers.hosts.report import Wanted
+from ...launchers.mpi import mpiexec_over_hosts
+from ...launchers.slurm.allocated_nodes import obtain, step_command
+from ...launchers.slurm.commands import find
+from ...launchers.slurm.state import UNKNOWN
+from ...launchers.slurm.texts import over_text
+from ...protocol.time_limits import JOB_PLACEMENT_ANSWER_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+    from ...config.cluster import ClusterConfig
+    from ...launchers.folders import Folders
+    from ...launchers.placement import Placement
+    from ...launchers.slurm.allocated_nodes import Grant
+    from ...launchers.slurm.state import JobState
+
+
+def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
+    """Use the nodes of an allocation, or submit a job and wait for its nodes; probe each node.
+
+    Parameters
+    ----------
+    tell
+        Called with a line on the queue, each time it changes.
+    taken
+        Receives a callback that ends the job.
+
+    Raises
+    ------
+    UsageError
+        If the request can't be satisfied as it is.
+    LaunchError
+        If Slurm does not grant it, or a node can't be used; the message names each such node and what to do.
+    """
+    find("srun")
+    wanted = Wanted.here(  # before a job waits in the queue: this fails if this machine lacks something
+        torch=config.backend != "none",
+        mpiexec=mpiexec_over_hosts(WITHOUT_MPI["srun"]) if config.sbatch.start == "mpirun" else None,
+        forward=config.forward,
+        shared_folder=folders.profile,
+        interface=config.interface,
+        limit_s=JOB_PLACEMENT_ANSWER_SECONDS,
+        by="srun",
+    )
+    grant = obtain(config.sbatch, config.count, folders, tell, taken)
+    try:
+        between = _between_nodes(grant, wanted)
+    except LaunchError as error:
+        raise _why(grant, grant.job.state(), error) from error
+    return replace(
+        between,
+        hosts=tuple(HostSlots(name=node, slots=grant.per_node) for node in grant.nodes),
+        gpus=dict.fromkeys(grant.nodes, grant.gpus_per_node if config.backend not in ("gloo", "none") else 0),
+        words=f"{grant.in_words}; {between.words}",
+        grant=grant,
+    )
+
+
+def _between_nodes(grant: Grant, wanted: Wanted) -> Placement:
+    reports = survey_by(
+        lambda node, command: step_command(grant, node, command), grant.nodes, wanted, grant.addresses()
+    )
+    return over(reports, wanted, "slurm")
+
+
+def _why(grant: Grant, state: JobState, error: LaunchError) -> LaunchError:
+    """Return the error to raise: that the job has ended in the meantime, if it has, else ``error`` with the remedy."""
+    if state.state not in ("RUNNING", UNKNOWN):
+        return LaunchError(over_text(grant.job.state() if grant.is_own else state, state))
+    other = "the job was ended; --exclude=HOST" if grant.is_own else "--new-job --exclude=HOST"
+    return LaunchError(f"{grant.in_words}: {error}\n  {other} asks Slurm for other nodes")

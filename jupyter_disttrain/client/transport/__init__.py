@@ -1,0 +1,1 @@
+"""Exchange messages with ranks and nannies through ipyparallel's controller."""

@@ -1,0 +1,192 @@
+"""Run the cluster's controller: ipyparallel's, without the parts that this package does not use.
+
+Covers: which schedulers run, encryption, connection files, when the controller ends.
+Does not cover: its arguments (``protocol.controller_args``), its process (``controller_process``).
+
+``python -m jupyter_disttrain.client.transport.controller`` takes ipcontroller's arguments, and
+``--IPController.owner_pid=N``: the notebook's process. When that process ends for any reason, the controller ends; the
+ranks' nannies detect that and end too. With ``--DisttrainController.idle_timeout=S`` the controller also ends once no
+rank has been used for ``S`` seconds. Task and broadcast schedulers are left out (no client sends through them), and the
+hub no longer receives a copy of every message: cells, output and tensors pass through the controller unread.
+
+If ranks are on other hosts, the controller listens for them on one address only, and every socket uses CurveZMQ;
+messages are signed as well. The keys are created here and stored in the connection files, which only the user can read.
+
+The controller of a job, whose ranks belong to no notebook, ends with ``--DisttrainController.follow_ranks=True`` once
+all ranks have left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq
+from ipyparallel.controller.app import IPController
+from tornado.ioloop import PeriodicCallback
+from traitlets import Bool, Float, Integer, Unicode, observe
+
+from ...launchers.folders import remove_folder
+from ...protocol.connection_file import remove_own
+from ...protocol.messages import USED_TOPIC
+from ...protocol.time_limits import LOOK_MS, OWNER_SECONDS
+from .rank_watch import RankWatch, has_connection
+
+
+class DisttrainController(IPController):
+    """An IPController that ends with its owner, after an idle timeout, or with its ranks."""
+
+    idle_timeout = Float(0.0, config=True, help="Seconds without use after which the cluster ends; 0: it never does.")
+    owner_pid = Integer(0, config=True, help="End with this process; 0: with none.")
+    remove_dirs = Unicode("[]", config=True, help="Folders to remove at the end, as JSON: their names may have colons.")
+    remove_file = Unicode("", config=True, help="The job's own file, to remove before them.")
+    follow_ranks = Bool(False, config=True, help="End once all ranks that were there have left.")
+
+    def launch_broadcast_schedulers(self, monitor_url: str, children: list[Any]) -> None:
+        """Launch none: this package does not use them."""
+
+    def init_schedulers(self) -> None:
+        """Let a client that joins take over the identity of one that has ended, even before that is detected."""
+        super().init_schedulers()
+        for child in self.children:
+            if getattr(child, "name", "") in ("DirectScheduler", "ControlScheduler"):
+                child.setsockopt_in(zmq.ROUTER_HANDOVER, 1)
+                child.setsockopt_out(zmq.ROUTER_HANDOVER, 1)  # for a rank whose connection was cut
+
+    @observe("enable_curve")
+    def _enable_curve_changed(self, change: Any) -> None:
+        """Create keys; messages stay signed, so that the keys of one channel don't allow sending on another."""
+        if change["new"]:
+            self._ensure_curve_keypair()
+            public, secret = zmq.curve_keypair()
+            self._shared_keys = {"curve_publickey": public.decode(), "curve_secretkey": secret.decode()}
+
+    def save_connection_dict(self, fname: str, cdict: dict[str, Any]) -> None:
+        """Write a connection file atomically, with the keys that all connecting processes share."""
+        path = Path(self.profile_dir.security_dir) / fname
+        fresh = path.with_suffix(".new")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(cdict | (self._shared_keys if self.enable_curve else {}), file)
+        fresh.replace(path)
+
+    def init_hub(self) -> None:
+        """Subscribe to heartbeats only; use IPv6 on all sockets if the controller is reached by it."""
+        if self.engine_ip.startswith("["):
+            zmq.Context.instance().set(zmq.IPV6, 1)
+            os.register_at_fork(after_in_child=_speak_ipv6)
+        super().init_hub()
+        monitor = self.hub.monitor.socket
+        monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
+        monitor.setsockopt(zmq.SUBSCRIBE, b"heartmonitor")
+
+    def start(self) -> None:
+        """Run until one of the reasons to end occurs, then remove the cluster's files."""
+        if self.owner_pid:
+            threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
+        if self.follow_ranks:
+            self._ranks = RankWatch()
+            self._look = PeriodicCallback(self._look_for_ranks, LOOK_MS)
+            self.loop.add_callback(self._look.start)
+        if self.idle_timeout:
+            threading.Thread(target=self._follow_use, name="follow use", daemon=True).start()
+        try:
+            super().start()
+        finally:
+            if self.remove_file:
+                remove_own(Path(self.remove_file), self.cluster_id)
+            for folder in json.loads(self.remove_dirs):
+                remove_folder(Path(folder))
+
+    def _follow_owner(self) -> None:
+        _wait_for_end(self.owner_pid)
+        self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
+        # On the loop, because it runs only once every child has been started.
+        self.loop.add_callback(self._end)
+
+    def _look_for_ranks(self) -> None:
+        known = bool(self.hub.engines or self.hub.incoming_registrations)
+        connected = has_connection(self.engine_ports)
+        if self._ranks.are_gone(known=known, connected=connected, now_s=time.monotonic()):
+            self._look.stop()
+            self._end()
+
+    def _follow_use(self) -> None:
+        """End once no rank has reported use for ``idle_timeout`` seconds."""
+        words: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        self.connect(words, self.client_url("iopub"))
+        words.subscribe(USED_TOPIC)
+        while words.poll(round(self.idle_timeout * 1000)):
+            words.recv_multipart()
+        words.close()
+        self.log.warning("nobody has used this cluster for %g s", self.idle_timeout)
+        self.loop.add_callback(self._end)
+
+    def _end(self) -> None:
+        self.terminate_children()
+        self.loop.stop()
+
+
+def _wait_for_end(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # the owner ended while this process started
+    except (AttributeError, OSError):
+        # An old Linux kernel, or a Python built for one, such as conda's, has no pidfd_open.
+        while psutil.pid_exists(pid):
+            time.sleep(OWNER_SECONDS)
+    else:
+        select.select([process], [], [])
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill a forked child when the controller ends, for whatever reason."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+class _IPv6Context(zmq.Context[zmq.Socket[bytes]]):
+    """A context whose sockets use IPv6."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set(zmq.IPV6, 1)
+
+
+def _speak_ipv6() -> None:
+    """Use IPv6 in a forked child too: ipyparallel's heart monitor creates its own context."""
+    zmq.Context = _IPv6Context  # type: ignore[misc]
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files to the hard limit: the usual 1024 suffices for fewer than 200 ranks."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """Exit once a thread that forwards messages has failed, e.g. because its port is taken."""
+    threading.__excepthook__(failed)
+    sys.stderr.flush()
+    os._exit(os.EX_SOFTWARE)
+
+
+def main() -> None:
+    """Run the controller."""
+    threading.excepthook = _end_with_thread
+    _allow_connections()
+    os.register_at_fork(after_in_child=_die_with_parent)
+    DisttrainController.launch_instance()
+
+
+if __name__ == "__main__":
+    main()

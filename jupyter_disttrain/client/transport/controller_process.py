@@ -1,0 +1,97 @@
+"""Start the controller as a process of this machine.
+
+Covers: its ports, arguments and environment, how it ended.
+Does not cover: the controller itself (``controller``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ipyparallel.cluster.launcher import LocalControllerLauncher
+from traitlets import Float, Int, Integer, List, Unicode
+
+from ...config.cluster import CONTROLLER_PORTS
+from ...errors import LaunchError
+from ...launchers.local import WithAnyLog, is_alive
+from ...protocol.controller_args import choose_ports, controller_arguments, is_free
+
+# Of Python's own variables, those that locate modules. Others change the behaviour of code: PYTHONOPTIMIZE removes
+# assertions, on which ipyparallel relies, and warnings may be errors.
+PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR")
+PYTHON_CACHE_VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+
+
+def free_ports(address: str, first: int, last: int) -> list[int]:
+    """Return the free ports of a range; another cluster may use the first of them.
+
+    Raises
+    ------
+    LaunchError
+        If there are too few for a controller.
+    """
+    free = [port for port in range(first, last + 1) if is_free(address, port)]
+    if len(free) < CONTROLLER_PORTS:
+        raise LaunchError(
+            f"of the ports {first} to {last} {len(free) or 'none'} of the {CONTROLLER_PORTS} that the controller needs "
+            f"can be had on {address}; name more with --controller-ports, or shut down who has them: another cluster, "
+            "maybe"
+        )
+    return free
+
+
+def any_ports(address: str) -> list[int]:
+    """Return ports for a controller.
+
+    Raises
+    ------
+    LaunchError
+        If too few are free.
+    """
+    try:
+        return choose_ports(address, CONTROLLER_PORTS)
+    except OSError as error:
+        raise LaunchError(f"the controller has no ports: {error}; name some with --controller-ports") from error
+
+
+class ControllerProcess(WithAnyLog, LocalControllerLauncher):
+    """Start ``jupyter_disttrain.client.transport.controller``."""
+
+    owner_pid = Integer(0)
+    idle_timeout_s = Float(0.0)
+    remove_dirs = List(Unicode())
+    sockets = Unicode("")
+    ports = List(Int())  # ports for ranks of other hosts; empty: any that are free
+    listen = Unicode("")  # address on which ranks of other hosts reach the controller; empty: there are none
+
+    def find_args(self) -> list[Any]:
+        """Return the command."""
+        ports = (self.ports or any_ports(self.listen)) if self.listen else []
+        return list(
+            controller_arguments(
+                sockets=self.sockets,
+                listen=self.listen,
+                engine_ports=",".join(map(str, ports)),
+                owner_pid=self.owner_pid,
+                idle_timeout=self.idle_timeout_s,
+                remove_dirs=self.remove_dirs,
+            )
+        )
+
+    def get_env(self) -> dict[str, str]:
+        """Return the environment; modules in the notebook's folder can't be imported with it."""
+        kept = PYTHON_VARIABLES + PYTHON_CACHE_VARIABLES
+        left_out = [name for name in os.environ if name.startswith("PYTHON") and name not in kept]
+        return {**super().get_env(), **dict.fromkeys(left_out, ""), "PYTHONSAFEPATH": "1"}  # "" counts as not set
+
+    def alive(self) -> bool:
+        """Whether the controller runs."""
+        return is_alive(self)
+
+    @property
+    def fate(self) -> str:
+        """How the controller ended, and its last line of output if it exited by itself; empty if unknown."""
+        last = [line.strip() for line in self.get_output().splitlines() if line.strip()][-1:]
+        words = self.exit_words
+        return f"{words} ({last[0]})" if last and words.startswith("exited") else words

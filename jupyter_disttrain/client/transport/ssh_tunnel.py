@@ -1,0 +1,374 @@
+"""Reach a job's controller, and its files, through one ssh to a host of its network.
+
+Covers: reading a job's file there, local sockets that lead to the controller, a local folder with copies of the
+cluster's files, writing them back.
+Does not cover: what is in those files (``client.registry.cluster_file``), joining (``features.batch_jobs.client``).
+
+The one ssh forwards Unix sockets, which are in a folder of the user, and runs a shell on the host. The shell reads and
+writes files and holds the cluster's lock: as long as it runs, and not longer than this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import posixpath
+import re
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import LaunchError, UsageError
+from ...launchers.ssh import SSH_OPTIONS
+from ...protocol.connection_file import JobFile, parse_job_file
+from ...protocol.messages import channel_url
+from ...protocol.shared_memory import NOTEBOOK, ROOT
+from ...protocol.time_limits import (
+    FILE_SECONDS,
+    GREETING_SECONDS,
+    SSH_CONNECT_SECONDS,
+    TUNNEL_ANSWER_SECONDS,
+    TUNNEL_BEAT_SECONDS,
+    TUNNEL_DYING_SECONDS,
+    TUNNEL_END_SECONDS,
+    TUNNEL_STALE_SECONDS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+CHANNELS = ("mux", "control", "iopub")
+# A shared connection's forwards would outlive this process, so it is not used. A silent network is noticed within 15 s.
+OPTIONS = (
+    *("-T", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-o", "StreamLocalBindMask=0177"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+)
+MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
+# The shell of a notebook whose network is gone does not notice that for hours, and would hold the lock. The pid of a
+# shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
+HOLD = """umask 077; cd {folder} && exec 9>>holder
+flock -n 9; code=$?
+if [ $code = 1 ]; then
+  read pid host 2>/dev/null < holder.shell
+  if [ "$host" = "$(hostname)" ] && [ $(($(date +%s) - $(stat -c %Y holder.shell))) -gt {stale} ] &&
+    [ "/proc/$pid/fd/9" -ef holder ]; then kill $pid; fi
+  flock -w 1 9; code=$?
+fi
+if [ $code = 0 ]; then echo "$$ $(hostname)" > holder.shell; fi; cd; echo $code"""
+# No character that is special to a shell: ssh inserts the host into its configured commands (ProxyCommand ... %h).
+_REMOTE = re.compile(
+    r"(?P<host>(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9a-fA-F:.]+(?:%\w[\w.-]*)?\])):(?P<file>.+)\Z", re.ASCII
+)
+
+_open: dict[Path, Tunnel] = {}  # by local folder
+
+
+def split(which: str) -> tuple[str, str] | None:
+    """Return host and file of ``HOST:FILE``; None for anything else."""
+    found = _REMOTE.match(which)
+    return (found["host"].replace("[", "").replace("]", ""), found["file"]) if found else None
+
+
+def tunnel_of(folder: Path) -> Tunnel | None:
+    """Return the open tunnel with this local folder."""
+    return _open.get(folder)
+
+
+class Tunnel:
+    """One ssh, and the local folder that replaces the cluster's own: :attr:`folder`, also the profile of :attr:`told`.
+
+    Raises
+    ------
+    UsageError
+        If the file is not there or another notebook holds the ranks.
+    LaunchError
+        If ssh fails.
+    """
+
+    def __init__(self, host: str, file: str, ssh: Sequence[str]) -> None:
+        self.host, self.file = host, file
+        self._ssh = [*ssh, *SSH_OPTIONS]
+        self._lock = threading.Lock()
+        self._read_buffer = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next_beat = 0.0
+        self._words = ""  # how ssh ended, as text
+        told = self._read_file()
+        self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(told.profile))
+        self.folder = _make_folder(told.name)
+        _open[self.folder] = self
+        try:
+            self._start(told)
+            self._greet(told)
+            self._hold()
+            self._fetch()
+        except BaseException:  # also after an interrupt, no ssh stays
+            self.close()
+            raise
+
+    @property
+    def command(self) -> list[str]:
+        """The ssh command with its options, without a host."""
+        return list(self._ssh)
+
+    # The file
+
+    def _read_file(self) -> JobFile:
+        file = _quoted(self.file)
+        # The owner of a file can make us run any code, so another user's file is refused.
+        script = f"cat {file} && if [ ! -O {file} ]; then echo it belongs to another user >&2; exit 1; fi\n"
+        try:
+            done = subprocess.run(  # noqa: S603
+                # As a login shell, csh or fish would not understand the script.
+                [*self._ssh, "-T", self.host, "exec sh"],
+                input=script,
+                capture_output=True,
+                text=True,
+                check=False,
+                start_new_session=True,
+                timeout=FILE_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(
+                f"{self.host} has not told within {FILE_SECONDS:g} s what is in {self.file}; try: "
+                f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
+            ) from error
+        except OSError as error:
+            raise LaunchError(
+                f"cannot run {self._ssh[0]}: {error.strerror}; install OpenSSH's client, or name another with --ssh"
+            ) from error
+        if done.returncode == 0:
+            # A login shell's output comes first; the file is one line.
+            return parse_job_file(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
+        words = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
+        if done.returncode == 255:  # noqa: PLR2004  (ssh's own)
+            raise LaunchError(f"ssh to {self.host} failed: {words}; try: {shlex.join([*self._ssh, self.host, 'true'])}")
+        raise UsageError(
+            f"cannot read {self.file} on {self.host}: {words}; the job has not begun, has ended, or wrote its file "
+            "elsewhere"
+        )
+
+    # The ssh
+
+    def _start(self, told: JobFile) -> None:
+        forwards = []
+        for channel in CHANNELS:
+            place = channel_url(told.connection, channel).partition("://")[2]
+            forwards += ["-L", f"{self._socket(told, channel)}:{place}"]
+        connection = told.connection | {"interface": f"ipc://{self.folder / 's'}"}
+        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", json.dumps(connection))
+        self.told = replace(told, profile=str(self.folder))
+        self._errors = (self.folder / "ssh.log").open("w+b")
+        self._process = subprocess.Popen(  # noqa: S603
+            [*self._ssh, *OPTIONS, *forwards, self.host, "exec sh"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # an interrupt of the notebook must not reach it
+        )
+
+    def _socket(self, told: JobFile, channel: str) -> Path:
+        return self.folder / f"s-{told.connection[channel]}"
+
+    def _greet(self, told: JobFile) -> None:
+        """Check that the controller is at the other end: it sends first."""
+        self.ask("true")  # once this is answered, the forwards exist
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(GREETING_SECONDS)
+            try:
+                probe.connect(str(self._socket(told, "control")))
+                greeted = bool(probe.recv(1))
+            except OSError:
+                greeted = False
+        if not greeted:
+            raise UsageError(
+                f"{self.host} does not reach the controller of {self.file} at {told.address}: the job that wrote it "
+                f"has ended, or that host is not in its network; {told.host} is"
+            )
+
+    def ask(self, script: str) -> str:
+        """Run a script in the host's shell, and return its output.
+
+        Raises
+        ------
+        LaunchError
+            If ssh has ended, or the shell does not answer within the time limit.
+        """
+        mark = f"disttrain-{os.urandom(8).hex()}"
+        with self._lock:
+            self._send(f"echo {mark}; {script}\necho {mark}\n")
+            said = self._read_until(f"{mark}\n".encode())
+            said = self._read_until(f"{mark}\n".encode())
+        return said.decode(errors="replace")
+
+    def _send(self, text: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise LaunchError(self.why_ended or f"the ssh tunnel to {self.host} is broken: {error}") from error
+
+    def _read_until(self, mark: bytes) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + TUNNEL_ANSWER_SECONDS + SSH_CONNECT_SECONDS
+        while mark not in self._read_buffer:
+            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            read = os.read(self._process.stdout.fileno(), 1 << 16) if readable else b""
+            if not read:
+                silent = f"the shell on {self.host} does not answer; try: {shlex.join([*self._ssh, self.host, 'true'])}"
+                raise LaunchError(self.why_ended or silent)
+            self._read_buffer += read
+        before, _, self._read_buffer = self._read_buffer.partition(mark)
+        return before
+
+    @property
+    def why_ended(self) -> str:
+        """How the ssh ended, as text; empty while it runs."""
+        if self._process is None:
+            return self._words
+        try:
+            code = self._process.wait(TUNNEL_DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return ""
+        self._errors.seek(0)
+        said = " ".join(self._errors.read().decode(errors="replace").split())[-300:]
+        how = said or (f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}")
+        self._words = f"the ssh tunnel to {self.host} ended: {how}; %dist_attach {self.host}:{self.file} opens it again"
+        return self._words
+
+    # The files
+
+    def _hold(self) -> None:
+        """Take the right to send cells on the remote host, for as long as the shell runs."""
+        answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=TUNNEL_STALE_SECONDS)).strip()
+        if answer == "1":
+            raise UsageError(
+                f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "
+                "there, or shut that kernel down or restart it first"
+            )
+        if answer != "0":
+            raise UsageError(
+                f"nobody can tell who holds the ranks of {self.file}: flock on {self.host} ended with "
+                f"{answer or 'nothing'}; it has to be installed there, and the file system has to know locks"
+            )
+
+    def beat(self) -> None:
+        """Update the holder's timestamp, every ``TUNNEL_BEAT_SECONDS``; called often."""
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + TUNNEL_BEAT_SECONDS
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._send(f"touch {_quoted(posixpath.join(self._profile, 'holder.shell'))}\n")
+
+    def _fetch(self) -> None:
+        """Copy the files here that a client needs to join."""
+        script = (
+            f"( cd {_quoted(self._profile)} && mkdir -p -m 700 client && for f in cluster.json "
+            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; '
+            r"""tr -d '\n' < "$f"; echo; fi; done )"""
+        )
+        lines = iter(self.ask(script).splitlines())
+        for name in lines:
+            # Copied unchanged: whatever reads an invalid file reports it.
+            _write_private(self.folder / posixpath.basename(name), next(lines))
+
+    def bring_metrics(self, run: str, folder: Path) -> None:
+        """Copy the ranks' logged metrics here, or the end of them if they are large.
+
+        Raises
+        ------
+        LaunchError
+            If the copy fails; the message is meant for the user.
+        """
+        # The text before compression: names of files, and lines of JSON, the first of which may be cut off.
+        script = (
+            f'( cd {_quoted(run)} && set -- rank*.metrics.jsonl && for f; do if [ -f "$f" ]; then echo "$f"; '
+            f'tail -c $(({MOST_METRICS_BYTES} / $#)) "$f"; echo; fi; done | gzip -c | base64 )'
+        )
+        try:
+            told = gzip.decompress(base64.b64decode(self.ask(script))).decode()
+        except (OSError, ValueError, EOFError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise LaunchError(f"earlier metrics could not be brought from {run} on {self.host}: {why}") from error
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for part in re.split(r"^(?=rank\d+\.metrics\.jsonl$)", told, flags=re.MULTILINE)[1:]:
+            name, _, lines = part.partition("\n")
+            (folder / name).write_text(lines)
+
+    def push(self, path: Path) -> None:
+        """Copy a local file to the remote host.
+
+        Nothing is written once ssh has ended: the loss of the cluster is reported elsewhere.
+        """
+        where = {"open_cells.json": "client/open_cells.json"}.get(path.name, path.name)
+        target = posixpath.join(self._profile, where)
+        fresh = _quoted(f"{target}.new")
+        end = f"disttrain-{os.urandom(8).hex()}"
+        script = f"cat > {fresh} <<'{end}' && mv {fresh} {_quoted(target)}\n{path.read_text()}\n{end}\n"
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._send(script)
+
+    def wait_for_end(self, patience_s: float) -> None:
+        """Wait until the job has removed its file."""
+        looks = round(patience_s * 10)
+        if looks and self._process is not None and self._process.poll() is None:
+            file = _quoted(self.file)
+            self.ask(f"n=0; while [ -e {file} ] && [ $n -lt {looks} ]; do sleep 0.1; n=$((n+1)); done")
+
+    def close(self) -> None:
+        """End ssh, once it has sent the rest, and remove the local folder."""
+        process, self._process = self._process, None
+        _open.pop(self.folder, None)
+        if process is not None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.close()
+                process.wait(TUNNEL_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            except BrokenPipeError:
+                process.wait()
+            process.stdout.close()
+            self._errors.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make_folder(name: str) -> Path:
+    """Create a folder for sockets and keys: in shared memory if there is any, under a short name."""
+    path = ROOT / f"disttrain-{name}-{os.getpid()}-{os.urandom(3).hex()}"
+    try:
+        path.mkdir(mode=0o700)
+    except OSError:
+        path = Path(tempfile.mkdtemp(prefix="disttrain-"))
+    (path / "security").mkdir(mode=0o700)
+    (path / NOTEBOOK).write_text(os.urandom(16).hex())
+    return path
+
+
+def _write_private(path: Path, content: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+
+
+def _quoted(file: str) -> str:
+    """Quote a path for a remote shell, where ``~/`` is the remote home."""
+    return '"$HOME"/' + shlex.quote(file[2:]) if file.startswith("~/") else shlex.quote(file)

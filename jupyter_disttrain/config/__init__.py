@@ -1,0 +1,1 @@
+"""Validate what a user may ask for."""

@@ -1,0 +1,243 @@
+"""Parse the hosts that ranks run on.
+
+Covers: ``"node1:4,node2:4"``, hostfiles, the number of hosts and of ranks on each, the ssh command that reaches them.
+Does not cover: whether they can be used (``launchers.hosts.preflight``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..protocol.ranks import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+MOST_SLOTS = 4096  # ranks on one host
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+# A name never begins with a dash: ssh would take it for an option.
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?\Z")
+_BRACKETS = re.compile(r"^(?P<user>[^@\[\]]*@)?\[(?P<address>[^\[\]]+)\](?::(?P<slots>.*))?$")
+_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
+_MAY_BE_IPV6 = re.compile(r"^[0-9A-Fa-f:.%]+$")
+_HOW = "write e.g. node1:4,node2:4, and an IPv6 address in brackets: [fd00::1]:4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSlots:
+    """A host and its slots for ranks."""
+
+    name: str  # as ssh accepts it: a name or an address, with "user@" where it was given
+    slots: int | None  # ranks; None: as many as it has GPUs
+
+
+def total_slots(hosts: Sequence[HostSlots]) -> int | None:
+    """Return how many ranks the hosts take; None where that is not determined, or there are no hosts."""
+    counts = [host.slots for host in hosts]
+    return sum(count or 0 for count in counts) or None if None not in counts else None
+
+
+def parse_hosts(text: str) -> tuple[HostSlots, ...]:
+    """Parse the hosts of ``--hosts``.
+
+    Parameters
+    ----------
+    text
+        Hosts separated by commas or spaces; each may have its number of ranks after a colon, and a user before an
+        ``@``. A host that is named several times gets the sum; each mention without a number counts as one.
+
+    Returns
+    -------
+    tuple of HostSlots
+        In the order of the text, each host once, never empty.
+
+    Raises
+    ------
+    UsageError
+        If a part can't be parsed, or if localhost is named beside other hosts.
+
+    Examples
+    --------
+    >>> parse_hosts("node1:4,node2:4")
+    (HostSlots(name='node1', slots=4), HostSlots(name='node2', slots=4))
+    """
+    parts = text.replace(",", " ").split()
+    if not parts:
+        raise UsageError(f"no host is named in {text!r}; {_HOW}")
+    return _gathered((_one(part, f"in --hosts {text}") for part in parts), f"--hosts {text}")
+
+
+def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
+    """Read a hostfile: Open MPI's form (``node1 slots=4``), MPICH's (``node1:4``), or a host on each line.
+
+    Returns
+    -------
+    tuple of HostSlots
+        In the order of the file, each host once with the sum of its lines, never empty.
+
+    Raises
+    ------
+    UsageError
+        If the file can't be read, or a line of it can't be parsed; the message names the line.
+    """
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise UsageError(f"cannot read the hostfile {path}: {why}") from error
+    found = [
+        _hostfile_line(words, f"in line {number} of {path}")
+        for number, line in enumerate(lines, 1)
+        if (words := _words(line))
+    ]
+    if not found:
+        raise UsageError(f"no host is named in the hostfile {path}; write one on each line, e.g. node1 slots=4")
+    return _gathered(found, f"the hostfile {path}")
+
+
+def take_hosts(
+    hosts: Sequence[HostSlots], node_count: int | None = None, process_count_per_node: int | None = None
+) -> tuple[HostSlots, ...]:
+    """Take the first ``node_count`` hosts, each with ``process_count_per_node`` ranks; None changes nothing.
+
+    Raises
+    ------
+    UsageError
+        If there are fewer hosts than asked for, or if a number is below 1.
+    """
+    if node_count is not None and not 1 <= node_count <= len(hosts):
+        named = ", ".join(host.name for host in hosts)
+        there = "1 host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
+        asked = f"{counted(node_count, 'node')} {'was' if node_count == 1 else 'were'}"
+        raise UsageError(f"{asked} asked for, and {there} named ({named}); change one")
+    if process_count_per_node is not None and not 1 <= process_count_per_node <= MOST_SLOTS:
+        raise UsageError(f"a node takes 1 to {MOST_SLOTS} ranks, not {process_count_per_node}")
+    taken = tuple(hosts[:node_count])
+    if process_count_per_node is None:
+        return taken
+    return tuple(replace(host, slots=process_count_per_node) for host in taken)
+
+
+def split_command(text: str) -> list[str]:
+    """Split an ssh command, with its options and variables, into words.
+
+    Raises
+    ------
+    UsageError
+        If a quote does not end, or there is no word.
+    """
+    try:
+        words = [os.path.expandvars(word) for word in shlex.split(text)]
+    except ValueError as error:
+        raise UsageError(f"cannot read --ssh {text!r}: {error}") from error
+    if not words:
+        raise UsageError("--ssh names no command; leave it out, or write e.g. --ssh 'ssh -p 2222'")
+    return words
+
+
+def is_local(name: str) -> bool:
+    """Whether a name means whichever machine uses it, so that other hosts can't reach this one by it."""
+    bare = name.rpartition("@")[2]
+    if bare.lower() in _LOCAL_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(bare.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _words(line: str) -> list[str]:
+    """Return a line's words without its comment; ``slots = 4`` is one word, as for Open MPI."""
+    return re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+
+
+def _hostfile_line(words: list[str], where: str) -> HostSlots:
+    host = _one(words[0], where)
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key in ("slots", "cpu", "count") and host.slots is None:
+            host = replace(host, slots=_number(value, word, where))
+        elif key in ("max_slots", "max-slots", "cpu_max", "count_max"):
+            _number(value, word, where)  # how far Open MPI may exceed the slots, which is never requested
+        else:
+            raise UsageError(f"cannot read {word!r} {where}; write e.g. node1 slots=4")
+    return host
+
+
+def _one(text: str, where: str) -> HostSlots:
+    """Parse one host."""
+    brackets = _BRACKETS.match(text)
+    if brackets:
+        user, name, slots = brackets["user"] or "", brackets["address"], brackets["slots"]
+        if not _is_ipv6(name):
+            raise UsageError(f"{name!r} {where} is no IPv6 address; {_HOW}")
+    else:
+        user, name, slots = _split(text, where)
+    if user and not _USER.match(user[:-1]):
+        raise UsageError(f"cannot read the user in {text!r} {where}; {_HOW}")
+    return HostSlots(name=user + name, slots=None if slots is None else _number(slots, text, where))
+
+
+def _split(text: str, where: str) -> tuple[str, str, str | None]:
+    user, at, rest = text.rpartition("@")
+    if rest.count(":") > 1 and _MAY_BE_IPV6.match(rest):
+        raise UsageError(f"in {text!r} {where} the number of ranks can't be told from the address; {_HOW}")
+    name, colon, slots = rest.partition(":")
+    if not _NAME.match(name) or ":" in slots:
+        raise UsageError(f"cannot read {text!r} {where}; {_how(where)}")
+    return user + at, name, slots if colon else None
+
+
+def _how(where: str) -> str:
+    """Return how to write hosts there: in an option, or in a file."""
+    return _HOW if "--hosts" in where else "write a host on each line, e.g. node1 slots=4"
+
+
+def _number(text: str, whole: str, where: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
+        raise UsageError(
+            f"cannot read the number of ranks in {whole!r} {where}; it is 1 to {MOST_SLOTS}, and a host that is to "
+            "have none is left out"
+        )
+    return int(text)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    # ssh substitutes the name in commands of its configuration (ProxyCommand ... %h), which a shell runs.
+    return address.scope_id is None or _NAME.match(address.scope_id) is not None
+
+
+def _gathered(found: Iterable[HostSlots], what: str) -> tuple[HostSlots, ...]:
+    """Return each host once, in the order of its first mention."""
+    mentions = list(found)
+    times = Counter(host.name for host in mentions)
+    slots: dict[str, int | None] = {}
+    for host in mentions:
+        one = host.slots if times[host.name] == 1 else host.slots or 1
+        before = slots.get(host.name)
+        slots[host.name] = one if before is None else before + (one or 0)
+    local = [name for name in slots if is_local(name)]
+    if local and len(slots) > 1:
+        raise UsageError(
+            f"{what} names {local[0]} beside other hosts, which can't reach it by that name; give this machine's name"
+        )
+    return tuple(_checked(slots))
+
+
+def _checked(slots: dict[str, int | None]) -> Iterator[HostSlots]:
+    for name, count in slots.items():
+        if count is not None and count > MOST_SLOTS:
+            raise UsageError(f"a node takes 1 to {MOST_SLOTS} ranks, not {count} ({name})")
+        yield HostSlots(name=name, slots=count)

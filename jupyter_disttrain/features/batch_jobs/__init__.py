@@ -1,0 +1,1 @@
+"""Make the processes of any job the ranks of a cluster (``--join FILE``)."""

@@ -1,0 +1,253 @@
+"""Join the ranks of a job that another launcher has started, by the file that the job wrote.
+
+Covers: reading the file, whether the job can be reached, identifying the ranks when the first notebook joins.
+Does not cover: the job's side (``features.batch_jobs.join``), attaching again later (``client.attach``), tunnels
+(``client.transport.ssh_tunnel``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...client.registry.cluster_file import ClusterFile, Hold
+from ...client.startup.gpus import devices_of_job
+from ...client.startup.launch import Launch
+from ...client.startup.rank_table import decide, tell_apart
+from ...client.transport.ssh_tunnel import Tunnel, split, tunnel_of
+from ...config.cluster import ClusterConfig
+from ...config.hosts import HostSlots, split_command
+from ...errors import LaunchError, UsageError
+from ...launchers.folders import Folders
+from ...launchers.placement import Placement
+from ...private_files import read_own
+from ...protocol.connection_file import JobFile, can_end_calls, check_beside, parse_job_file
+from ...protocol.ranks import counted
+from ...protocol.shared_memory import NOTEBOOK
+from ...protocol.time_limits import JOB_MEET_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...client.transport.link import Message
+    from ...protocol.messages import NannyHello, RankHello
+    from ...protocol.ranks import RankInfo
+
+
+def is_file(which: str) -> bool:
+    """Whether this is a job's file, on this host or as ``HOST:FILE``, and not a cluster's name or id."""
+    return split(which) is not None or "/" in which or Path(which).is_file()
+
+
+def find(which: str, ssh: str) -> JobFile | ClusterFile:
+    """Return the cluster of a job's file: as an earlier notebook left it, or as the job started it.
+
+    If the file is on another host, this opens a tunnel, which :func:`let_go` closes again.
+
+    Raises
+    ------
+    UsageError
+        If the cluster can't be joined; the message states why and what to do.
+    LaunchError
+        If ssh fails.
+    """
+    remote = split(which)
+    if remote is not None:
+        told = Tunnel(*remote, split_command(ssh)).told
+        return left_by_notebook(told, which) or told
+    path = full_path(which)
+    told = read(Path(path))
+    _check_reached(told, path)
+    there = left_by_notebook(told, path)
+    if there is None:
+        return told
+    if there.is_held:
+        raise UsageError(
+            f"the ranks of {path} are held by {there.holder} on {there.host}, which still runs; use them there, or "
+            "shut that kernel down or restart it first"
+        )
+    return there
+
+
+def read(path: Path) -> JobFile:
+    """Read a job's file.
+
+    Raises
+    ------
+    UsageError
+        If it can't be read; the message states what to do.
+    """
+    try:
+        told = parse_job_file(read_own(path), str(path))
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no {path}: the job has not begun, has ended, or wrote its file elsewhere; it is what rank 0 "
+            "names when it starts with --join"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; only the user whose job it is may join it") from error
+    # The same folder, wherever its file system is mounted on this host.
+    return replace(told, profile=str(path.with_name(Path(told.profile).name)))
+
+
+def full_path(which: str) -> str:
+    """Return the path of a job's file as shown in messages."""
+    return which if split(which) else str(Path(which).expanduser().absolute())
+
+
+def let_go(there: JobFile | ClusterFile) -> None:
+    """Close the tunnel, if any, to a cluster that could not be joined."""
+    tunnel = tunnel_of(Path(there.profile))
+    if tunnel is not None:
+        tunnel.close()
+
+
+def _check_reached(told: JobFile, path: str) -> None:
+    outside = f"%dist_attach {told.host}:{path} goes through ssh"
+    if ipaddress.ip_address(told.address).is_loopback and told.host != socket.gethostname():
+        raise UsageError(
+            f"the job of {path} is reached on {told.host} alone, at {told.address}; {outside}, or start it with "
+            "--interface"
+        )
+    answer = told.answer()
+    if answer == "refused":
+        raise UsageError(f"the job that wrote {path} has ended; start it again, and remove that file")
+    if answer != "there":
+        raise UsageError(
+            f"{told.host} does not answer at {told.address} ({answer}): the network does not let this machine through; "
+            f"{outside}"
+        )
+    if not Path(told.profile).is_dir():
+        raise UsageError(
+            f"{path} is there, and the folder {told.profile} beside it is not; copy no file out of a job's file "
+            f"system: {outside}"
+        )
+    try:
+        check_beside(Path(told.profile), Path(path))
+    except OSError as error:
+        raise UsageError(
+            f"the folder {told.profile} beside {path} can't be used: {error.strerror}; start the job with its file in "
+            "a folder where no other user may write"
+        ) from error
+
+
+def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:
+    """Return the cluster file of an earlier notebook, with paths valid on this host; None if there was none."""
+    profile = Path(told.profile)
+    try:
+        there = ClusterFile.read(profile)
+    except FileNotFoundError:
+        return None
+    config = there.config | {"job_file": path}
+    return replace(there, profile=str(profile), local=str(_own_part(profile)), config=config)
+
+
+def _own_part(profile: Path) -> Path:
+    """Return the client's own folder; it is in the job's folder, because the next notebook may be on another host."""
+    return profile if tunnel_of(profile) else profile / "client"
+
+
+def config_of(told: JobFile, path: str) -> ClusterConfig:
+    """Return the configuration of a job's cluster."""
+    return ClusterConfig(
+        n=told.world_size,
+        launcher="mpi" if told.has_mpi else "local",
+        backend=told.backend,
+        name=told.name,
+        keep=True,
+        start_timeout_s=JOB_MEET_SECONDS,
+        job=told.launcher,
+        job_file=path,
+    )
+
+
+class JobLaunch(Launch):
+    """The launch of a job's cluster whose ranks have not been identified yet."""
+
+    def __init__(
+        self,
+        told: JobFile,
+        config: ClusterConfig,
+        on_message: Callable[[str, Message], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._told = told
+        super().__init__(config, on_message, on_lost)
+
+    def _make_folders(self) -> Folders:
+        told = self._told
+        profile = Path(told.profile)
+        # Not in shared memory, so large values are sent as messages.
+        local = _own_part(profile)
+        local.mkdir(mode=0o700, exist_ok=True)
+        (local / NOTEBOOK).write_text(os.urandom(16).hex())
+        return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
+
+    def decide(self) -> None:
+        """Set folders, addresses and world size from the job's file."""
+        self.folders = self._make_folders()
+        self._taken.callback(self.folders.remove)
+        self.started_s = self._told.started_s
+        self.placement = Placement(listen=self._told.address, network=self._told.network)
+        self.gpus = []
+        self.n, self.address = self._told.world_size, self._told.address
+        self.is_decided = True
+
+    def start(self) -> None:
+        """Identify all ranks; when it returns, they have joined their process group.
+
+        Raises
+        ------
+        LaunchError
+            If not all ranks connect, or one can't join the group; the job goes on.
+        UsageError
+            If another notebook has just joined the job.
+        """
+        self._processes = self._make_processes()
+        try:
+            self._hold = Hold(self.folders.profile)
+        except BlockingIOError as error:
+            raise UsageError(f"the ranks of {self.config.job_file} were just taken by another notebook") from error
+        try:
+            self._connect(self._wait_for_connection(), self.folders.cluster_id)
+            self._introduce(self._hear_from_ranks())
+        except BaseException:  # also a KeyboardInterrupt: the job must be left so that others can join it
+            if self.table:  # the ranks may be identified already, and then send no more hellos
+                for entry in self.table:
+                    entry.group = "broken"
+                self.write()
+            self.leave()
+            raise
+        self._started = True
+        self.write()
+        self._show()
+
+    def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
+        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
+        hellos = tell_apart(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
+        names = [hello.launch_host for hello in hellos]
+        self.placement = Placement(
+            hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),
+            listen=self._told.address,
+            network=self._told.network,
+            addresses={self._told.host: self._told.address},
+            words=f"network {self._told.network}",
+        )
+        self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
+        backend, count, self.note_of_devices = devices_of_job(self.config, hellos)
+        self.gpus = [str(gpu) for gpu in range(count)]
+        decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
+        return [(info, hello, nannies[hello.engine]) for info, hello in decided]
+
+    def _check_time(self, heard: int = 0) -> None:
+        if time.monotonic() > self._deadline:
+            raise LaunchError(
+                f"{heard} of {counted(self.n, 'rank')} of {self.config.job_file} came within "
+                f"{self.config.start_timeout_s:g} s; the job's own output tells what keeps the others, and "
+                "%dist_attach can be tried again"
+            )

@@ -1,0 +1,392 @@
+"""Make the processes of any job the ranks of a cluster that a notebook joins: ``--join FILE``.
+
+Covers: what the first process does for all of them, what the others wait for, the environment of each.
+Does not cover: reading the launcher's variables (``launcher_env``), the notebook's side
+(``features.batch_jobs.client``).
+
+The first process starts the controller and stays alive as its keeper, apart from the nanny, because the other ranks
+must not lose their controller with rank 0. It writes FILE, through which the others and the notebook find the
+controller. Only the job's user can read FILE and the folder beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...config.frameworks import PCI_ORDER
+from ...errors import LaunchError, UsageError
+from ...private_files import check_private, read_own
+from ...protocol.connection_file import JobFile, JobTrace, check_beside, package_version, remove_own
+from ...protocol.controller_args import choose_ports, controller_arguments
+from ...protocol.environment import (
+    CLIENT,
+    CONNECTION_FILE,
+    HOST,
+    KEEP,
+    LAUNCH_RANK,
+    LAUNCHER,
+    LOCAL_DIR,
+    MPI_HEALS,
+    PROFILE_DIR,
+    SAMPLE_SECONDS,
+    WITHOUT_TORCH,
+)
+from ...protocol.file_lock import check_locks
+from ...protocol.ranks import counted
+from ...protocol.shared_memory import PREFIX, ROOT
+from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS
+from ...rank.startup.connection import CHANNELS, Connection
+from ...rank.startup.host_dir import make_private
+from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinSetup
+from .launcher_env import Launched, interface_towards, network_of, own_address
+
+if TYPE_CHECKING:
+    from ...rank.startup.startup_args import Setup
+
+PORTS = 8  # number of the controller's ports for ranks, and of those for clients
+MPI_ENDS = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
+_MPI_WAYS = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
+INFINIBAND = Path("/sys/class/infiniband")
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class Keeper:
+    """Wait for a job's rank 0 and its controller, and remove their files."""
+
+    def __init__(self, controller: subprocess.Popen[bytes], told: JobFile, path: Path) -> None:
+        self._controller, self._told, self._path = controller, told, path
+
+    def stay(self, nanny: int) -> None:
+        """Wait for this host's rank 0 and then for the controller, which exits once no rank is left."""
+        nannies = [nanny]
+
+        def pass_on(number: int, _frame: Any) -> None:
+            for pid in nannies:
+                os.kill(pid, number)
+            if not nannies:
+                self._controller.terminate()
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, pass_on)
+        os.waitid(os.P_PID, nanny, os.WEXITED | os.WNOWAIT)
+        nannies.clear()  # before the pid can be reused: pass_on must not signal another process
+        os.waitpid(nanny, 0)
+        self._controller.wait()
+        # The controller does this itself, unless it was killed, e.g. by the OOM killer.
+        remove_own(self._path, self._told.cluster_id)
+        shutil.rmtree(self._told.profile, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folder has logs in it
+            Path(self._told.run).rmdir()
+
+
+def join(setup: Setup) -> Keeper | None:
+    """Start the job's cluster in its first process, find it in the others; set this process's environment for it.
+
+    Returns
+    -------
+    Keeper
+        In the first process; None in the others.
+
+    Raises
+    ------
+    SystemExit
+        If this fails; the message gives the host, the reason and the remedy.
+    """
+    assert setup.join is not None
+    path = Path(setup.join.file).absolute()
+    keeper = None
+    try:
+        launched = Launched.read()
+        if launched.rank == 0:
+            keeper, told = _begin(launched, path, setup.join)
+        else:
+            told = _wait_for(launched, path, setup.join.timeout_s)
+    except (LaunchError, UsageError) as error:
+        raise SystemExit(str(error)) from error
+    os.environ.update(_environment(launched, told))
+    return keeper
+
+
+# The first process
+
+
+def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, JobFile]:
+    """Start the controller and write the file."""
+    _check_free(path)
+    address = own_address(wanted.interface)
+    name = wanted.name or _NO_NAME.sub("-", path.stem).strip("-._")[:40] or "job"
+    cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
+    profile = path.with_name(f".{path.name}-{cluster_id}")
+    run = path.with_name(f"{path.stem}-logs-{time.strftime('%Y%m%d-%H%M%S')}")  # where all hosts can write
+    local = _local(cluster_id)
+    _make_folders(path, profile, run, local)
+    with ExitStack() as undo:
+        undo.callback(_remove, profile, run, local)
+        controller = _start_controller(address, profile, cluster_id, [profile, local], path)
+        undo.callback(_end, controller)
+        connection = _wait_for_controller(controller, profile, cluster_id)
+        told = JobFile(
+            version=package_version(),
+            cluster_id=cluster_id,
+            job=launched.job,
+            launcher=launched.launcher,
+            name=name,
+            host=socket.gethostname(),
+            address=address,
+            network=network_of(address),
+            world_size=launched.world_size,
+            backend=wanted.backend,
+            frees_mpi=launched.launcher == "mpirun" and _frees_mpi(),
+            profile=str(profile),
+            run=str(run),
+            started_s=time.time(),
+            connection=connection,
+        )
+        _check_free(path)  # another job may have written it meanwhile
+        try:
+            told.write(path)
+        except OSError as error:
+            raise LaunchError(
+                f"{socket.gethostname()} can't write {path}: {error.strerror}; name another file"
+            ) from error
+        undo.pop_all()
+    waiting = "1 rank waits" if told.world_size == 1 else f"{told.world_size} ranks wait"
+    print(f"{waiting}; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
+    return Keeper(controller, told, path), told
+
+
+def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
+    try:
+        profile.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (profile, *(profile / each for each in ("security", "log", "pid", "startup"))):
+            folder.mkdir(mode=0o700)  # without exist_ok: another user may have made an existing one
+        with contextlib.suppress(FileExistsError):  # of another job that was started in the same second
+            run.mkdir(mode=0o700)
+        keeps_modes = not profile.stat().st_mode & 0o077  # some network shares report the same mode for all files
+        check_private(run, 0o077 if keeps_modes else 0)
+        check_locks(profile)
+        make_private(local)
+    except OSError as error:
+        raise LaunchError(
+            f"{socket.gethostname()} can't make {error.filename}: {error.strerror}; put {path.name} into a folder "
+            "that this user may write to, on a file system that all hosts of the job share"
+        ) from error
+
+
+def _remove(profile: Path, run: Path, local: Path) -> None:
+    """Remove the folders of a job that failed to start."""
+    for folder in (profile, local):
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # has logs of another job that was started in the same second
+        run.rmdir()
+
+
+def _end(controller: subprocess.Popen[bytes]) -> None:
+    controller.kill()
+    controller.wait()
+
+
+def _frees_mpi() -> bool:
+    """Whether to enable MPI's fault tolerance, with which calls can be ended.
+
+    The job's own setting decides. Without one, enable it if the job selects no transport and the host has no
+    InfiniBand: with Open MPI's transport over InfiniBand calls can't be ended, and the job's choice is kept.
+    """
+    chosen = os.environ.get(MPI_ENDS)
+    if chosen is not None:
+        return chosen.lower() in ("1", "true", "yes")
+    return not any(name in os.environ for name in _MPI_WAYS) and not INFINIBAND.exists()
+
+
+def _check_free(path: Path) -> None:
+    """Refuse a file that no job has written, or that of a job that still runs."""
+    deadline = time.monotonic() + OTHERS_SECONDS
+    while (there := _trace(path)) is not None and not there.is_refused():
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"{path} is that of another job, which runs on {there.host} ({counted(there.world_size, 'rank')}, by "
+                f"{there.launcher}); give this one another file, or end that one: %dist_attach {path}, then "
+                "%dist_shutdown; if its host is gone for good, remove the file"
+            )
+        time.sleep(JOIN_POLL_SECONDS)
+
+
+def _trace(path: Path) -> JobTrace | None:
+    """Return which job has written the file; None if the file is missing or empty."""
+    text = _text(path)
+    try:
+        return JobTrace.parse(text) if text.strip() else None
+    except ValueError as error:
+        raise UsageError(
+            f"{path} on {socket.gethostname()} was not written by a job, and would be overwritten; name another file "
+            "with --join, or remove that one"
+        ) from error
+
+
+def _start_controller(
+    address: str, profile: Path, cluster_id: str, folders: list[Path], file: Path
+) -> subprocess.Popen[bytes]:
+    try:
+        ports = choose_ports(address, 2 * PORTS)
+    except OSError as error:
+        raise LaunchError(
+            f"{socket.gethostname()} has no ports for a controller at {address}: {error.strerror or error}; choose "
+            "another network with --interface"
+        ) from error
+    command = controller_arguments(
+        sockets=str(_local(cluster_id) / "s"),
+        listen=address,
+        engine_ports=",".join(map(str, ports[:PORTS])),
+        client_ports=",".join(map(str, ports[PORTS:])),
+        owner_pid=os.getpid(),
+        follow_ranks=True,
+        remove_file=str(file),
+        remove_dirs=folders,
+    )
+    command += [f"--profile-dir={profile}", f"--cluster-id={cluster_id}"]
+    with _controller_log(cluster_id).open("wb") as log:
+        # In its own session: a signal that ends the job's processes must leave it time to notify the other ranks.
+        return subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+        )
+
+
+def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, cluster_id: str) -> dict[str, Any]:
+    """Wait for the controller's files and, as it writes those first, for its sockets; return the clients' file."""
+    files = [profile / "security" / f"ipcontroller-{cluster_id}-{who}.json" for who in ("engine", "client")]
+    deadline = time.monotonic() + CONTROLLER_SECONDS
+    while not all(map(_listens, files)):
+        if controller.poll() is not None or time.monotonic() > deadline:
+            said = _controller_log(cluster_id).read_text(errors="replace").strip()[-2000:]
+            raise LaunchError(f"the controller on {socket.gethostname()} did not come up: {said or 'it said nothing'}")
+        time.sleep(JOIN_POLL_SECONDS)
+    found: dict[str, Any] = json.loads(files[1].read_text())
+    return found
+
+
+def _listens(file: Path) -> bool:
+    """Whether a controller accepts connections on all channels in its file."""
+    try:
+        connection = Connection(file, json.loads(file.read_text()))
+    except FileNotFoundError:
+        return False
+    channels = [channel for channel in CHANNELS if channel in connection.info]
+    try:
+        for channel in channels:
+            socket.create_connection(connection.place(channel), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+# The others
+
+
+def _wait_for(launched: Launched, path: Path, timeout_s: float) -> JobFile:
+    """Wait until the first process of this job has written the file."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        there = _read(path)
+        if there is not None and there.job == launched.job and not there.is_refused():
+            _check_folder(Path(there.profile), path)
+            return there
+        if time.monotonic() > deadline:
+            raise LaunchError(_why_not(launched, path, there, timeout_s))
+        time.sleep(JOIN_POLL_SECONDS)
+
+
+def _check_folder(profile: Path, path: Path) -> None:
+    """Refuse the folder beside FILE if another user has made it: its files determine where to connect."""
+    try:
+        check_beside(profile, path)
+    except OSError as error:
+        raise LaunchError(
+            f"{profile}, which belongs to {path}, can't be used: {error.strerror}; end the job, and start it with FILE "
+            "in a folder where no other user may write"
+        ) from error
+
+
+def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: float) -> str:
+    who = f"rank {launched.rank} on {socket.gethostname()}"
+    if there is not None:
+        return (
+            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job wrote none: see what that said"
+        )
+    return (
+        f"{who} saw no {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system that all hosts of "
+        "the job share, or give more time with --join-timeout"
+    )
+
+
+def _read(path: Path) -> JobFile | None:
+    """Return the content of the file; None unless a job of this version has written it."""
+    try:
+        return JobFile.parse(_text(path))
+    except ValueError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_own(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise LaunchError(f"{socket.gethostname()} can't read {path}: {error.strerror}; name another file") from error
+
+
+# All
+
+
+def _controller_log(cluster_id: str) -> Path:
+    """Return the controller's log; not in FILE's folder, which NFS could not remove before the controller exits."""
+    return _local(cluster_id) / "controller.log"
+
+
+def _local(cluster_id: str) -> Path:
+    return ROOT / f"{PREFIX}{cluster_id}"
+
+
+def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
+    """Return the variables that a client would have set for this process; for defaults, the job's own values stay."""
+    local = str(_local(told.cluster_id))
+    environment = {
+        CONNECTION_FILE: str(Path(told.profile) / "security" / f"ipcontroller-{told.cluster_id}-engine.json"),
+        CLIENT: told.cluster_id,
+        PROFILE_DIR: told.profile,
+        LOCAL_DIR: local,
+        LAUNCHER: "mpi" if told.has_mpi else "local",
+        LAUNCH_RANK: str(launched.rank),
+        HOST: socket.gethostname(),
+        KEEP: "1",
+        SAMPLE_SECONDS: str(FIGURES_SECONDS),
+    }
+    if told.backend == "none":
+        environment[WITHOUT_TORCH] = "1"
+    interface = interface_towards(told.address)
+    defaults = {name: sign + interface for name, sign in INTERFACE_VARIABLES.items() if interface}
+    defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launched.on_this_host))
+    if told.has_mpi:
+        defaults["OMPI_MCA_btl_sm_backing_directory"] = local  # removed with the cluster, even if ranks are killed
+        defaults["OMPI_MCA_opal_signal"] = ""  # leaves crashes to Python, whose report names the cell's line
+    if told.frees_mpi:
+        defaults[MPI_ENDS] = defaults[MPI_HEALS] = "1"
+    defaults |= PCI_ORDER
+    return environment | {name: value for name, value in defaults.items() if name not in os.environ}

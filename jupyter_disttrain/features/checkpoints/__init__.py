@@ -1,0 +1,1 @@
+"""Save and load checkpoints (``%dist_save``, ``%dist_load``)."""

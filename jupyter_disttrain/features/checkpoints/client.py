@@ -1,0 +1,150 @@
+"""Save and load checkpoints of the ranks' variables.
+
+Covers: the calls that the client runs on the ranks.
+Does not cover: their implementation (``features.checkpoints.rank``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...client.cells.history import Origin
+from ...client.cells.variables import check_names
+from ...client.part import Part
+from ...errors import RankFailure, UsageError
+from ...protocol.ranks import label_ranks
+from ...protocol.states import RankState
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from ...client.cells.cell_run import CellRun
+
+
+class CheckpointKeeper(Part):
+    """The part of a cluster that saves and loads checkpoints."""
+
+    _writes_beside = False  # whether a version may still be written in the background
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        names: Sequence[str],
+        *,
+        beside: bool = False,
+        keep: int | None = None,
+        **options: Any,
+    ) -> CellRun:
+        """Save variables of all ranks as the next version in a checkpoint folder.
+
+        Parameters
+        ----------
+        path
+            The folder, which must be visible to all hosts.
+        names
+            Models, optimizers, schedulers and other values; the state of random number generators is saved as well.
+        beside
+            Write in the background while the next cells run. The next save or load reports errors of that.
+        keep
+            Number of versions to keep; None keeps all.
+        **options
+            As of :meth:`Cluster.run`.
+
+        Raises
+        ------
+        UsageError
+            If a name is no valid variable name, or the ranks have no process group.
+        RankFailure
+            If a rank has no such variable, or can't write.
+        """
+        check_names(names)
+        if not names:
+            raise UsageError("name what is to be saved, e.g. model optimizer step")
+        if keep is not None and keep < 1:
+            raise UsageError(f"at least one version has to stay, not {keep}")
+        session = self._launch.folders.run.name
+        words = f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={session!r}"
+        self._writes_beside = self._writes_beside or (beside and self._launch.config.backend != "none")
+        return self._run_checkpoints(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
+
+    def finish_saves(self, **options: Any) -> str:
+        """Wait until versions that are written in the background are on disk, before ranks are ended.
+
+        Parameters
+        ----------
+        **options
+            As of :meth:`Cluster.run`.
+
+        Returns
+        -------
+        str
+            A warning that a version may be incomplete, because ranks still run a cell or have died. Mostly empty.
+
+        Raises
+        ------
+        RankFailure
+            If a version could not be written.
+        """
+        # This process does not know whether an earlier kernel has started a write.
+        came_late = self._launch.journal.began_late and self._launch.config.backend != "none"
+        if not (self._writes_beside or came_late) or self._launch.link is None:
+            return ""
+        others = [entry.info.rank for entry in self._launch.table if entry.state != RankState.IDLE]
+        if others:
+            are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
+            what = "a checkpoint that is" if self._writes_beside else "a checkpoint, if one is"
+            return (
+                f"{are} not idle, so that {what} being written beside the cells is cut off; the version before stays "
+                "the latest"
+            )
+        try:
+            self._run_checkpoints("wait()", options)
+        except RankFailure as error:
+            # An interrupt ends the wait; the version is still being written.
+            self._writes_beside = any(failure.ename == "KeyboardInterrupt" for failure in error.failures)
+            raise
+        self._writes_beside = False
+        return ""
+
+    def load(
+        self, path: str | os.PathLike[str], names: Sequence[str] = (), *, trust_owner: bool = False, **options: Any
+    ) -> CellRun:
+        """Load variables on all ranks, from the latest version in a checkpoint folder or from a given one.
+
+        Parameters
+        ----------
+        path
+            The folder, or a version in it.
+        names
+            The variables to load; by default all that were saved. Models and optimizers must exist; their state is
+            loaded.
+        trust_owner
+            Also load a checkpoint of another user: loading runs code from its files.
+        **options
+            As of :meth:`Cluster.run`.
+
+        Raises
+        ------
+        UsageError
+            If a name is no valid variable name, or the ranks have no process group.
+        RankFailure
+            If there is no such checkpoint, it does not fit, or it belongs to another user.
+        """
+        check_names(names)
+        call = f"load({_absolute(path)!r}, {list(names)!r}, trust_owner={trust_owner})"
+        return self._run_checkpoints(call, options, f"%dist_load {path}")
+
+    def _run_checkpoints(self, call: str, options: dict[str, Any], magic: str = "") -> CellRun:
+        launch, _ = self._ready("all")
+        if launch.config.backend == "none":
+            raise UsageError("checkpoints need torch on the ranks; start them without --backend none")
+        options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=magic)
+        return self.run(f"get_ipython().checkpoints.{call}", values=False, **options)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    return str(Path(path).expanduser().absolute())

@@ -1,0 +1,1 @@
+"""Export cells as a script (``%dist_export``)."""

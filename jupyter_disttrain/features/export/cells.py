@@ -1,0 +1,144 @@
+"""Convert a cell to a part of a script.
+
+Covers: its names, its imports from ``__future__``, cells for some ranks, code that can't be part of a script.
+Does not cover: magics (``ipython_syntax``), the script around it (``template``).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import symtable
+import tokenize
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+from ...protocol.ranks import label_ranks
+from .ipython_syntax import replaced, to_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...client.cells.history import Ran
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell as Python code."""
+
+    title: str  # the cell's prompt, or the magic it replaces
+    source: str
+    ranks: tuple[int, ...]
+    names: frozenset[str]  # global names that it reads
+    sets: frozenset[str]  # global names that it sets
+    future: tuple[str, ...]  # its imports from __future__, which have to come first in a script
+    makes_group: bool  # calls init_process_group
+    ends_group: bool  # left the ranks without a process group
+    imports: frozenset[str]  # top-level modules: "horovod" for horovod.torch
+
+    def text(self, world_size: int, rank: str) -> str:
+        """Return its lines in a script of ``world_size`` ranks; ``rank`` is the script's expression for the rank."""
+        if len(self.ranks) == world_size:
+            return f"# {self.title}\n{self.source}"
+        which = f"{rank} == {self.ranks[0]}" if len(self.ranks) == 1 else f"{rank} in {set(self.ranks)}"
+        return f"# {self.title}, on {label_ranks(self.ranks)}\nif {which}:\n{indented(self.source)}"
+
+
+def read_cell(ran: Ran, *, ends_group: bool) -> Cell:
+    """Parse a cell that ran; ``ends_group``: it left the ranks without a process group.
+
+    Raises
+    ------
+    UsageError
+        If something in it needs IPython; the message names the cell, the line and what it is.
+    """
+    title = f"In [{ran.execution_count}]"
+    source = to_python(re.sub(r"\A\s*#%%(distributed|rank)\b.*\n?", "", ran.code), title)
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "get_ipython":
+            raise UsageError(f"{title}, line {node.lineno}: get_ipython() means nothing in a script; leave it out")
+    for node in _at_top(tree):
+        is_async = isinstance(node, ast.comprehension) and node.is_async
+        if is_async or isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            raise UsageError(
+                f"{title} awaits outside a function at line {getattr(node, 'lineno', 1)}, which a script can't; "
+                "write asyncio.run(...) there"
+            )
+    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    calls = {_last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    reads, sets = _names(source)
+    source = _without(source, future).strip("\n")
+    return Cell(
+        title=title,
+        source=source if len(tree.body) > len(future) else f"{source}\npass".strip(),
+        ranks=ran.ranks,
+        names=reads,
+        sets=sets,
+        future=tuple(alias.name for node in future for alias in node.names),
+        makes_group="init_process_group" in calls,
+        ends_group=ends_group,
+        imports=frozenset(_imported(tree)),
+    )
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _at_top(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that are not inside a function."""
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield child
+            yield from _at_top(child)
+
+
+def _without(source: str, statements: list[ast.ImportFrom]) -> str:
+    for node in reversed(statements):
+        source = replaced(source, node, "pass")
+    first = {node.lineno for node in statements}
+    lines = source.split("\n")
+    return "\n".join("" if number in first and line.strip() == "pass" else line for number, line in enumerate(lines, 1))
+
+
+def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the global names that code reads, and those that it sets."""
+    reads, sets = set[str](), set[str]()
+    tables = [symtable.symtable(source, "cell", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" or symbol.is_global():
+                reads |= {symbol.get_name()} if symbol.is_referenced() else set()
+                sets |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
+    return frozenset(reads), frozenset(sets)
+
+
+def indented(source: str) -> str:
+    """Indent code, except for lines inside string literals."""
+    inside: set[int] = set()
+    starts: list[int] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            starts.append(token.start[0])
+        elif kind == "FSTRING_END":
+            inside.update(range(starts.pop() + 1, token.end[0] + 1))
+        elif token.type == tokenize.STRING:
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+    lines = source.split("\n")
+    return "\n".join(
+        line if number in inside or not line.strip() else f"    {line}" for number, line in enumerate(lines, 1)
+    )

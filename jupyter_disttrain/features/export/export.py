@@ -1,0 +1,277 @@
+"""Export the cells that ran in a notebook as a script.
+
+Covers: choosing the script's contents, writing the files.
+Does not cover: a cell's text (``cells``), the script's frame (``template``), the record of what ran
+(``client.cells.history``).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...client.cells.history import Copied, Did, Pushed, Ran, is_whole
+from ...errors import UsageError
+from ...protocol.ranks import format_ranks, label_ranks
+from ...protocol.serialization import load_value
+from .cells import Cell, read_cell
+from .template import LAUNCHES, MARK, Frame, Helpers, launch_file
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from ...client.cells.history import Entry
+    from ...client.startup.launch import Launch
+
+LITERAL = 200  # longest literal written into the script, in characters
+MARKED_BYTES = 1000  # bytes at the start of a file that are searched for our mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The written files."""
+
+    script: Path
+    launch: Path
+    values: Path | None  # the file of pushed variables
+    notes: tuple[str, ...]  # remarks for the user
+    command: str  # the command that runs the script
+
+
+def export(
+    path: Path,
+    entries: Sequence[Entry],
+    frame: Frame,
+    launch: str,
+    notes: Iterable[str] = (),
+    without_group: Container[int] = (),
+) -> Exported:
+    """Write a script that repeats what ran, and a file that launches it.
+
+    Parameters
+    ----------
+    path
+        The script's path; the other files are written beside it under its name.
+    entries
+        What ran, in order.
+    frame
+        The properties of the ranks.
+    launch
+        One of :data:`LAUNCHES`.
+    notes
+        Remarks found so far.
+    without_group
+        The numbers of cells that left the ranks without a process group.
+
+    Raises
+    ------
+    UsageError
+        If nothing ran, or something that ran can't be part of a script; the message names it.
+    """
+    if launch not in LAUNCHES:
+        raise UsageError(f"a script can't be launched by {launch!r}; choose one of {', '.join(LAUNCHES)}")
+    name, content = launch_file(path.name, frame, launch)
+    beside = path.with_name(name)
+    _check(path, beside, entries)
+    cells = {
+        entry.number: read_cell(entry, ends_group=entry.number in without_group)
+        for entry in entries
+        if isinstance(entry, Ran)
+    }
+    notes = [
+        *notes,
+        *dict.fromkeys(
+            f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)
+        ),
+    ]
+    body = _Body(entries, cells, frame)
+    values = path.with_name(f"{path.stem}_values.pkl")
+    if body.saved:
+        _check_own(values)
+    named = values.name if body.saved else ""
+    text = frame.script(body.parts, body.cells, launch, named, body.helpers, copies=body.copies)
+    _check_python(text, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if body.saved:
+        values.write_bytes(pickle.dumps({"about": f"What {path.name} reads; {MARK}.", "values": body.saved}))
+    path.write_text(text)
+    beside.write_text(content)
+    beside.chmod(0o755)
+    command = f"sbatch {name}" if launch == "slurm" else f"./{name}"
+    return Exported(
+        script=path, launch=beside, values=values if body.saved else None, notes=tuple(notes), command=command
+    )
+
+
+class _Body:
+    """The parts of the script."""
+
+    def __init__(self, entries: Sequence[Entry], cells: Mapping[int, Cell], frame: Frame) -> None:
+        self._frame = frame
+        self._used = set[str]().union(*(cell.names for cell in cells.values()))
+        changed = set[str]().union(*(cell.sets for cell in cells.values()))
+        changed.update(name for entry in entries if isinstance(entry, (Pushed, Copied)) for name in entry.names)
+        self.helpers = Helpers.beside(self._used | changed, changed)
+        self.copies = False
+        self.parts: list[str] = []
+        self.cells: list[Cell] = []  # includes copies from rank to rank, which use the process group as well
+        self.saved: dict[int, dict[str, Any]] = {}  # pushed values that are not written as literals, by position
+        for at, entry in enumerate(entries):
+            if isinstance(entry, Ran):
+                self._add(cells[entry.number])
+            elif isinstance(entry, Pushed):
+                self._push(entry, at)
+            elif isinstance(entry, Copied) and self._used & set(entry.names):
+                self.copies = True
+                self._add(_copied(entry, self._used, self.helpers.copy, frame.world_size))
+            elif isinstance(entry, Did):
+                self.parts.append(f"# {entry.magic} stood here")
+
+    def _add(self, cell: Cell) -> None:
+        self.cells.append(cell)
+        self.parts.append(cell.text(self._frame.world_size, self.helpers.rank))
+
+    def _push(self, entry: Pushed, at: int) -> None:
+        saved: dict[str, Any] = {}
+        lines = _pushed(entry, self._used, saved, f"{self.helpers.pushed}[{at}]")
+        if saved:
+            self.saved[at] = saved
+        if not lines:
+            return
+        head = "# Pushed by the notebook"
+        if len(entry.ranks) < self._frame.world_size:
+            head += f" to {label_ranks(entry.ranks)}\nif {self.helpers.rank} in {set(entry.ranks)}:"
+            lines = [f"    {line}" for line in lines]
+        self.parts.append("\n".join([head, *lines]))
+
+
+def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
+    """Raise an error if nothing can be exported, or if a file of the user would be overwritten."""
+    if beside == path:
+        raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
+    for file in (path, beside):
+        _check_own(file)
+    if not any(isinstance(entry, Ran) for entry in entries):
+        raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
+
+
+def _check_own(file: Path) -> None:
+    if os.path.lexists(file) and not (file.is_file() and MARK.encode() in file.read_bytes()[:MARKED_BYTES]):
+        raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
+
+
+def _check_python(text: str, path: Path) -> None:
+    try:
+        compile(text, str(path), "exec")
+    except SyntaxError as error:
+        line = text.splitlines()[(error.lineno or 1) - 1].strip()
+        raise UsageError(f"together the cells are no Python: {error.msg}: {line}") from None
+
+
+def frame_of(launch: Launch) -> Frame:
+    """Return the properties of a cluster's ranks."""
+    infos = [entry.info for entry in launch.table]
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // len(infos)))
+    return Frame(
+        world_size=len(infos),
+        nodes=len({info.node_rank for info in infos}),
+        backend=infos[0].backend,
+        on_gpus=infos[0].device.startswith("cuda"),
+        threads=threads,
+        timeout_s=launch.config.timeout_s,
+    )
+
+
+def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[int, str]) -> list[str]:
+    """Describe cells that are not in the script, or not as they ran."""
+    cells = [entry for entry in done if isinstance(entry, Ran)]
+    written = {entry.number for entry in entries if isinstance(entry, Ran)}
+    failed = [entry for entry in cells if not is_whole(entry, endings)]
+    earlier = [entry for entry in cells if entry.number not in written and is_whole(entry, endings)]
+    interrupted = [entry for entry in cells if entry.number in written and endings[entry.number]]
+    return [
+        f"{_prompts(which)} {words}"
+        for which, words in (
+            (failed, "failed or still run, and are left out"),
+            (earlier, "ran again later: only the last run is in the script, in the place of the first"),
+            (interrupted, "were interrupted; the script runs them to their end"),
+        )
+        if which
+    ]
+
+
+def _prompts(cells: Iterable[Ran]) -> str:
+    return "cells " + " ".join(f"[{cell.execution_count}]" for cell in cells)
+
+
+def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], place: str) -> list[str]:
+    """Return the lines that set pushed variables; values that are not literals are added to ``saved``, at ``place``."""
+    needed = [name for name in entry.names if name in used]
+    if not needed:
+        return []
+    if entry.pickled is None:
+        raise UsageError(
+            f"{', '.join(needed)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too much to be kept; "
+            "save them to a file and load that in a %%distributed cell, then export again"
+        )
+    values = load_value(entry.pickled, entry.buffers)
+    lines = []
+    for name in needed:
+        literal = _literal(values[name])
+        if literal is None:
+            _check_portable(name, values[name])
+            saved[name] = values[name]
+            literal = f"{place}[{name!r}]"
+        lines.append(f"{name} = {literal}")
+    return lines
+
+
+def _check_portable(name: str, value: Any) -> None:
+    """Raise an error for a value that a script can't unpickle."""
+    try:
+        data = pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{name} was pushed and can't be saved beside the script ({error}); make it in a cell"
+        ) from None
+    if b"__main__" in data:
+        raise UsageError(
+            f"{name} was pushed and is made of a class of the notebook, which a script has not; make it in a cell"
+        )
+
+
+def _literal(value: Any) -> str | None:
+    """Return a value as a Python literal; None if it has no short one."""
+    text = repr(value)
+    if len(text) > LITERAL:
+        return None
+    try:
+        same = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return text if type(same) is type(value) and same == value else None
+
+
+def _copied(entry: Copied, used: set[str], copy: str, world_size: int) -> Cell:
+    """Return a copy between ranks as a cell that all ranks run; its names are limited to those that cells use."""
+    names = [name for name in entry.names if name in used]
+    source = f"{copy}({entry.source}, {list(entry.ranks)}, {', '.join(map(repr, names))})"
+    title = f"%dist_copy --from {entry.source} --to {format_ranks(entry.ranks)} {' '.join(names)}"
+    return Cell(
+        title=title,
+        source=source,
+        ranks=tuple(range(world_size)),
+        names=frozenset({"dist", *names}),
+        sets=frozenset(names),
+        future=(),
+        makes_group=False,
+        ends_group=False,
+        imports=frozenset(),
+    )
+
+
+__all__ = ["LAUNCHES", "Cell", "Exported", "Frame", "export", "frame_of", "remarks_on"]

@@ -1,0 +1,1 @@
+"""Build Horovod and run it on the ranks."""

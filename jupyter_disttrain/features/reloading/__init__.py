@@ -1,0 +1,1 @@
+"""Reload edited modules on the ranks (``%dist_sync_code``)."""

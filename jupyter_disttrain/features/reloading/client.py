@@ -1,0 +1,242 @@
+"""Copy edited modules to the ranks and reload them there.
+
+Covers: which files of the notebook's folder the nodes lack, sending them, the report of what was reloaded.
+Does not cover: reloading (``features.reloading.rank``), data sets (``features.staging.client``).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...client.cells.history import Origin
+from ...client.cells.variables import ask
+from ...client.part import Part
+from ...errors import CodeError, UsageError
+from ...protocol.ranks import label_ranks
+from ...protocol.requests import CompareFiles, ListModules, RemoveFiles, WriteFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ...client.startup.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """What was copied to the ranks and reloaded there."""
+
+    reloaded: Mapping[str, tuple[int, ...]]  # ranks by module
+    brought: Mapping[str, tuple[str, ...]]  # hosts to which a file was copied, by file in the notebook's folder
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks with objects of a class's old code
+    removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hosts from which a file was removed
+
+    def __str__(self) -> str:
+        """Return a short text for the user."""
+        lines = []
+        if self.brought:
+            hosts = ", ".join(dict.fromkeys(host for some in self.brought.values() for host in some))
+            lines.append(f"brought {', '.join(self.brought)} to {hosts}")
+        by_hosts: dict[tuple[str, ...], list[str]] = {}
+        for name, hosts_of_it in self.removed.items():
+            by_hosts.setdefault(hosts_of_it, []).append(name)
+        lines += [f"removed {', '.join(names)} from {', '.join(some)}" for some, names in by_hosts.items()]
+        by_ranks: dict[tuple[int, ...], list[str]] = {}
+        for name, ranks in self.reloaded.items():
+            by_ranks.setdefault(ranks, []).append(name)
+        lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in by_ranks.items()]
+        for words, ranks in self.kept.items():
+            lines.append(f"objects of {words} on {label_ranks(ranks)} keep the old code; make them anew")
+        return "\n".join(lines) or "no module was edited since the ranks imported it"
+
+
+class CodeSyncer(Part):
+    """The part of a cluster that copies edited modules to its ranks."""
+
+    _brought_code: dict[tuple[str, str], dict[str, str]]  # hashes by file, by host and notebook's folder
+
+    def sync_code(
+        self,
+        paths: Sequence[str | os.PathLike[str]] = (),
+        ranks: str | int | Iterable[int] = "all",
+        **options: Any,
+    ) -> Synced:
+        """Reload on each rank the modules that were edited since it imported them.
+
+        Nodes that do not see the notebook's folder receive the files that they lack: modules below that folder that
+        ranks have imported, the modules that these import, and ``paths``. Files that this session copied there and that
+        no longer exist in the notebook's folder are removed, unless they were changed there; imported modules stay.
+
+        Parameters
+        ----------
+        paths
+            Files, folders and modules below the notebook's folder to copy even if no rank has imported them.
+        ranks
+            The ranks to check; others keep what they have imported.
+        **options
+            As of :meth:`Cluster.run`, for the cell that reloads.
+
+        Returns
+        -------
+        Synced
+            What was done.
+
+        Raises
+        ------
+        UsageError
+            If a path is not below the notebook's folder, or does not exist.
+        CodeError
+            If a module can't be reloaded. It stays as it was; the others are reloaded.
+        """
+        folder = Path.cwd()
+        named = [file for path in paths for file in _named(folder, path)]
+        launch, everybody = self._ready(ranks)
+        told = {rank: reply["content"] for rank, reply in ask(launch, everybody, ListModules()).items()}
+        files = _with_imports(folder, [*named, *_imported(folder, told.values())])
+        removed = self._remove_code(launch, everybody, folder)
+        brought = self._bring_code(launch, everybody, folder, files)
+        hosts = {host for some in brought.values() for host in some}
+        stale = [rank for rank in everybody if told[rank]["edited"] or launch.table[rank].info.host in hosts]
+        if not stale:
+            return Synced(reloaded={}, brought=brought, removed=removed)
+        options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
+        run = self.run("get_ipython().local_modules.reload();", stale, **options)
+        return _result(run.results, brought, removed)
+
+    def _bring_code(
+        self, launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
+    ) -> dict[str, tuple[str, ...]]:
+        """Send the files that differ on a node to one of its ranks; return the hosts by file."""
+        if not files:
+            return {}
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        compare = CompareFiles(folder=str(folder), hashes=hashes)
+        brought: dict[str, list[str]] = {}
+        for rank, reply in ask(launch, _one_of_each_node(launch, ranks), compare).items():
+            names, host = reply["content"]["names"], launch.table[rank].info.host
+            if names:
+                request = WriteFiles(folder=str(folder), names=names)
+                ask(launch, [rank], request, [files[name] for name in names])
+            for name in names:
+                self._brought_code.setdefault((host, str(folder)), {})[name] = hashes[name]
+                brought.setdefault(name, []).append(host)
+        return {name: tuple(hosts) for name, hosts in brought.items()}
+
+    def _remove_code(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
+        """Remove copied files from nodes that no longer exist here; return the hosts by file."""
+        removed: dict[str, list[str]] = {}
+        for rank in _one_of_each_node(launch, ranks):
+            host = launch.table[rank].info.host
+            there = self._brought_code.get((host, str(folder)), {})
+            gone = {name: hashed for name, hashed in sorted(there.items()) if not (folder / name).exists()}
+            if gone:
+                request = RemoveFiles(folder=str(folder), hashes=gone)
+                for name in ask(launch, [rank], request)[rank]["content"]["names"]:
+                    removed.setdefault(name, []).append(host)
+            for name in gone:
+                del there[name]
+        return {name: tuple(hosts) for name, hosts in removed.items()}
+
+
+def _one_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
+    first: dict[int, int] = {}
+    for rank in ranks:
+        first.setdefault(launch.table[rank].info.node_rank, rank)
+    return list(first.values())
+
+
+def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
+    """Return the files of a path or a module's name, relative to the notebook's folder.
+
+    Raises
+    ------
+    UsageError
+        If there is no such file or module, or it is not below the notebook's folder.
+    """
+    given = Path(path).expanduser()
+    chosen = next((each for each in (given, *_of_module(str(path))) if (folder / each).exists()), None)
+    if chosen is None:
+        raise UsageError(f"there is no {path} in {folder}, neither a file nor a module")
+    whole = Path(os.path.normpath(folder / chosen))
+    if not whole.is_relative_to(folder):
+        raise UsageError(f"{whole} is not below the notebook's folder {folder}, so the ranks have no place for it")
+    found = sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
+    names = [each.relative_to(folder) for each in found]
+    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
+
+
+def _of_module(name: str) -> list[Path]:
+    base = Path(*name.split(".")) if name.strip(".") else Path()
+    return [base.with_suffix(".py"), base] if base.name else []
+
+
+def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the files of the notebook's folder that ranks have imported, from there or from their start folder."""
+    found = []
+    for each in told:
+        for file in (Path(os.path.normpath(name)) for name in each["files"].values()):  # sys.path may contain ".."
+            base = next((base for base in (folder, Path(each["folder"])) if file.is_relative_to(base)), None)
+            if base is not None and (folder / file.relative_to(base)).is_file():
+                found.append(file.relative_to(base).as_posix())
+    return found
+
+
+def _with_imports(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the contents of files, and of the folder's files that these import, by name."""
+    contents: dict[str, bytes] = {}
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name not in contents:
+            contents[name] = (folder / name).read_bytes()
+            if name.endswith(".py"):
+                left += _imports(folder, name, contents[name])
+    return dict(sorted(contents.items()))
+
+
+def _imports(folder: Path, name: str, content: bytes) -> list[str]:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return []  # the rank that imports it reports the error
+    found: set[Path] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {Path(*alias.name.split(".")) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = Path(name).parents[min(node.level, len(Path(name).parents)) - 1] if node.level else Path()
+            base = above.joinpath(*(node.module or "").split("."))
+            found |= {base, *(base / alias.name for alias in node.names if alias.name != "*")}
+    wanted = {part for base in found for part in (base, *base.parents)}
+    candidates = [path for base in wanted if base.name for path in (base.with_suffix(".py"), base / "__init__.py")]
+    return [path.as_posix() for path in candidates if (folder / path).is_file()]
+
+
+def _result(
+    results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]], removed: Mapping[str, tuple[str, ...]]
+) -> Synced:
+    reloaded: dict[str, list[int]] = {}
+    failed: dict[str, list[int]] = {}
+    kept: dict[str, list[int]] = {}
+    for rank, told in results.items():
+        for name in told["reloaded"]:
+            reloaded.setdefault(name, []).append(rank)
+        for words in told["failed"].values():
+            failed.setdefault(words, []).append(rank)
+        for words in told["kept"]:
+            kept.setdefault(words, []).append(rank)
+    synced = Synced(
+        reloaded={name: tuple(ranks) for name, ranks in reloaded.items()},
+        brought=brought,
+        kept={words: tuple(ranks) for words, ranks in kept.items()},
+        removed=removed,
+    )
+    if failed:
+        said = [f"{words}; the module stays as it was on {label_ranks(ranks)}" for words, ranks in failed.items()]
+        also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""
+        raise CodeError("; ".join(said) + also)
+    return synced

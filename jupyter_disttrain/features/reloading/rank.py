@@ -1,0 +1,224 @@
+"""Update the user's own modules on this rank, for ``%dist_sync_code``.
+
+Covers: which modules were edited since their import, writing files from the notebook's machine, reloading in the order
+of imports.
+Does not cover: which files are sent (``features.reloading.client``), how a module is reloaded (``module_reload``),
+scripts, which import such modules again (``features.scripts.modules``).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import traceback
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from importlib.util import cache_from_source, resolve_name
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...rank.kernel.tracebacks import is_of_user
+from ..scripts.modules import is_own
+from .module_reload import reload_module
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from types import ModuleType
+
+_SEEN = "_disttrain_seen"  # attribute of a module's loader: mtime and size of the file that it has read
+
+
+def note_files() -> None:
+    """Patch the import system to record mtime and size of each file that it reads."""
+    original = SourceFileLoader.path_stats
+    if hasattr(original, _SEEN):
+        return
+
+    def path_stats(self: SourceFileLoader, path: str) -> Any:
+        told = original(self, path)
+        setattr(self, _SEEN, (told["mtime"], told["size"]))
+        return told
+
+    setattr(path_stats, _SEEN, True)
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
+
+
+class LocalModules:
+    """The modules of this rank that the user may edit."""
+
+    def __init__(self) -> None:
+        self._folder = Path.cwd()  # the rank's initial directory: cells may change it
+        self._old_objects: dict[Any, Any] = {}  # state of IPython's reloader
+
+    def tell(self) -> dict[str, Any]:
+        """Return the rank's initial folder, the files of the user's modules by name, and the edited modules."""
+        files = {name: str(module.__file__) for name, module in _own().items()}
+        return {"folder": str(self._folder), "files": files, "edited": [name for name in files if _is_edited(name)]}
+
+    def compare(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
+        """Return the files that are missing here or differ from those in the notebook's folder."""
+        return [name for name, hashed in hashes.items() if _hash(self._place(folder, name)) != hashed]
+
+    def write(self, folder: str, names: Sequence[str], contents: Sequence[Any]) -> None:
+        """Write files of the notebook's folder where this rank imports them.
+
+        A link in place of a file is replaced by the file. A folder that is a link to somewhere else is neither written
+        into, because others may use its content, nor replaced, because it may hold more files than are sent.
+
+        Raises
+        ------
+        ValueError
+            If a file's folder is a link to somewhere else.
+        """
+        for name, content in zip(names, contents, strict=True):
+            path = self._place(folder, name)
+            if self._is_elsewhere(folder, path.parent):
+                raise ValueError(
+                    f"{name} is another here than in the notebook's folder, and {path.parent} leads through a link to "
+                    f"{path.parent.resolve()}, where nothing is written; bring it there, or make the link a folder"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f".{path.name}.new")
+            new.write_bytes(content)
+            new.replace(path)  # atomic: a rank that imports it now reads the old or the new file
+
+    def remove(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
+        """Remove files that were written here, and folders that become empty; return the removed files.
+
+        A file with other contents than those written is kept.
+        """
+        removed = []
+        for name, hashed in hashes.items():
+            path = self._place(folder, name)
+            if _hash(path) != hashed or self._is_elsewhere(folder, path.parent):
+                continue
+            Path(cache_from_source(str(path))).unlink(missing_ok=True)
+            path.unlink()
+            removed.append(name)
+            _remove_empty(path.parent, Path(name).parent)
+        return removed
+
+    def _place(self, folder: str, name: str) -> Path:
+        """Return a file's path here.
+
+        Only the name is checked, and links are not resolved: a module that is a link, or is in a linked folder, is
+        imported and read through the link.
+        """
+        base = self._base(folder)
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name} leads out of {base}")
+        return base / name
+
+    def _base(self, folder: str) -> Path:
+        """Return the same folder if it exists here, else the rank's initial folder."""
+        return Path(folder) if Path(folder).is_dir() else self._folder
+
+    def _is_elsewhere(self, folder: str, path: Path) -> bool:
+        return not path.resolve().is_relative_to(self._base(folder).resolve())
+
+    def reload(self) -> dict[str, Any]:
+        """Reload the edited modules.
+
+        A module that imports one that failed is reloaded all the same.
+
+        Returns
+        -------
+        dict
+            ``"reloaded"``: names of modules; ``"failed"``: location and reason, by name; ``"kept"``: classes that keep
+            old code somewhere, with the reason.
+        """
+        edited = [name for name in _own() if _is_edited(name)]
+        reloaded, failed, kept = [], {}, []
+        for name in _in_order(edited):
+            try:
+                kept += reload_module(sys.modules[name], self._old_objects)
+            except Exception as error:  # noqa: BLE001  (the module's own code may raise anything)
+                failed[name] = _words(error, name)
+            else:
+                reloaded.append(name)
+        return {"reloaded": reloaded, "failed": failed, "kept": kept}
+
+
+def _own() -> dict[str, ModuleType]:
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if is_own(name, module) and str(module.__file__).endswith(".py") and name != "__main__"
+    }
+
+
+def _is_edited(name: str) -> bool:
+    module = sys.modules[name]
+    seen = getattr(getattr(module.__spec__, "loader", None), _SEEN, None)
+    try:
+        now = Path(str(module.__file__)).stat()
+    except OSError:
+        return False  # the file was removed or renamed: keep the imported module
+    return seen is not None and seen != (now.st_mtime, now.st_size)
+
+
+def _hash(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _remove_empty(folder: Path, below: Path) -> None:
+    """Remove empty folders upwards, at most as many as ``below`` has parts: they could be imported as packages."""
+    for _ in below.parts:
+        with suppress(OSError):  # missing or not empty
+            (folder / "__pycache__").rmdir()
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # not empty
+        folder = folder.parent
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    """Return the modules in an order in which each follows those that it imports."""
+    ordered: list[str] = []
+    begun: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name not in begun:
+            begun.add(name)
+            for other in sorted(_imports(name) & set(names)):
+                visit(other)
+            ordered.append(name)
+
+    for name in sorted(names):
+        visit(name)
+    return ordered
+
+
+def _imports(name: str) -> set[str]:
+    """Return the names of modules that a module's file may import; empty if the file can't be read or parsed."""
+    module = sys.modules[name]
+    try:
+        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            try:
+                base = resolve_name(relative, module.__package__ or "") if node.level else relative
+            except ImportError:
+                continue
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def _words(error: Exception, name: str) -> str:
+    """Return where in the user's files a reload failed, and why."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
+    return f"{place}: {type(error).__name__}: {error}"

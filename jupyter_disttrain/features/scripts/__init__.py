@@ -1,0 +1,1 @@
+"""Run scripts on the ranks (``%dist_run``)."""

@@ -1,0 +1,147 @@
+"""Run scripts on the ranks, and export what ran there as a script.
+
+Covers: the request to the ranks, the meeting point of the processes of one run; the contents of an exported script.
+Does not cover: running it (``features.scripts.rank``), waiting for it (``client.cells.cell_run``), writing it
+(``features.export.export``).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...client.cells.history import Origin, Ran, is_whole, last_of_each
+from ...client.cells.variables import ask
+from ...client.part import Part
+from ...config.rank_selection import parse_ranks
+from ...errors import UsageError
+from ...protocol.requests import OpenPort
+from ..export.export import export, frame_of, remarks_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ...client.cells.cell_run import CellRun
+    from ..export.export import Exported
+
+HOW = ("here", "fresh", "node")
+
+
+class ScriptRunner(Part):
+    """The part of a cluster that runs scripts."""
+
+    def run_script(
+        self,
+        target: str | os.PathLike[str],
+        arguments: Sequence[str] = (),
+        ranks: str | int | Iterable[int] = "all",
+        *,
+        is_module: bool = False,
+        how: str = "here",
+        **options: Any,
+    ) -> CellRun:
+        """Run a script on ranks, as torchrun would.
+
+        Parameters
+        ----------
+        target
+            The script's path on the ranks' hosts, relative to the notebook's folder; or a module's name.
+        arguments
+            The script's ``sys.argv``; ``$LOCAL_RANK`` and similar variables are replaced with each rank's own value.
+        ranks
+            E.g. ``"0,2-3"``, ``0`` or ``"all"``.
+        is_module
+            ``target`` is a module's name, as with ``python -m``.
+        how
+            ``"here"``: in the ranks' processes, where everything is imported already. ``"fresh"``: each rank starts a
+            process. ``"node"``: one rank of each node starts a process, which may start others.
+        **options
+            Options of :meth:`Cluster.run`.
+
+        Raises
+        ------
+        RankFailure
+            If the script failed on a rank, or exited with another code than 0.
+        UsageError
+            If the ranks are not there, or still run an earlier cell.
+        """
+        if how not in HOW:
+            raise UsageError(f"a script can't run {how!r}; choose one of {', '.join(map(repr, HOW))}")
+        nodes = 0
+        if how == "node":
+            ranks = self._first_of_each_node(ranks)
+            nodes = len(ranks)
+        request: dict[str, Any] = {
+            "target": os.fspath(target),
+            "arguments": [str(argument) for argument in arguments],
+            "is_module": is_module,
+            "folder": _folder(),
+            "how": how,
+            "run_id": uuid.uuid4().hex[:8],
+            "nodes": nodes,
+            "meeting": self._meeting(ranks, how),
+        }
+        words = ", ".join(f"{name}={value!r}" for name, value in request.items())
+        options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
+        return self.run(f"get_ipython().scripts.run({words})", ranks, values=False, **options)
+
+    def export(self, path: str | os.PathLike[str], launch: str = "torchrun", *, every_run: bool = False) -> Exported:
+        """Write the cells that ran on the ranks as one script, and a file that launches it.
+
+        Parameters
+        ----------
+        path
+            The script's path; files that belong to it are created beside it under its name.
+        launch
+            ``"torchrun"``, ``"slurm"``, ``"mpi"`` or ``"horovodrun"``.
+        every_run
+            Write every successful run of a notebook's cell, instead of its last version once.
+
+        Returns
+        -------
+        Exported
+            The files, the command that runs them, and remarks for the user.
+
+        Raises
+        ------
+        UsageError
+            If nothing ran, or something that ran can't be part of a script; the message names it.
+        """
+        journal = self._launch.journal
+        done, endings = journal.entries()
+        whole = [entry for entry in done if not isinstance(entry, Ran) or is_whole(entry, endings)]
+        entries = whole if every_run else last_of_each(whole)
+        remarks = remarks_on(done, entries, endings)
+        if journal.began_late:
+            remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
+        frame = frame_of(self._launch)
+        return export(Path(path), entries, frame, launch, remarks, self._launch.journal.without_group)
+
+    def _first_of_each_node(self, ranks: str | int | Iterable[int]) -> list[int]:
+        table = self._launch.table
+        first: dict[int, int] = {}
+        for rank in parse_ranks(ranks, len(table)):
+            first.setdefault(table[rank].info.node_rank, rank)
+        return sorted(first.values())
+
+    def _meeting(self, ranks: str | int | Iterable[int], how: str) -> dict[str, Any]:
+        """Ask rank 0 to open a port at which the processes of one run meet, and each rank for an address of its own."""
+        if how == "here":
+            return {}
+        launch, wanted = self._ready(ranks)
+        everybody = len(wanted) == len(launch.table) and how == "fresh"
+        asked = wanted if everybody else self._ready(0)[1]
+        replies = ask(launch, asked, OpenPort(served=how == "fresh"))
+        told = [replies[rank]["content"] for rank in asked]
+        meeting = {"port": told[0]["port"], "horovod": told[0]["horovod"]}
+        return meeting | {"places": [each["place"] for each in told] if everybody else []}
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109  (keeps symbolic links, as the user sees the path)
+    except FileNotFoundError:
+        raise UsageError("the notebook's folder is gone; os.chdir() to one that is there") from None

@@ -1,0 +1,130 @@
+"""Run ``%dist_run`` on this rank.
+
+Covers: choosing how a script runs: in this process, in a separate one, once per node.
+Does not cover: running it (``in_process``, ``subprocess_run``), the client's side (``features.scripts.client``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ...config.frameworks import framework_environment
+from ...rank.libraries.reserved_ports import MeetingPlace
+from ..horovod.subprocess_env import HorovodMeeting, has_gloo, horovod_environment
+from .in_process import fill_in, run_script
+from .subprocess_run import Programs, command_of, free_port, of_node, of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...config.cluster import Roles
+    from ...protocol.ranks import RankInfo
+    from ...rank.process_group.group import Group
+    from ..horovod.world import HorovodWorld
+
+
+class Scripts:
+    """Runs scripts; called by cells."""
+
+    def __init__(self) -> None:
+        self.programs = Programs()
+        self._identity: dict[str, str] = {}
+        self._info: RankInfo | None = None
+        self._group: Group | None = None
+        self._horovod: HorovodWorld | None = None
+        self._roles: Roles = ()
+        self._place: MeetingPlace | None = None  # meeting place of the last program; it holds a port
+        self._horovod_meeting: HorovodMeeting | None = None
+        self._stores: list[Any] = []  # the store of the last program
+
+    def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None, horovod: HorovodWorld) -> None:
+        """Set this rank's identity."""
+        self._info, self._group, self._horovod = info, group, horovod
+        self._identity = identity
+
+    def know(self, address: str, places: Sequence[str], roles: Roles) -> None:
+        """Set rank 0's address, and the variables of other frameworks: see ``framework_variables``."""
+        assert self._info is not None
+        self._roles = roles
+        variables = framework_environment(self._info.rank, places, roles) | {"MASTER_ADDR": address}
+        os.environ.update(variables)
+        self._identity |= variables
+
+    @property
+    def master(self) -> str:
+        """The address of rank 0's host, as set by the client; cells may change the variable, or delete it."""
+        return self._identity["MASTER_ADDR"]
+
+    def open_place(self) -> str:
+        """Return the address for servers of other frameworks in the next program of this rank."""
+        self._place = MeetingPlace(self.master)
+        return self._place.name
+
+    def open_horovod(self) -> int:
+        """Return the port at which programs that use Horovod meet; 0 without Horovod or its Gloo."""
+        if self._horovod_meeting is not None:
+            self._horovod_meeting.end()
+        self._horovod_meeting = HorovodMeeting(self.master) if has_gloo() else None
+        return 0 if self._horovod_meeting is None else self._horovod_meeting.port
+
+    def open_port(self, *, served: bool) -> int:
+        """Return a port at which programs meet; ``served``: at a store that this rank serves, as torchrun's agent."""
+        if self._group is None or not served:
+            return free_port(self.master)
+        self._stores[:] = [self._group.make_store(self.master)]
+        return int(self._stores[0].port)
+
+    def run(
+        self,
+        target: str,
+        arguments: Sequence[str],
+        *,
+        is_module: bool,
+        folder: str,
+        how: str,
+        run_id: str,
+        meeting: Mapping[str, Any],
+        nodes: int,
+    ) -> None:
+        """Run a script.
+
+        Parameters
+        ----------
+        target, arguments, is_module, folder
+            See :func:`features.scripts.in_process.run_script`.
+        how
+            ``"here"``: in this process. ``"fresh"``: in a separate one. ``"node"``: the same, on one rank per node.
+        run_id
+            Unique in the session.
+        meeting
+            Where programs meet: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
+            the port ``"horovod"``.
+        nodes
+            The number of nodes that run a program.
+        """
+        assert self._info is not None
+        identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
+        if how == "here":
+            words = fill_in(arguments, identity)
+            self._run_here(target, words, is_module=is_module, folder=folder, environment=identity)
+            return
+        port = meeting.get("port", 0)
+        if meeting.get("places"):
+            identity |= framework_environment(self._info.rank, meeting["places"], self._roles)
+            if meeting["horovod"] and self._place is not None:
+                master, address = self.master, self._place.address
+                identity |= horovod_environment(self._info, master, meeting["horovod"], address)
+        environment = of_rank(identity, port) if how == "fresh" else of_node(nodes, port)
+        own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
+        command = command_of(target, fill_in(arguments, own), is_module=is_module)
+        sys.stdout.flush()
+        generation = 0 if self._group is None else self._group.generation
+        self.programs.run(command, target, environment, folder, generation)
+
+    def _run_here(self, target: str, words: Sequence[str], **options: Any) -> None:
+        assert self._horovod is not None
+        with nullcontext() if self._group is None else self._group.aside(), self._horovod.aside():
+            run_script(target, words, **options)

@@ -1,0 +1,1 @@
+"""Copy data sets to the nodes (``%dist_stage``)."""

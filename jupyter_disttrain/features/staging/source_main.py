@@ -1,0 +1,55 @@
+"""Send a data set from a machine that is not one of the nodes: the notebook's own.
+
+Covers: ``python -m jupyter_disttrain.features.staging.source_main``, which reads the source as the first of the chain.
+Does not cover: starting it, and the ssh tunnel to the first node (``features.staging.source_process``).
+
+It writes no files here, and does not listen. It writes its public key as a line of JSON to its standard output, reads
+the chain as a line from its standard input, and at its end writes a report as a line to its standard output. When its
+standard input ends, it exits: the notebook has gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from .peers import Neighbours, Place
+from .pipeline import Relay
+from .reader import Nowhere
+
+
+def main() -> None:
+    """Write the key, wait for the chain, send."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts arrive through the nodes, which name the one interrupted
+    neighbours = Neighbours(None)
+    _say({"key": neighbours.key})
+    told = sys.stdin.readline()
+    if not told:  # the notebook has gone, or could not reach the nodes
+        neighbours.close()
+        return
+    asked = json.loads(told)
+    source = asked["source"]
+    chain = [Place(**place) for place in asked["chain"]]
+    relay = Relay(source, chain, 0, neighbours, Nowhere(source), verify=asked["verify"])
+    threading.Thread(target=_stop_with_notebook, args=(relay,), daemon=True).start()
+    relay.run()
+    _say(relay.tell() | {"fault": "" if relay.fault is None else str(relay.fault)})
+    os._exit(0)  # the thread that reads the source may hang with it, and the other waits for the notebook
+
+
+def _stop_with_notebook(relay: Relay) -> None:
+    sys.stdin.read()
+    relay.stop("the notebook has ended, or was interrupted")
+
+
+def _say(told: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

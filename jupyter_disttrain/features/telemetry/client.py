@@ -1,0 +1,190 @@
+"""Collect the figures that ranks and nodes report over time.
+
+Covers: the latest figures of each rank and node, histories for plots, the metrics table, ranks that stopped reporting.
+Does not cover: drawing (``notebook``), serving (``server``), explaining differences between ranks (``stragglers``).
+
+The notebook's kernel and the server both use it, each with its own subscription.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...protocol.messages import METRICS, LoopProgress, NodeVitals, RankVitals
+from ...protocol.metric_blocks import unpack
+from ...protocol.states import RankActivity, RankState
+from .rank_figures import RankFigures
+from .warnings import Remarks
+
+if TYPE_CHECKING:
+    from .metrics_table import MetricsTable
+
+SILENT_SAMPLES = 4  # missing reports after which a rank's nanny or host counts as not responding
+
+
+def _without_cell(vitals: RankVitals) -> RankVitals:
+    """Return a rank's figures as they are once its cell has ended."""
+    state = RankActivity.IDLE if vitals.state in (RankActivity.RUNNING, RankActivity.IN_COLLECTIVE) else vitals.state
+    return replace(
+        vitals,
+        state=state,
+        cell=None,
+        execution_count=None,
+        line=None,
+        call="",
+        waits_s=0.0,
+        done=0,
+        total=0,
+        left_s=None,
+    )
+
+
+def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
+    """Whether a rank's counters started again from zero, i.e. a new process reports."""
+    return now.steps < before.steps or now.looks < before.looks or now.samples < before.samples
+
+
+class Telemetry:
+    """Figures and metrics of one cluster.
+
+    Parameters
+    ----------
+    sample_s
+        Seconds between two reports of a rank, as configured for the cluster; 0 if ranks report none.
+    """
+
+    def __init__(self, sample_s: float) -> None:
+        self._lock = threading.Lock()
+        self._sample_s = sample_s
+        self._ranks: dict[int, RankFigures] = {}
+        self._asked_to_end: set[int] = set()  # ended ranks whose process was asked to end
+        # By rank, the last cell whose end was reported before the rank's figures showed it.
+        self._ended: dict[int, int] = {}
+        self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with its arrival time and the reporting rank
+        self._metrics: MetricsTable | None = None
+        self.changes = 0  # counts urgent changes: progress of loops, ends of cells and of ranks
+        self.remarks = Remarks(lambda: self.ranks)
+
+    @property
+    def metrics(self) -> MetricsTable:
+        """Values that cells logged with ``log_metrics``."""
+        with self._lock:
+            if self._metrics is None:
+                from .metrics_table import MetricsTable  # noqa: PLC0415  (import numpy only if there are metrics)
+
+                self._metrics = MetricsTable()
+            return self._metrics
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether any metric was logged."""
+        return self._metrics is not None
+
+    def take(self, rank: int, msg_type: str, data: bytes) -> None:
+        """Take a message that a rank's nanny published on ``FIGURES_TOPIC``."""
+        if msg_type == METRICS:
+            samples = unpack(data)
+            self.metrics.add(rank, samples)
+            self.remarks.take(rank, samples)
+        elif msg_type == NodeVitals.msg_type:
+            node = NodeVitals.from_content(json.loads(data))
+            with self._lock:
+                self._nodes[node.host] = node, time.monotonic(), rank
+        elif msg_type == RankVitals.msg_type:
+            self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
+        elif msg_type == LoopProgress.msg_type:
+            self._take_loop(rank, LoopProgress.from_content(json.loads(data)))
+
+    def end_cell(self, rank: int) -> None:
+        """Record that a rank has ended the cell in its latest figures; figures that arrive next may be older."""
+        with self._lock:
+            figures = self._ranks.get(rank)
+            if figures is not None and figures.vitals.cell is not None:
+                self._ended[rank] = figures.vitals.cell
+                figures.vitals = _without_cell(figures.vitals)
+                self.changes += 1
+
+    def _take_loop(self, rank: int, told: LoopProgress) -> None:
+        with self._lock:
+            figures = self._ranks.get(rank)
+            if figures is None or told.cell == self._ended.get(rank):
+                return
+            before = figures.vitals
+            if before.cell != told.cell:  # the cell began after the latest figures
+                before = replace(
+                    _without_cell(before),
+                    state=RankActivity.RUNNING if before.state == RankActivity.IDLE else before.state,
+                )
+            figures.vitals = replace(
+                before,
+                cell=told.cell,
+                execution_count=told.execution_count,
+                done=told.done,
+                total=told.total,
+                left_s=told.left_s,
+            )
+            self.changes += 1
+
+    def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
+        with self._lock:
+            if vitals.cell is not None and vitals.cell == self._ended.get(rank):
+                vitals = _without_cell(vitals)
+            figures = self._ranks.get(rank)
+            if figures is None or _is_other_process(figures.vitals, vitals):
+                figures = RankFigures(vitals, time.monotonic())
+                self._ranks[rank] = figures
+            figures.vitals, figures.arrived = vitals, time.monotonic()
+            if vitals.beat_s:  # a rank without a heartbeat so far has no figures to compare with
+                figures.history.append(vitals)
+
+    def end_rank(self, rank: int, *, expected: bool) -> None:
+        """Forget the figures of a rank whose process has ended; ``expected``: it was asked to end."""
+        with self._lock:
+            self._ranks.pop(rank, None)
+            (self._asked_to_end.add if expected else self._asked_to_end.discard)(rank)
+            self.changes += 1
+
+    @property
+    def ranks(self) -> dict[int, RankFigures]:
+        """The figures of the ranks that have reported."""
+        with self._lock:
+            return dict(sorted(self._ranks.items()))
+
+    @property
+    def nodes(self) -> tuple[NodeVitals, ...]:
+        """The nodes that report, in the order of their ranks, without nodes that stopped reporting."""
+        since = time.monotonic() - SILENT_SAMPLES * self._sample_s - 1.0
+        with self._lock:
+            nodes = sorted(self._nodes.values(), key=lambda told: told[2])
+        return tuple(node for node, arrived, _ in nodes if arrived > since)
+
+    def state(self, rank: int, known: RankState) -> tuple[RankState | RankActivity, str]:
+        """Return a rank's state, and its text for the user.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        known
+            The state that the cluster has recorded, which is newer than the rank's reports.
+        """
+        figures = self._ranks.get(rank)
+        if known is RankState.DEAD and rank in self._asked_to_end:
+            known = RankState.ENDED
+        if known in (RankState.ENDED, RankState.DEAD) or figures is None or not self._sample_s:
+            return known, known.value
+        unheard_s = time.monotonic() - figures.arrived
+        if unheard_s > SILENT_SAMPLES * self._sample_s + 1.0:
+            return RankActivity.NOT_RESPONDING, f"not heard of for {unheard_s:.0f} s"
+        told = figures.vitals
+        if told.state == RankActivity.NOT_RESPONDING:
+            return RankActivity.NOT_RESPONDING, f"not responding for {told.silent_s:.0f} s"
+        if told.state == RankActivity.STOPPED:
+            return RankActivity.NOT_RESPONDING, "stopped"
+        if known is RankState.RUNNING and told.state == RankActivity.IN_COLLECTIVE:
+            return RankActivity.IN_COLLECTIVE, f"in {told.call} for {told.waits_s:.0f} s"
+        return known, known.value

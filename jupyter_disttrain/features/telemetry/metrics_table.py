@@ -1,0 +1,287 @@
+"""Keep the values of ``log_metrics``, and aggregate them over ranks.
+
+Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks.
+Does not cover: figures that ranks report by themselves (``client``), files (``metrics_files``).
+
+Columns are numpy arrays: a million values take 37 MB, and a reader copies only new rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .metrics_files import Metric, read_run, write_csv, write_tensorboard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import pandas as pd
+
+    from ...protocol.metric_blocks import Samples
+    from .metrics_files import Sample
+
+MOST_SETS = 1000  # sets of names logged together whose numbers are cached
+ROWS = 1_000_000  # kept; older rows are dropped, or a session of days would fill the notebook's memory
+NO_STEP = np.iinfo(np.int64).min
+NO_CELL = -1
+_COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """One metric of one cell, by step and rank."""
+
+    name: str
+    steps: np.ndarray  # (steps,) int64, ascending; without steps, how often the rank had logged it before
+    ranks: tuple[int, ...]
+    values: np.ndarray  # (steps, ranks) float64; NaN where a rank did not log that step
+    is_missing: np.ndarray  # (steps, ranks) bool: distinguishes a step that was not logged from a logged NaN
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean over the ranks that logged a step, (steps,)."""
+        with _quiet():
+            parts = self.values / (~self.is_missing).sum(axis=1, keepdims=True)  # divide first: the sum may overflow
+            return np.asarray(np.where(self.is_missing, 0.0, parts).sum(axis=1))
+
+    @property
+    def minimum(self) -> np.ndarray:
+        """The minimum over the ranks, (steps,); NaN if a rank logged NaN."""
+        return np.asarray(np.where(self.is_missing, np.inf, self.values).min(axis=1))
+
+    @property
+    def maximum(self) -> np.ndarray:
+        """The maximum over the ranks, (steps,); NaN if a rank logged NaN."""
+        return np.asarray(np.where(self.is_missing, -np.inf, self.values).max(axis=1))
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Maximum minus minimum, (steps,); NaN where both are the same infinity."""
+        with _quiet():
+            return np.asarray(self.maximum - self.minimum)
+
+
+def _quiet() -> np.errstate:
+    """Silence numpy's warnings about infinities: a diverging metric already shows them in its values."""
+    return np.errstate(invalid="ignore", over="ignore")
+
+
+class MetricsTable:
+    """The last million values that ranks logged, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows = np.empty(1024, _COLUMNS)
+        self._count = 0  # rows in use
+        self._gone = 0  # rows dropped so far
+        self._names: dict[str, int] = {}
+        self._numbers_of: dict[tuple[str, ...], np.ndarray] = {}  # cache: the numbers of names logged together
+        self._read_until: dict[int, float] = {}  # by rank, the time up to which its file was read
+        self.dropped = 0  # samples that a rank could not send fast enough
+
+    def __len__(self) -> int:
+        """Return the number of values kept."""
+        return self._count
+
+    def __repr__(self) -> str:
+        """Return the number of values and the names of the metrics."""
+        return f"<{self._count:,} values of {', '.join(self.names) or 'no metric yet'}>"
+
+    @property
+    def arrived(self) -> int:
+        """Number of values that have arrived, including dropped ones."""
+        with self._lock:
+            return self._gone + self._count
+
+    def add(self, rank: int, samples: Samples) -> None:
+        """Add a rank's message."""
+        with self._lock:
+            until = self._read_until.get(rank)
+            for block in samples.blocks:
+                matrix = block.matrix
+                if until is not None:
+                    matrix = matrix[matrix[:, 0] > until]
+                self._add_matrix(rank, samples.cell, block.names, matrix)
+            self.dropped += samples.dropped
+
+    def _add_matrix(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
+        """Add samples with the same names, (samples, 2 + names): see ``samples.Block``."""
+        numbers = self._numbers_of.get(names)
+        if numbers is None:
+            if len(self._numbers_of) >= MOST_SETS:
+                self._numbers_of.clear()  # each step has names of its own, so caching is useless
+            numbers = np.array([self._names.setdefault(name, len(self._names)) for name in names], "i4")
+            self._numbers_of[names] = numbers
+        values = matrix[:, 2:]
+        self._make_room(values.size)
+        rows = self._rows[self._count : self._count + values.size].reshape(values.shape)
+        steps = matrix[:, 1]
+        is_known = ~np.isnan(steps)
+        rows["time_s"] = matrix[:, :1]
+        rows["cell"] = NO_CELL if cell is None else cell
+        rows["step"] = np.where(is_known, np.where(is_known, steps, 0).astype("i8"), NO_STEP)[:, None]
+        rows["name"] = numbers
+        rows["rank"] = rank
+        rows["value"] = values
+        self._count += values.size
+
+    def read(self, run: Path) -> None:
+        """Fill a new table with what the ranks of a run have logged before this process subscribed."""
+        for rank, samples in read_run(run):
+            self.extend(rank, samples)
+            if samples:
+                self._read_until[rank] = samples[-1][0]
+
+    def extend(self, rank: int, samples: Iterable[Sample]) -> None:
+        """Add samples of a rank that were read from its file."""
+        with self._lock:
+            # JSON has no NaN or infinity, so the file has them as text.
+            new = [
+                (
+                    time_s,
+                    NO_CELL if cell is None else cell,
+                    NO_STEP if step is None else step,
+                    self._names.setdefault(name, len(self._names)),
+                    rank,
+                    float(value),
+                )
+                for time_s, cell, step, values in samples
+                for name, value in values.items()
+            ][-ROWS:]
+            self._make_room(len(new))
+            self._rows[self._count : self._count + len(new)] = new
+            self._count += len(new)
+
+    def _make_room(self, count: int) -> None:
+        if self._count + count > ROWS:
+            kept = self._rows[ROWS // 4 + count : self._count].copy()
+            self._gone += self._count - len(kept)
+            self._rows[: len(kept)] = kept
+            self._count = len(kept)
+        if self._count + count > len(self._rows):
+            size = min(max(2 * len(self._rows), self._count + count), ROWS)
+            rows = np.empty(size, _COLUMNS)
+            rows[: self._count] = self._rows[: self._count]
+            self._rows = rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that were logged, in the order of their first value."""
+        with self._lock:
+            return tuple(self._names)
+
+    def since(self, mark: int) -> tuple[int, np.ndarray]:
+        """Return the rows that arrived after a mark, and the mark for the next call; the first mark is 0."""
+        with self._lock:
+            start = max(0, mark - self._gone)
+            return self._gone + self._count, self._rows[start : self._count].copy()
+
+    def rows(self, name: str | None = None) -> list[Metric]:
+        """Return the values of one metric, or of all."""
+        _, rows = self.since(0)
+        names = self.names
+        if name is not None:
+            rows = rows[rows["name"] == self._names.get(name, -1)]
+        return [
+            Metric(
+                rank=rank,
+                time_s=time_s,
+                cell=None if cell == NO_CELL else cell,
+                step=None if step == NO_STEP else step,
+                name=names[named],
+                value=value,
+            )
+            for time_s, cell, step, named, rank, value in rows.tolist()
+        ]
+
+    def gather(self, name: str, cell: int | None = None) -> Gathered:
+        """Return a metric by step and rank.
+
+        Parameters
+        ----------
+        name
+            The metric.
+        cell
+            The number of the cell that logged it; None for the last that did.
+
+        Raises
+        ------
+        KeyError
+            If no rank has logged such a metric; the message lists the metrics that exist.
+        """
+        _, rows = self.since(0)
+        rows = rows[rows["name"] == self._names.get(name, -1)]
+        if not len(rows):
+            raise KeyError(f"no rank has logged {name!r}; there is {', '.join(self.names) or 'no metric yet'}")
+        rows = rows[rows["cell"] == (rows["cell"][-1] if cell is None else cell)]
+        return gather(name, rows)
+
+    def gather_last(self, count: int) -> list[Gathered]:
+        """Return the ``count`` metrics that were logged last, each from the cell that logged it last."""
+        _, rows = self.since(0)
+        numbers, last = np.unique(rows["name"][::-1], return_index=True)
+        names, found = self.names, []
+        for number in sorted(numbers[np.argsort(last)][:count].tolist()):
+            of_name = rows[rows["name"] == number]
+            found.append(gather(names[number], of_name[of_name["cell"] == of_name["cell"][-1]]))
+        return found
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        import pandas as pd  # noqa: PLC0415  (import pandas only on request)
+
+        _, rows = self.since(0)
+        step = pd.array(rows["step"], dtype="Int64")
+        step[rows["step"] == NO_STEP] = pd.NA
+        cell = pd.array(rows["cell"], dtype="Int64")
+        cell[rows["cell"] == NO_CELL] = pd.NA
+        return pd.DataFrame(
+            {
+                "time": pd.to_datetime(rows["time_s"], unit="s", utc=True),
+                "cell": cell,
+                "step": step,
+                "rank": rows["rank"],
+                "name": pd.Categorical.from_codes(rows["name"].tolist(), pd.Index(self.names)),
+                "value": rows["value"],
+            }
+        )
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
+        write_csv(path, self.rows())
+
+    def to_tensorboard(self, folder: str | Path) -> None:
+        """Write all values as TensorBoard's event files, one folder per rank.
+
+        Raises
+        ------
+        ImportError
+            If TensorBoard is not installed; the message says how to get it.
+        """
+        write_tensorboard(folder, self.rows())
+
+
+def gather(name: str, rows: np.ndarray) -> Gathered:
+    """Arrange the rows of one metric of one cell by step and rank."""
+    steps = rows["step"].copy()
+    for rank in np.unique(rows["rank"]):
+        unnumbered = (rows["rank"] == rank) & (steps == NO_STEP)
+        steps[unnumbered] = np.arange(np.count_nonzero(unnumbered))
+    known_steps, row_at = np.unique(steps, return_inverse=True)
+    ranks, column_at = np.unique(rows["rank"], return_inverse=True)
+    values = np.full((len(known_steps), len(ranks)), np.nan)
+    is_missing = np.ones(values.shape, bool)
+    values[row_at, column_at] = rows["value"]  # the last value of a step that was logged twice
+    is_missing[row_at, column_at] = False
+    return Gathered(name=name, steps=known_steps, ranks=tuple(ranks.tolist()), values=values, is_missing=is_missing)

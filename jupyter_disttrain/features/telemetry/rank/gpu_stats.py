@@ -1,0 +1,122 @@
+"""Read the state of a rank's GPU from NVML.
+
+Covers: utilization, memory, temperature, power, throttled clocks, ECC errors, processes of others.
+Does not cover: which GPU a rank gets (``client.startup.gpus``).
+
+NVML numbers all GPUs of the machine in the order of the bus. CUDA numbers those in CUDA_VISIBLE_DEVICES, in an order
+that CUDA_DEVICE_ORDER chooses. So a GPU is looked up by its UUID in CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ....protocol.environment import CLIENT
+from ....rank.nanny.process_tree import descendants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Throttle reasons that indicate a problem; idling is not among them.
+_LIMITS = {0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake", 0x4: "power cap"}
+_MILLI = 1000.0
+
+
+def open_gpu(device: str, pid: int, uuid: str = "") -> Gpu | None:
+    """Return the GPU that torch calls ``device`` in this environment; None for a CPU or if NVML is not available.
+
+    ``uuid`` is CUDA's, e.g. ``"GPU-8932f937-…"``; if it is empty, the GPU is found by its index.
+    """
+    if not device.startswith("cuda"):
+        return None
+    import pynvml  # noqa: PLC0415  (a rank on a CPU has no use for it)
+
+    try:
+        pynvml.nvmlInit()
+        index = int(device.partition(":")[2] or 0)
+        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        name = visible[index] if visible else str(index)
+        handle = _by_uuid(pynvml, uuid or name) if uuid or not name.isdigit() else None
+        if handle is None:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    except (pynvml.NVMLError, IndexError):
+        return None
+    return Gpu(pynvml, handle, pid)
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """Return the GPU whose UUID begins with ``uuid``, as CUDA allows; NVML itself requires the complete UUID."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if str(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid):
+            return handle
+    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
+
+
+class Gpu:
+    """One GPU."""
+
+    def __init__(self, nvml: Any, handle: Any, pid: int) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._pid = pid
+        self._of_cluster: dict[int, bool] = {}  # by pid: whether another process is a rank of this cluster
+        self._name = str(self._ask(nvml.nvmlDeviceGetName) or "GPU")
+
+    def read(self) -> dict[str, Any]:
+        """Return the figures; those that this GPU does not report are left out."""
+        nvml = self._nvml
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
+        use = self._ask(nvml.nvmlDeviceGetUtilizationRates)
+        power = self._ask(nvml.nvmlDeviceGetPowerUsage)
+        limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        figures = {
+            "name": self._name,
+            "percent": None if use is None else use.gpu,
+            "memory_used_bytes": None if memory is None else memory.used,
+            "memory_total_bytes": None if memory is None else memory.total,
+            "celsius": self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            "watts": None if power is None else round(power / _MILLI, 1),
+            "limited_by": None if limits is None else _limits(limits),
+            "ecc_errors": self._ask(
+                nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+            "others": self._others(),
+        }
+        return {name: value for name, value in figures.items() if value is not None}
+
+    def _others(self) -> int | None:
+        """Return the number of processes outside this cluster that use this GPU; None if unknown.
+
+        In a container NVML reports the host's pids, so the rank's own is not among them.
+        """
+        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses) or []
+        pids = {process.pid for process in processes}
+        own = {self._pid, *descendants(self._pid)}
+        if not pids & own:
+            return None
+        return sum(not self._is_of_cluster(pid) for pid in pids - own)
+
+    def _is_of_cluster(self, pid: int) -> bool:
+        """Return whether a process is another rank of this cluster that shares the GPU."""
+        if pid not in self._of_cluster:
+            try:
+                told = psutil.Process(pid).environ().get(CLIENT)
+            except psutil.Error:
+                told = None  # it has ended, or belongs to another user
+            self._of_cluster[pid] = told is not None and told == os.environ.get(CLIENT)
+        return self._of_cluster[pid]
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or no permission
+            return question(self._handle, *arguments)
+        return None
+
+
+def _limits(reasons: int) -> str | None:
+    found = dict.fromkeys(word for bit, word in _LIMITS.items() if reasons & bit)
+    return ", ".join(found) or None

@@ -1,0 +1,260 @@
+"""Collect the metrics that a cell logs with ``log_metrics`` and send them to the nanny.
+
+Covers: taking values without delay, sending them in few messages.
+Does not cover: when to send (``sampler``), the file (``metrics_writer``), histories over ranks
+(``features.telemetry.client``).
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+import time
+from collections import deque
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ....protocol.metric_blocks import pack
+from ....protocol.time_limits import METRICS_END_SECONDS, SEND_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LIMIT = 10_000  # samples kept until they are sent
+MOST_PER_SECOND = 50_000  # samples of all ranks together that a client can process besides its other work
+MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: one message costs a client less time than two smaller ones
+NAMES = 1000  # limit of metric names in one cell: more most likely means that a varying number is part of the name
+NAMES_EVER = 10_000  # limit of metric names on one rank, after which it accepts only those of the last cell
+BATCH = 500  # samples in one message
+LARGEST_STEP = 2**53  # the largest step that JavaScript and Float64 represent exactly
+
+Sample = tuple[float, "int | None", "int | None", dict[str, Any]]  # time, cell, step, values by name
+
+
+_current: MetricsLog | None = None
+
+
+def current() -> MetricsLog | None:
+    """Return the log of this process; None if it is not a rank."""
+    return _current
+
+
+class MetricsLog:
+    """Keep samples until they are sent.
+
+    Parameters
+    ----------
+    cell
+        Returns the kernel's record of the running cell; None while no cell runs.
+    send
+        Sends a message to the nanny.
+    start
+        Starts the thread that sends, if it does not run yet.
+    """
+
+    def __init__(
+        self, cell: Callable[[], dict[str, Any] | None], send: Callable[[bytes], None], start: Callable[[], None]
+    ) -> None:
+        global _current  # noqa: PLW0603  (a process is one rank)
+        _current = self
+        self._cell = cell
+        self._send = send
+        self._start = start
+        self._samples: deque[Sample] = deque()
+        self._turns = threading.Lock()  # between the sampler and the end of a cell
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._dropped = 0  # samples dropped and not reported yet
+        self._dropped_in_cell = 0
+        self._share = MOST_PER_SECOND  # samples per second that this rank may send
+        self.pause_s = SEND_SECONDS  # between two messages while a cell runs
+        self._allowed = 0.0  # samples that may be sent now
+        self._allowed_at = time.monotonic()
+        self._is_child = False
+        self._number: int | None = None  # number of the cell that logged last
+        self._names: set[str] = set()
+        self._names_ever: set[str] = set()  # in all cells
+        self._refused: set[str] = set()
+
+    def log_metrics(self, step: int | None = None, **values: Any) -> None:
+        """Log values of this rank, e.g. ``log_metrics(step, loss=loss)``.
+
+        Returns at once: a tensor on a GPU is copied on its stream and read when the copy is done.
+
+        Parameters
+        ----------
+        step
+            The training step, a whole number; None if there is none.
+        **values
+            Numbers, or tensors with one element. NaN and infinity are allowed.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a value is not a number or the step is not whole; the call then logs nothing.
+        """
+        self.log(step, values)
+
+    def log(self, step: int | None, values: Mapping[str, Any]) -> None:
+        """Log values like :meth:`log_metrics`; names may be no identifiers, or "step"."""
+        if step is not None:
+            step = _whole(step)
+        held = {name: _hold(name, value) for name, value in values.items()}
+        if not self._names >= held.keys():
+            held = self._admit(held)
+        if len(self._samples) >= LIMIT:
+            self._samples.popleft()
+            self._dropped += 1
+            self._dropped_in_cell += 1
+        cell = self._cell()
+        if cell is not None:
+            self._number = cell["number"]  # kept, because a thread may outlive the cell that started it
+        self._samples.append((time.time(), self._number, step, held))
+        if self._is_child:
+            self.send(patience_s=1.0)  # a forked child, e.g. a DataLoader worker, has no thread that sends
+
+    def _admit(self, held: dict[str, Any]) -> dict[str, Any]:
+        """Accept new names; beyond the limit drop their values, with one warning."""
+        self._start()
+        for name in held:
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"log_metrics can't take the name {name!r}: it is no text that can be written"
+                ) from None
+            if len(self._names) < NAMES:
+                self._names.add(name)
+                self._names_ever.add(name)
+        refused = held.keys() - self._names
+        if refused and not self._refused:
+            sys.stderr.write(
+                f"log_metrics: {min(refused)!r} and further new names are left out, because this cell has logged "
+                f"{NAMES} metrics; put what varies into the step, not into the name\n"
+            )
+        self._refused |= refused if len(self._refused) < NAMES else set()
+        return {name: value for name, value in held.items() if name not in refused}
+
+    def _after_fork(self) -> None:
+        """Drop a forked child's copy of unsent samples, and its lock, which a thread of the parent may have held."""
+        self._turns = threading.Lock()
+        self._samples = deque()
+        self._is_child = True
+
+    def share(self, ranks: int) -> None:
+        """Set this rank's share of the samples and messages per second of all ranks."""
+        self._share = max(200, MOST_PER_SECOND // ranks)
+        self.pause_s = max(SEND_SECONDS, ranks / MOST_MESSAGES_PER_SECOND)
+
+    def send(self, patience_s: float = 0.0) -> None:
+        """Send samples whose values are known, up to the rate that the client can process."""
+        with self._turns:
+            deadline = time.monotonic() + patience_s
+            now = time.monotonic()
+            self._allowed = min(LIMIT, self._allowed + (now - self._allowed_at) * self._share)
+            self._allowed_at = now
+            while self._allowed > 0 and self._send_batch(deadline):
+                pass
+
+    def end_cell(self) -> None:
+        """Send a cell's remaining samples; wait up to ``METRICS_END_SECONDS`` for values from a device."""
+        self._allowed = LIMIT
+        self.send(METRICS_END_SECONDS)
+        if len(self._names_ever) < NAMES_EVER:
+            self._names.clear()  # so that a cell with too many names does not affect the next cell
+        self._refused.clear()
+        if self._dropped_in_cell:
+            sys.stderr.write(
+                f"log_metrics: {self._dropped_in_cell:,} calls of this cell were dropped, the earliest first, because "
+                f"they came faster than {self._share:,} a second; log every some steps\n"
+            )
+            self._dropped_in_cell = 0
+
+    def _send_batch(self, deadline: float) -> bool:
+        """Send up to ``BATCH`` samples of one cell; return whether more may be ready."""
+        samples: list[tuple[float, int | None, dict[str, Any]]] = []
+        number: int | None = None
+        while self._samples and len(samples) < BATCH:
+            sample = self._samples.popleft()  # now, because a thread that logs may drop the first sample
+            time_s, cell, step, held = sample
+            state = _state(held, deadline)
+            if state == "pending" or (samples and cell != number):
+                self._samples.appendleft(sample)  # later samples wait too, to keep the order
+                break
+            number = cell
+            if state == "lost":
+                self._dropped += 1  # the device has failed; the cell's own code raises the error
+            else:
+                samples.append((time_s, step, {name: _number(value) for name, value in held.items()}))
+        self._allowed -= len(samples)
+        dropped, self._dropped = self._dropped, 0
+        if not samples and not dropped:
+            return False
+        self._send(pack(samples, number, dropped))
+        return bool(samples and self._samples)
+
+
+def _whole(step: Any) -> int:
+    try:
+        number: int | None = operator.index(step)
+    except TypeError:
+        number = int(step) if isinstance(step, float) and step.is_integer() else None
+    if number is None or abs(number) > LARGEST_STEP:
+        raise ValueError(f"log_metrics takes a whole number up to 2**53 as its step, not {step!r}")
+    return number
+
+
+def _hold(name: str, value: Any) -> Any:
+    """Return a value as a float; for a tensor on a GPU start a copy, because reading it would wait for the GPU."""
+    if not hasattr(value, "detach"):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"log_metrics takes numbers, and {name} is {_kind(value)}") from None
+    if value.numel() != 1:
+        raise ValueError(f"log_metrics takes single numbers, and {name} has {value.numel()}; log e.g. {name}.mean()")
+    if value.is_complex():
+        raise TypeError(f"log_metrics takes real numbers, and {name} is complex; log e.g. {name}.abs()")
+    if hasattr(value, "full_tensor"):  # a DTensor, of which this rank may hold only a part
+        raise TypeError(f"{name} is spread over ranks, and log_metrics takes what is whole; log {name}.full_tensor()")
+    if value.device.type == "cuda":
+        return _OnDevice(value)
+    return float(value.detach())
+
+
+def _kind(value: Any) -> str:
+    return f"the text {value!r:.40}" if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+class _OnDevice:
+    """A number that is being copied from a GPU."""
+
+    def __init__(self, value: Any) -> None:
+        torch: Any = import_module("torch")
+        self.number = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
+        self.number.copy_(value.detach().reshape(()), non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(value.device))
+
+    def is_there(self) -> bool:
+        return bool(self._copied.query())
+
+
+def _state(held: Mapping[str, Any], deadline: float) -> str:
+    """Return "known", "pending" or "lost"; wait until the deadline for values that are being copied."""
+    for value in held.values():
+        if not isinstance(value, _OnDevice):
+            continue
+        try:
+            while not value.is_there():
+                if time.monotonic() >= deadline:
+                    return "pending"
+                time.sleep(0.0005)
+        except RuntimeError:
+            return "lost"
+    return "known"
+
+
+def _number(value: Any) -> float:
+    return float(value.number if isinstance(value, _OnDevice) else value)

@@ -1,0 +1,209 @@
+"""Sample a rank's activity from a separate thread.
+
+Covers: the current line, waits for other ranks, passing the heartbeat to the nanny; sending metrics on time.
+Does not cover: CPU, memory and devices, which the nanny reads (``process_stats``); the whole stack (``stacks``).
+
+A sample costs some 200 us, four times a second while a cell runs. The main thread waits if it is in a function in which
+ranks wait, or if the system reports that it sleeps and a collective is unfinished. Collectives are in torch's record,
+and reading that takes milliseconds, in which no collective can start: so it is read when the main thread has not moved
+since the last sample, and else as often as ``READING_SHARE`` allows. A sample between two readings counts as the next
+reading finds the thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_LOOK_SECONDS
+from ....rank.interrupts.standstill import Standstill
+from ....rank.mpi.calls import mpi_call
+from ....rank.output.user_code import is_own
+from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
+from ....rank.process_group.gloo_abort import is_main_thread_waiting
+from .stacks import MESSAGE_WAIT, communication
+from .status_page import CALL_BYTES, NO_CELL, Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from ....rank.process_group.group import Group
+    from .log_metrics import MetricsLog
+    from .progress import Progress
+
+STANDS_NS = 200_000  # running time between two samples: a wait may have to start again every now and then
+READING_SHARE = 0.008  # share of the time for reading torch's record of collectives while training goes on
+
+
+class Sampler:
+    """Sample the main thread until the process ends.
+
+    Parameters
+    ----------
+    cell
+        Returns the kernel's record of the current cell, None while it is idle.
+    group
+        Returns the process group, None on a rank without torch.
+    show
+        Receives each heartbeat.
+    """
+
+    def __init__(
+        self,
+        cell: Callable[[], dict[str, Any] | None],
+        group: Callable[[], Group | None],
+        progress: Progress,
+        metrics: MetricsLog,
+        show: Callable[[Pulse], None],
+    ) -> None:
+        self._cell = cell
+        self._group = group
+        self._progress = progress
+        self._metrics = metrics
+        self._show = show
+        self._looks = self._waits = self._seen = self._uncounted = 0
+        self._waits_since = 0.0
+        self._ran_ns = 0  # processor time of the main thread at the last sample
+        self._wait: tuple[object, ...] | None = None  # where it was at the last sample, if it waited by spinning
+        self._next_reading = 0.0
+        self._place: tuple[int, int] | None = None  # where the main thread was at the last sample
+        self._in_mpi = ""
+        self._standstill = Standstill()
+        self._has_failed = False
+        self._main = threading.main_thread().ident or 0
+        self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python's thread number is from before the fork
+        self._schedstat = self._stat.with_name("schedstat")
+        threading.Thread(target=self._run, name="disttrain sampler", daemon=True).start()
+
+    def _run(self) -> None:
+        pause = threading.Event()  # never set
+        next_send = 0.0
+        while True:
+            cell = self._cell()
+            try:
+                self._progress.show()
+                self._show(self._look(cell))
+                if time.monotonic() >= next_send:
+                    next_send = time.monotonic() + self._metrics.pause_s
+                    self._metrics.send()
+            except Exception as error:  # noqa: BLE001  (it reads the frames of running code, and must outlive that)
+                if not self._has_failed:
+                    sys.stderr.write(f"what the rank does could not be looked at: {type(error).__name__}: {error}\n")
+                self._has_failed = True
+            pause.wait(IDLE_SECONDS if cell is None else SAMPLER_LOOK_SECONDS)
+
+    def _look(self, cell: dict[str, Any] | None) -> Pulse:
+        now = time.monotonic()
+        line, call = 0, ""
+        if cell is not None:
+            frame = sys._current_frames().get(self._main)  # noqa: SLF001
+            line = _line(frame)
+            call = self._call(frame, now)
+        else:
+            self._waits_since = 0.0
+        return Pulse(
+            beat_s=now,
+            cell=NO_CELL if cell is None else cell["number"],
+            execution_count=0 if cell is None else cell["execution_count"] or 0,
+            line=line,
+            steps=self._progress.steps,
+            samples=self._progress.samples,
+            looks=self._looks,
+            waits=self._waits,
+            seen=self._seen,
+            data_wait_s=self._progress.data_wait_s,
+            waits_since_s=self._waits_since,
+            call=call.encode()[:CALL_BYTES],
+        )
+
+    def _call(self, frame: FrameType | None, now: float) -> str:
+        """Return the call in which the main thread waits for other ranks, if known; empty if it is in none."""
+        call = _communication(frame)
+        stands, is_due = self._stands(), now >= self._next_reading
+        if not call and (stands or is_due):
+            call = self._hidden_call(frame, now)
+        if not stands:
+            self._uncounted += 1
+        if stands or is_due:
+            looks = 1 if stands else self._uncounted
+            self._seen += 1
+            self._looks += looks
+            self._waits += looks * bool(call)
+            self._uncounted -= 0 if stands else looks
+        self._waits_since = self._since(frame, now, stands=stands) if call else 0.0
+        return call
+
+    def _since(self, frame: FrameType | None, now: float, *, stands: bool) -> float:
+        """Return the start of the current wait, which is reset if the thread ran, unless it waits by spinning."""
+        spins = frame is not None and not self._is_asleep()
+        place = None
+        if frame is not None and spins:  # as MPI and CUDA do
+            values = hash(tuple(map(id, frame.f_locals.values())))
+            place = (id(frame.f_code), frame.f_lasti, values, self._progress.steps)
+        goes_on = stands or (spins and place == self._wait)
+        self._wait = place
+        return self._waits_since if goes_on and self._waits_since else now
+
+    def _hidden_call(self, frame: FrameType | None, now: float) -> str:
+        """Return the call in which the main thread waits where no Python function shows it."""
+        is_asleep, is_blocked = self._is_asleep(), self._standstill.look()
+        if (is_asleep or is_blocked) and self._group() is not None:
+            began = time.thread_time()
+            pending = pending_collective() if is_asleep else None
+            if pending is None and is_blocked:  # on a GPU, for which it may wait by spinning
+                pending = pending_on_device()
+            self._next_reading = now + (time.thread_time() - began) / READING_SHARE
+            if pending is not None:
+                return str(pending["name"])
+            if is_asleep and is_main_thread_waiting():
+                return MESSAGE_WAIT
+        return self._mpi_call(frame)
+
+    def _stands(self) -> bool:
+        """Whether the main thread has not run since the last sample, except to check what it waits for."""
+        try:
+            ran_ns = int(self._schedstat.read_text().partition(" ")[0])
+        except OSError:
+            return False  # not Linux, or one without these figures
+        before, self._ran_ns = self._ran_ns, ran_ns
+        return 0 < ran_ns < before + STANDS_NS  # 0: the system does not count
+
+    def _mpi_call(self, frame: FrameType | None) -> str:
+        """Return the MPI call that the main thread was in already at the last sample: reading bytecode is slow."""
+        place = None if frame is None else (id(frame.f_code), frame.f_lasti)
+        if place != self._place:
+            self._place, self._in_mpi = place, "?"
+            return ""
+        if self._in_mpi == "?":
+            found = mpi_call(frame)
+            self._in_mpi = "" if found is None else f"MPI {found.name}"
+        return self._in_mpi
+
+    def _is_asleep(self) -> bool:
+        try:
+            return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
+        except OSError:
+            return True  # not Linux
+
+
+def _communication(frame: FrameType | None) -> str:
+    """Return the current function in which ranks communicate; empty if there is none."""
+    while frame is not None:
+        if call := communication(frame):
+            return call
+        frame = frame.f_back
+    return ""
+
+
+def _line(frame: FrameType | None) -> int:
+    """Return the innermost line of the cell's own code; 0 where there is none."""
+    while frame is not None:
+        if is_own(frame.f_code.co_filename) and frame.f_lineno:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0

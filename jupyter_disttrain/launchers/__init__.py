@@ -1,0 +1,25 @@
+"""List the launchers of ranks.
+
+Covers: the launchers by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .local import LocalRanks
+from .mpi import MPIRanks
+from .slurm_nodes import AllocationRanks, JobRanks, StepRank
+from .ssh import SSHRanks
+
+if TYPE_CHECKING:
+    from ipyparallel.cluster.launcher import EngineLauncher
+
+LAUNCHERS: dict[str, type[EngineLauncher]] = {
+    "local": LocalRanks,
+    "mpi": MPIRanks,
+    "ssh": SSHRanks,
+    "slurm": JobRanks,
+    "slurm allocation": AllocationRanks,
+    "slurm step": StepRank,
+}

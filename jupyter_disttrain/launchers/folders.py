@@ -1,0 +1,234 @@
+"""Create and remove the folders of a cluster.
+
+Covers: the private folders that are removed with the cluster, the folder of logs that is kept, removing folders that
+killed clusters left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
+
+from ..errors import LaunchError
+from ..private_files import make_private_below
+from ..protocol.file_lock import check_locks
+from ..protocol.shared_memory import NANNIES, NOTEBOOK, PREFIX, ROOT
+from ..protocol.time_limits import FOLDERS_STALE_SECONDS, REMOVAL_SECONDS
+from ..rank_sessions import end_abandoned, remove_unheld
+
+BROUGHT_METRICS = "metrics"
+KEPT_RUNS = 20  # number of log folders to keep; the oldest are removed first
+LONGEST_TEMPORARY = 70  # characters of the temporary folder's path: the path of a Unix socket may have 107
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """The folders of a cluster."""
+
+    profile: Path  # ipyparallel's profile: connection files, the launchers' logs; removed with the cluster
+    run: Path  # one log per rank; kept
+    local: Path  # on this host only: the sockets and, in shared memory, large values; removed with the cluster
+    cluster_id: str
+
+    @classmethod
+    def make(cls, name: str) -> Folders:
+        """Create all folders, readable by this user only.
+
+        Raises
+        ------
+        LaunchError
+            If a folder can't be created; the message names it and the reason.
+        """
+        cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
+        local = _make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it
+        profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id
+        runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
+        run = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
+        try:
+            top, data = Path(jupyter_runtime_dir()), Path(jupyter_data_dir())
+            for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup"):
+                make_private_below(folder, top)
+            make_private_below(run, data)
+            _probe(profile / "security" / "probe")
+            check_locks(profile)
+            _write(local / NOTEBOOK, os.urandom(16).hex().encode())
+        except BaseException as error:  # also a KeyboardInterrupt must leave nothing behind
+            for folder in (profile, run, local):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
+            raise LaunchError(
+                f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
+                "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
+            ) from error
+        _prune(runs, profile.parent, keep=KEPT_RUNS)
+        _sweep(profile.parent)
+        return cls(profile=profile, run=run, local=local, cluster_id=cluster_id)
+
+    @property
+    def engine_file(self) -> Path:
+        """The connection file that the ranks read."""
+        return self.profile / "security" / f"ipcontroller-{self.cluster_id}-engine.json"
+
+    @property
+    def client_file(self) -> Path:
+        """The connection file that clients read."""
+        return self.profile / "security" / f"ipcontroller-{self.cluster_id}-client.json"
+
+    @property
+    def ledger(self) -> Path:
+        """The file that lists the cells that have not ended."""
+        return self.local / "open_cells.json"
+
+    @property
+    def stop_mark(self) -> Path:
+        """The file that exists once another process than the notebook's ends the cluster."""
+        return self.profile / "stopping"
+
+    def rank_log(self, rank: int) -> Path:
+        """Return the path of a rank's log, which exists once the rank has printed something."""
+        return self.run / f"rank{rank}.log"
+
+    @property
+    def metrics(self) -> Path:
+        """The folder of the metrics files: that of the logs, or of the copies that a tunnel has brought."""
+        brought = self.profile / BROUGHT_METRICS
+        return brought if brought.is_dir() else self.run
+
+    @property
+    def shelf(self) -> Path | None:
+        """The folder for large values; None without shared memory."""
+        return self.local if self.local.parent == ROOT else None
+
+    @property
+    def shelf_token(self) -> str:
+        """A random text in ``local``, which a folder of the same path on another host does not have."""
+        return (self.local / NOTEBOOK).read_text()
+
+    @property
+    def environment_file(self) -> Path:
+        """The file with the environment of ranks on other hosts; it may contain the user's secrets."""
+        return self.profile / "security" / "environment.json"
+
+    @property
+    def shelf_name(self) -> str | None:
+        """The path of :attr:`shelf`; None without shared memory."""
+        return None if self.shelf is None else str(self.shelf)
+
+    @property
+    def sockets(self) -> str:
+        """The prefix of the paths of the controller's sockets."""
+        return str(self.local / "s")
+
+    @property
+    def removable(self) -> list[Path]:
+        """The folders that must not outlive the cluster."""
+        return [self.profile, self.local]
+
+    def remove(self) -> None:
+        """Remove the folders that must not outlive the cluster, and the folder of logs if it is empty."""
+        for folder in self.removable:
+            remove_folder(folder)
+        try:
+            self.run.rmdir()
+        except OSError:
+            return  # it has logs
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, to which ending processes, above all MPI's, may still write at the same time."""
+    end_abandoned(folder)
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+        shutil.rmtree(folder, ignore_errors=True)  # `_sweep` at a later start removes what is still left
+
+
+def _probe(path: Path) -> None:
+    """Fail now if the disk has no room for a connection file: the controller could not report it."""
+    _write(path, bytes(4096))
+    path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        error.filename = str(path.parent)  # the error of a full disk names no file
+        raise
+
+
+def _make_local(cluster_id: str) -> Path:
+    """Create the folder on this host: home folders may be on a remote file system, which can't hold sockets."""
+    folder = ROOT / f"{PREFIX}{cluster_id}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:
+        # No shared memory here, so large values are sent as messages.
+        own = tempfile.gettempdir()
+        return Path(tempfile.mkdtemp(prefix="disttrain-", dir=own if len(own) < LONGEST_TEMPORARY else "/tmp"))  # noqa: S108
+    return folder
+
+
+def _prune(runs: Path, profiles: Path, keep: int) -> None:
+    """Remove old logs, except those of running clusters.
+
+    A notebook with another JUPYTER_RUNTIME_DIR may share the folder of logs; its clusters are known by their process.
+    """
+    running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
+    folders = sorted((folder for folder in runs.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
+    for folder in folders[:-keep]:
+        if folder.name.endswith(running) or _owner_runs(folder.name):
+            continue
+        shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
+
+
+def _sweep(profiles: Path) -> None:
+    """Remove folders that clusters of this host left behind when their notebook and controller were both killed.
+
+    The folders on this host decide which clusters are checked: the profiles may be on a file system that several hosts
+    share, each with its own processes.
+    """
+    for local in ROOT.glob(f"{PREFIX}*"):
+        cluster_id = local.name.removeprefix(PREFIX)
+        try:
+            found = local.lstat()
+        except FileNotFoundError:
+            continue  # its own cluster has just removed it
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            continue  # another user's folder, which can't even be listed
+        if (local / NANNIES).exists():
+            remove_unheld(local, NANNIES)  # the notebook and controller of this cluster are on another host
+            continue
+        is_young = time.time() - found.st_mtime < FOLDERS_STALE_SECONDS
+        if is_young or _owner_runs(cluster_id) or answers(local):
+            continue
+        end_abandoned(local)
+        for folder in (profiles / cluster_id, local):
+            shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
+
+
+def _owner_runs(cluster_id: str) -> bool:
+    pid = cluster_id.rpartition("-")[0].rpartition("-")[2]
+    return pid.isdigit() and psutil.pid_exists(int(pid))
+
+
+def answers(local: Path) -> bool:
+    """Whether a controller listens on a socket in this folder; a kept cluster outlives its notebook."""
+    for path in local.glob("s-*"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)  # a stopped controller (SIGSTOP) accepts no connections but still exists
+            if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
+                return True
+    return False

@@ -1,0 +1,1 @@
+"""Check hosts before ranks start there, and watch them afterwards."""

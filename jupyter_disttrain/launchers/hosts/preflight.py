@@ -1,0 +1,296 @@
+"""Check, before anything starts, that ranks can be started on the hosts.
+
+Covers: judging the hosts' reports, one message with each problem, its hosts and its remedy; the network between them.
+Does not cover: querying the hosts (``probe_runner``), how the network is chosen (``network``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import LaunchError
+from ...protocol.time_limits import MOST_CLOCK_SECONDS
+from ..placement import Placement
+from ..slurm.srun_errors import explain_step
+from .network import choose_network, describe, environment_for
+from .probe_runner import CLIENT
+from .report import own_addresses
+from .ssh_errors import explain, fill_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .network import Network
+    from .report import HostReport, Wanted
+
+    Problem = tuple[str, str]  # the problem and its remedy; neither contains the host's name
+
+LET_IN = (
+    "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
+    "machine in the hosts' network"
+)
+MOST_NAMED = 8  # hosts listed per problem
+OPEN_PORTS = (
+    "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
+    "another network with --interface"
+)
+SSH = ("ssh",)
+WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by the command that reaches the hosts
+
+
+def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SSH) -> list[str]:
+    """Raise an error for hosts on which ranks can't be started.
+
+    Parameters
+    ----------
+    reports
+        What ``survey`` returned.
+    wanted, ssh
+        What ``survey`` was given.
+
+    Returns
+    -------
+    list of str
+        Warnings for the user that do not prevent the start; often empty.
+
+    Raises
+    ------
+    LaunchError
+        If there is a problem; the message has a line for each, with the hosts that have it and the remedy.
+    """
+    problems: dict[Problem, list[str]] = {}
+    for report in reports:
+        found = list(_problems(report, reports, wanted)) if report.answered else [_unasked(report, ssh, wanted)]
+        for problem in dict.fromkeys(found):
+            problems.setdefault(problem, []).append(report.name)
+    if problems:
+        bad = {host for hosts in problems.values() for host in hosts}
+        who = "the host" if len(reports) == 1 else f"{len(bad)} of {len(reports)} hosts"
+        lines = [
+            f"{_named(hosts)}: {fill_in(f'{what}; {remedy}', hosts)}" for (what, remedy), hosts in problems.items()
+        ]
+        raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
+    return list(_warnings(reports))
+
+
+def _unasked(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> Problem:
+    return explain_step(report, wanted) if wanted.by == "srun" else explain(report, ssh, wanted)
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+    return ", ".join(hosts[:MOST_NAMED]) + more
+
+
+def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Problem]:
+    """Yield the problems that prevent a start on a host that answered."""
+    yield from _twice(report, reports)
+    yield from _python(report, wanted)
+    if wanted.torch is not None:
+        yield from _torch(report, reports, wanted.torch, wanted.python)
+    if wanted.mpiexec is not None:
+        yield from _mpi(report, wanted, wanted.mpiexec)
+    yield from _folders(report, wanted)
+    yield from _connections(report, reports)
+
+
+def _twice(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
+    same = [each for each in reports if each.answered and _identity(each) == _identity(report)]
+    if len(same) > 1 and report is not same[0]:
+        yield (
+            f"the same host as {same[0].name}",
+            "name each host once, with all of its ranks, e.g. node1:4",
+        )
+
+
+def _identity(report: HostReport) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return report.hostname, tuple(sorted((each.interface, each.address) for each in report.addresses))
+
+
+def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
+    if report.python != wanted.python_version:
+        yield (
+            f"{wanted.python} is {report.python} there, here it is {wanted.python_version}",
+            "install the same environment on all hosts",
+        )
+    if not report.package_folder:
+        yield (
+            f"jupyter_disttrain is not installed in {wanted.python}",
+            f"install it there: {wanted.python} -m pip install jupyter_disttrain=={wanted.package_version}",
+        )
+    elif report.package_version != wanted.package_version:
+        there = report.package_version or "of no version"
+        yield (
+            f"jupyter_disttrain is {there} there, here it is {wanted.package_version}",
+            f"install the same: {wanted.python} -m pip install jupyter_disttrain=={wanted.package_version}",
+        )
+    elif report.package_digest != wanted.package_digest:
+        elsewhere = report.package_folder != wanted.package_folder
+        here = f"the one in {wanted.package_folder} here" if elsewhere else "here"
+        remedy = "bring the same state of it to all hosts"
+        remedy += ", and see that PYTHONPATH leads to the same folder" if elsewhere else ""
+        yield f"jupyter_disttrain in {report.package_folder} has other files than {here}", remedy
+
+
+def _torch(report: HostReport, reports: Sequence[HostReport], here: str, python: str) -> Iterator[Problem]:
+    """Yield problems with torch; its build (the part after the plus) has to be the same on the hosts only."""
+    if not report.torch:
+        yield f"torch is not installed in {python}", f"install the same on all hosts: torch {here}".rstrip()
+    elif here and _release(report.torch) != _release(here):
+        yield (
+            f"torch is {report.torch} there, here it is {here}",
+            f"install the same on all hosts, e.g. pip install torch=={_release(here)}",
+        )
+    else:
+        release = _release(here or report.torch)
+        builds = Counter(each.torch for each in reports if _release(each.torch) == release)
+        usual = builds.most_common(1)[0][0]
+        if report.torch != usual:
+            names = ", ".join(each.name for each in reports if each.torch == usual)
+            yield f"torch is {report.torch} there, on {names} it is {usual}", "install the same build on all hosts"
+
+
+def _release(version: str) -> str:
+    return version.partition("+")[0]
+
+
+def _mpi(report: HostReport, wanted: Wanted, mpiexec: str) -> Iterator[Problem]:
+    without = WITHOUT_MPI[wanted.by]
+    if not report.daemon:
+        where = "an ssh login" if wanted.by == "ssh" else "the job"
+        yield (
+            f"Open MPI's daemon prted is neither in {Path(mpiexec).parent} nor on the PATH of {where}",
+            f"install the same Open MPI there, or start without MPI: {without}",
+        )
+    elif report.daemon != wanted.mpi_version:
+        yield (
+            f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}",
+            f"install the same Open MPI on all hosts, or start without MPI: {without}",
+        )
+
+
+def _folders(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
+    shared = wanted.shared_folder
+    if report.shared == "no folder":
+        yield (
+            f"there is no {shared}, so the hosts share no file system with this machine",
+            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts see",
+        )
+    elif report.shared == "other content":
+        yield (
+            f"{shared} is a folder of its own there, not this machine's: the hosts share no file system",
+            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts see",
+        )
+    elif report.shared:
+        yield (
+            f"what this machine writes into {shared} can't be read there ({report.shared})",
+            "log in there as the same user, and mend the folder's rights",
+        )
+    for folder, why in report.unwritable.items():
+        yield f"no file can be written into {folder} ({why})", "make room, or mend the folder's rights or mount"
+    for folder, free in report.free_bytes.items():
+        if free < wanted.least_free_bytes and folder not in report.unwritable:
+            yield (
+                f"too little is free in {folder}: {free / 2**20:.0f} MiB",
+                f"make room: ranks want at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
+            )
+    if report.working:
+        yield (
+            f"the working directory {wanted.working_folder} {report.working}",
+            "create it there, or start the notebook in a folder that all hosts have",
+        )
+
+
+def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
+    if report.unopened:
+        yield (
+            f"no port could be opened on {report.address or 'the address there'} ({report.unopened})",
+            "name another network with --interface",
+        )
+    unreached = dict(report.unreached)
+    why = unreached.pop(CLIENT, "")
+    if why:
+        yield (
+            f"can't reach this machine at {report.client_address} ({why})",
+            LET_IN,
+        )
+    others = [each for each in reports if each.port and each is not report]
+    if len(others) > 1 and len(unreached) == len(others):
+        yield f"can't reach any of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
+        return
+    for other in others:
+        if other.name in unreached:
+            yield (
+                f"can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
+                OPEN_PORTS,
+            )
+
+
+def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
+    ahead = {report.name: report.clock_ahead_s for report in reports if abs(report.clock_ahead_s) > MOST_CLOCK_SECONDS}
+    if ahead:
+        said = ", ".join(f"{name} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
+        yield f"clocks differ from this machine's: {said}; times in logs and metrics do too (chrony or NTP keeps them)"
+    counts = {report.gpus for report in reports}
+    if len(counts) > 1:
+        said = ", ".join(f"{report.name} {report.gpus}" for report in reports)
+        yield f"the hosts have different numbers of GPUs: {said}"
+
+
+def over(reports: Sequence[HostReport], wanted: Wanted, launcher: str, ssh: Sequence[str] = ()) -> Placement:
+    """Check the hosts, and choose the network between them; the placement has no ranks yet.
+
+    Parameters
+    ----------
+    reports
+        The hosts' reports.
+    wanted
+        What the hosts were asked for.
+    launcher
+        The launcher of the ranks.
+    ssh
+        The command that reached the hosts, if it was ssh.
+
+    Raises
+    ------
+    LaunchError
+        If a host can't be used, or they share no network; the message names each and what to do.
+    """
+    notes = check(reports, wanted, ssh)
+    network = choose_network(own_addresses(), reports, wanted.interface)
+    check_version(network, launcher)
+    return Placement(
+        listen=network.client_address,
+        network=network.cidr,
+        addresses={node.name: node.address for node in network.nodes},
+        variables=_infiniband(network, reports[0].name),
+        words="; ".join([describe(network), *notes]),
+    )
+
+
+def check_version(network: Network, launcher: str) -> None:
+    """Raise an error for IPv6 with MPI jobs, which ranks in Slurm may be too: their socket filter accepts IPv4 only.
+
+    Raises
+    ------
+    LaunchError
+        If the network is IPv6 and the launcher is not ssh.
+    """
+    if ":" in network.client_address and launcher != "ssh":
+        needs = "ranks in Slurm need" if launcher == "slurm" else "an MPI job over hosts needs"
+        raise LaunchError(
+            f"the hosts were to talk over {network.cidr}, and {needs} IPv4; start without MPI (--launcher ssh), or "
+            "name an IPv4 network that all hosts are in, e.g. --interface 10.1.0.0/16"
+        )
+
+
+def _infiniband(network: Network, host: str) -> dict[str, str]:
+    """Return the variables that restrict NCCL and UCX to devices that all hosts have; ranks find their interfaces."""
+    same = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+    given = environment_for(network, host)
+    others = [environment_for(network, node.name) for node in network.nodes]
+    return {
+        name: given[name] for name in same if name in given and all(each.get(name) == given[name] for each in others)
+    }

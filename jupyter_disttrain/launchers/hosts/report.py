@@ -1,0 +1,167 @@
+"""Define the report of a host before ranks start there, and the requirements on it.
+
+Covers: the records, the requirements that follow from this machine.
+Does not cover: probing the hosts (``probe_runner``), evaluating the reports (``preflight``), the network (``network``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..environment import forwarded
+from . import probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+SILENT = "no answer"  # the failure of a host from which neither a reply nor an error came
+LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """An address of a host."""
+
+    interface: str  # "eth0"
+    address: str
+    prefix: int  # length of the network prefix, in bits
+    loopback: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A port of an RDMA device."""
+
+    device: str  # "mlx5_0"
+    port: int
+    active: bool
+    link_layer: str  # "InfiniBand", or "Ethernet" for RoCE
+    rate: str = ""  # as the kernel reports it: "100 Gb/sec (4X EDR)"
+    interfaces: tuple[str, ...] = ()  # for IP over this port, e.g. "ib0"
+
+    @property
+    def name(self) -> str:
+        """The port's name in NCCL and UCX."""
+        return f"{self.device}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """A host's report, or the reason why there is none."""
+
+    name: str  # as the user wrote it
+    failure: str = ""  # error output of ssh or Python if there was no reply; all fields below are unknown then
+    exit_code: int | None = None  # of ssh, if there was no reply; None: ssh had to be killed
+    hostname: str = ""
+    ssh_address: str = ""  # at which ssh or Slurm reached the host; empty if unknown
+    addresses: tuple[Address, ...] = ()
+    infiniband: tuple[Port, ...] = ()
+    python: str = ""  # "CPython 3.11"
+    torch: str = ""  # empty: not installed
+    package_folder: str = ""  # empty: not installed
+    package_version: str = ""
+    package_digest: str = ""
+    shared: str = ""  # why it does not see the client's file; empty: it sees it, or that was not checked
+    unwritable: Mapping[str, str] = field(default_factory=dict)  # folders where no file can be written: the reason
+    working: str = ""  # what is wrong with the working directory; empty: nothing
+    free_bytes: Mapping[str, int] = field(default_factory=dict)  # by folder
+    gpus: int = 0
+    daemon: str = ""  # version of the Open MPI whose daemon mpiexec would start there; empty: none
+    clock_ahead_s: float = 0.0  # seconds by which its clock is ahead of this machine's
+    unreached: Mapping[str, str] = field(
+        default_factory=dict
+    )  # hosts that it could not reach: the system's error, by name; "" is the client
+    client_address: str = ""  # address of this machine to which it tried to connect
+    address: str = ""  # its address to which the other hosts tried to connect
+    port: int = 0  # its port to which the other hosts tried to connect; 0: none could be opened
+    unopened: str = ""  # why no port could be opened
+
+    @property
+    def answered(self) -> bool:
+        """Whether the host has replied."""
+        return not self.failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Requirements on every host."""
+
+    python: str = sys.executable
+    python_version: str = field(default_factory=probe.python_version)
+    python_path: tuple[str, ...] = ()  # entries of PYTHONPATH
+    library_path: str = ""  # LD_LIBRARY_PATH, which Python itself may need to be loaded
+    package_folder: str
+    package_version: str
+    package_digest: str
+    torch: str | None  # version; None: the ranks don't use torch
+    mpiexec: str | None = None  # path of Open MPI's mpiexec; None: the ranks don't use it
+    mpi_version: str = ""
+    shared_folder: Path | None = None  # folder that all hosts must see; None: none is needed
+    temporary_folder: str = field(default_factory=tempfile.gettempdir)
+    working_folder: str = field(default_factory=os.getcwd)
+    interface: str | None = None  # name of the interface, or the network in CIDR form; None: chosen automatically
+    least_free_bytes: int = LEAST_FREE_BYTES
+    limit_s: float = 20.0  # for a host to reply
+    reach_s: float = 3.0  # for one host to connect to another
+    by: str = "ssh"  # command that starts processes on the hosts; "srun": they are nodes of a Slurm job
+
+    @classmethod
+    def here(
+        cls, *, torch: bool = True, mpiexec: str | None = None, forward: Sequence[str] = (), **others: Any
+    ) -> Wanted:
+        """Return the requirements that follow from what this machine has.
+
+        Parameters
+        ----------
+        torch
+            Whether the ranks use torch.
+        mpiexec
+            Path of Open MPI's mpiexec, if it starts the ranks.
+        forward
+            Environment variables to set for the ranks, as in ``ClusterConfig.forward``.
+        others
+            Further fields of this class.
+
+        Raises
+        ------
+        UsageError
+            If a variable to forward is not set.
+        """
+        environment = forwarded(os.environ, forward)
+        said = probe.hear(probe.ask_version(mpiexec)) if mpiexec else ""
+        entries = environment.get("PYTHONPATH", "").split(os.pathsep)
+        return cls(
+            torch=probe.version_of("torch") if torch else None,
+            mpiexec=mpiexec,
+            mpi_version=probe.open_mpi_version(said),
+            python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (keep symbolic links)
+            library_path=environment.get("LD_LIBRARY_PATH", ""),
+            **{**probe.package(), **others},
+        )
+
+
+def own_addresses() -> tuple[Address, ...]:
+    """Return the addresses of this machine."""
+    return tuple(Address(**each) for each in probe.addresses())
+
+
+def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostReport:
+    """Parse the reply of ``host_probe.report``, which arrived at ``now_s``, in seconds since the epoch."""
+    known = dict(answer)
+    ssh = known.pop("ssh")
+    known["addresses"] = tuple(Address(**each) for each in known["addresses"])
+    known["infiniband"] = tuple(
+        Port(**{**each, "interfaces": tuple(each["interfaces"])}) for each in known["infiniband"]
+    )
+    ahead_s = known.pop("time_s") - now_s
+    return HostReport(name=name, ssh_address=_server(ssh), clock_ahead_s=ahead_s, **known)
+
+
+def _server(ssh_connection: list[str]) -> str:
+    """Return the server's address from SSH_CONNECTION, which has the client, its port, the server and its port."""
+    return ssh_connection[2].partition("%")[0] if len(ssh_connection) == 4 else ""  # noqa: PLR2004

@@ -1,0 +1,131 @@
+"""Explain errors of ssh, and suggest remedies.
+
+Covers: a host that could not be queried.
+Does not cover: a host that answered (``preflight``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from .report import SILENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .report import HostReport, Wanted
+
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes of a shell for a command
+OF_SSH = 255  # exit code of ssh for its own failures
+_LONGEST = 300  # characters of ssh's output in a message
+_NO_LOGIN = "account is currently not available"  # printed by nologin
+_GIVEN, _BARE = "%n", "%h"  # the host as the user wrote it, and without the user name: tokens of ssh
+_LOGIN = re.compile(r"(\S+)@\S+(?=: Permission denied)")  # contains the host as ~/.ssh/config names it
+
+
+def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str, str]:
+    """Return the problem with a host that could not be queried, and the remedy.
+
+    Neither contains the host's name, so that the same problem of several hosts is reported once: :func:`fill_in` adds
+    it.
+    """
+    heard, said = report.failure, _without(report.name, report.failure)
+    if _NO_LOGIN in heard:
+        return (
+            f"ssh works, and this user has no shell there ({_last(heard, [_NO_LOGIN])})",
+            "name another user (USER@HOST), or have this one given a shell there (chsh)",
+        )
+    if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
+        return (
+            f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
+            "install the same environment at that path, or put it into a folder that all hosts share",
+        )
+    for words, problem, remedy in _KNOWN:
+        if report.exit_code in (OF_SSH, None) and any(word in heard for word in words):
+            told = _without(report.name, _last(heard, words))
+            return f"{problem} ({told})", remedy.format(ssh=" ".join(ssh), python=wanted.python)
+    if "this is Python" in heard:
+        version = _last(heard, ["this is Python"]).removeprefix("this is ")
+        return (
+            f"{wanted.python} is {version} there, here it is {wanted.python_version}",
+            "install the same environment on all hosts",
+        )
+    by_hand = f"try it by hand: {' '.join(ssh)} {_GIVEN} {wanted.python} --version"
+    if report.exit_code is None:
+        return (
+            f"no answer within {wanted.limit_s:g} s{_so_far(said)}",
+            f"{by_hand}; a file system that hangs does this too",
+        )
+    return (
+        f"{wanted.python} failed over ssh with exit code {report.exit_code}{_so_far(said, ' and said nothing')}",
+        by_hand,
+    )
+
+
+def fill_in(words: str, hosts: Sequence[str]) -> str:
+    """Fill in the host's name, or ``HOST`` if there are several hosts."""
+    (given, bare) = (hosts[0], hosts[0].rpartition("@")[2]) if len(hosts) == 1 else ("HOST", "HOST")
+    return words.replace(_GIVEN, given).replace(_BARE, bare)
+
+
+def _without(name: str, said: str) -> str:
+    """Return ssh's output with the host's name replaced."""
+    told = _LOGIN.sub(rf"\1@{_BARE}", said)
+    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", _BARE, told)
+
+
+def _last(said: str, words: Sequence[str]) -> str:
+    """Return ssh's last line, preferring lines that contain one of the words."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    found = [line for line in lines if any(word in line for word in words)]
+    return ([*lines, *found] or [""])[-1][:_LONGEST].removeprefix("ssh: ")
+
+
+def _so_far(said: str, nothing: str = "") -> str:
+    return nothing if said == SILENT else f"; its last words: {_last(said, [])}"
+
+
+# Phrases of ssh's output with the problem and the remedy; the first match counts.
+_KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("Could not resolve hostname",),
+        "there is no host of this name",
+        "correct the name, or give its address; /etc/hosts, DNS and ~/.ssh/config are where ssh looks",
+    ),
+    (
+        ("Connection refused",),
+        "the ssh port there refuses connections",
+        "start sshd there (systemctl start ssh), or name its other port in ~/.ssh/config",
+    ),
+    (
+        ("No route to host", "Network is unreachable", "Connection timed out", "Operation timed out"),
+        "can't be reached",
+        "is the host on, and in a network that this machine reaches? A firewall that drops ssh's port does this too",
+    ),
+    (
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED", "host key for", "HOST IDENTIFICATION"),
+        "the host key is another one than before",
+        "if the host was installed anew, forget the old key (ssh-keygen -R %h); if not, somebody may stand between",
+    ),
+    (
+        ("Host key verification failed", "host key is known for"),
+        "the host key is not known here",
+        "log in once by hand and confirm the key: {ssh} %n",
+    ),
+    (
+        ("Permission denied", "Too many authentication failures"),
+        "ssh was denied without a password",
+        "is that your user there (else USER@HOST)? Put your key there (ssh-copy-id %n), or load it (ssh-add)",
+    ),
+    (
+        ("kex_exchange_identification", "Connection closed by", "Connection reset by"),
+        "sshd there closed the connection before the login",
+        "its log says why (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
+    ),
+    (
+        ("Bad owner or permissions", "Bad configuration option"),
+        "ssh refuses its configuration on this machine",
+        "mend the file that it names",
+    ),
+)

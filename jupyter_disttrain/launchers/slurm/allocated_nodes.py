@@ -1,0 +1,206 @@
+"""Obtain nodes for a cluster from Slurm.
+
+Covers: using those of the allocation around the notebook, or submitting a job and waiting for it; their addresses.
+Does not cover: starting ranks on them (``launchers.slurm``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...config.slurm import gpu_count, name_of
+from ...sigint import deferred_interrupts
+from ..batch_environment import clean_env
+from .allocation import Allocation
+from .batch_script import BatchScript
+from .cancel_on_exit import SIGN, Sentry, relieve
+from .commands import ask
+from .job import SlurmJob
+from .texts import no_gpus_text, running_text, waiting_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import ExitStack
+
+    from ...config.slurm import SlurmOptions
+    from ..folders import Folders
+    from .state import JobState
+
+START_FILE = "start_ranks.sh"  # in a folder that is removed with the cluster
+LOG = "slurm-%j.log"  # in the folder of logs, which are kept
+_NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Nodes that ranks may be started on."""
+
+    job_id: str
+    nodes: tuple[str, ...]  # the nodes in use, in the order of the ranks
+    per_node: int  # ranks per node
+    start_file: str  # the script that starts the ranks
+    log: str = ""  # the job's log file; empty: the job is not ours
+    starts_with: str = "mpirun"
+    gpus_per_node: int = 0
+    prefix: tuple[str, ...] = ()  # NAME=VALUE, of the allocation around the notebook; empty: the job is ours
+
+    @classmethod
+    def load(cls, told: Mapping[str, Any]) -> Grant:
+        """Load it from the dict that was written as JSON."""
+        return cls(**{**told, "nodes": tuple(told["nodes"]), "prefix": tuple(told["prefix"])})
+
+    @property
+    def job(self) -> SlurmJob:
+        """The job."""
+        return SlurmJob(self.job_id)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the job was submitted for this cluster, and ends with it."""
+        return not self.prefix
+
+    @property
+    def env(self) -> list[str]:
+        """The ``env`` prefix of a command that has to use these nodes, and no other job around the notebook."""
+        return [*clean_env(), *self.prefix]
+
+    @property
+    def in_words(self) -> str:
+        """Name of the job or allocation, for messages."""
+        return f"job {self.job_id}" if self.is_own else f"allocation {self.job_id}"
+
+    def release(self) -> None:
+        """End the job, if it is ours, and wait until its nodes are free.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm refuses.
+        """
+        if self.is_own:
+            _end(self.job, self.log)
+
+    def addresses(self) -> dict[str, str]:
+        """Return the address at which Slurm reaches each node, for nodes whose names this host can resolve."""
+        answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
+        found = [dict(_NODE_FIELD.findall(line)) for line in answer.said.splitlines()]
+        names = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
+        addresses: dict[str, str] = {}
+        for node in self.nodes:
+            with contextlib.suppress(OSError):  # without it, the network is chosen from the nodes' reports only
+                addresses[node] = socket.gethostbyname(names.get(node) or node)
+        return addresses
+
+
+def obtain(
+    options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None], taken: ExitStack
+) -> Grant:
+    """Use the nodes of the allocation around this process, or submit a job and wait until it has nodes.
+
+    Parameters
+    ----------
+    options
+        The user's options.
+    ranks
+        The total number of ranks, if the user has set it.
+    folders
+        The cluster's folders; the nodes must see them too.
+    tell
+        Called with one line about the queue each time it changes.
+    taken
+        Receives the callback that ends a job, as soon as there is one.
+
+    Raises
+    ------
+    UsageError
+        If the request contradicts itself, or exceeds the allocation.
+    LaunchError
+        If Slurm rejects the job, or ends it before it runs.
+    """
+    start_file = str(folders.profile / START_FILE)
+    around = None if options.new_job else Allocation.find()
+    if around is not None:
+        nodes, per_node = around.shape(options, ranks)
+        return Grant(
+            job_id=around.job_id,
+            nodes=around.nodes[:nodes],
+            per_node=per_node,
+            start_file=start_file,
+            starts_with=options.start,
+            gpus_per_node=around.gpus_per_node,
+            prefix=tuple(around.variables(nodes, per_node)),
+        )
+    nodes, per_node = options.shape(ranks)
+    log = str(folders.run / LOG)
+    script = BatchScript(
+        cluster_id=folders.cluster_id,
+        nodes=nodes,
+        per_node=per_node,
+        folder=str(Path.cwd()),
+        log=log,
+        start_file=start_file,
+        sign_file=str(folders.profile / SIGN),
+        survives_nodes=options.start == "srun",
+    )
+    has_name = any(name_of(option) == "job-name" for option in options.lines)
+    sentry = Sentry(folders)
+    taken.callback(sentry.leave)
+    with deferred_interrupts():  # a job whose number was not read could not be cancelled
+        job = SlurmJob.submit(script.render(), options.lines, "" if has_name else script.name)
+        taken.callback(_end, job, log.replace("%j", job.job_id))
+        sentry.guard(job.job_id)
+    state = job.wait_until_running(lambda state: _tell_waiting(state, tell))
+    tell(running_text(state))
+    return Grant(
+        job_id=state.job_id,
+        nodes=state.nodes,
+        per_node=per_node,
+        start_file=start_file,
+        log=state.log or log.replace("%j", state.job_id),
+        starts_with=options.start,
+        gpus_per_node=_gpus_of_each(state, options, tell),
+    )
+
+
+def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], None]) -> int:
+    """Return the number of GPUs of each node: those that Slurm reports, else those that were requested."""
+    found = state.gpus // max(1, len(state.nodes))
+    found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
+    if options.gpu_option and not found:
+        tell(no_gpus_text(state, options.gpu_option))
+    return found
+
+
+def _end(job: SlurmJob, log: str) -> None:
+    """End a job that is ours, and wait until its nodes are free; an empty log is removed."""
+    job.cancel()
+    relieve(job.job_id)  # not before: if the notebook is killed meanwhile, the sentry cancels the job
+    written = Path(log)
+    if written.exists() and not written.stat().st_size:
+        written.unlink()
+
+
+def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:
+    if not (state.runs or state.is_over):
+        tell(waiting_text(state))
+
+
+def step_command(grant: Grant, host: str, command: list[str]) -> list[str]:
+    """Return the command that starts one more rank on a node, beside those that are there."""
+    return [
+        *grant.env,
+        "srun",
+        f"--jobid={grant.job_id}",
+        "--overlap",
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={host}",
+        *command,
+    ]

@@ -1,0 +1,160 @@
+"""Watch a running Slurm job.
+
+Covers: which notices are due (a state machine without I/O), and querying Slurm from time to time.
+Does not cover: their texts (``texts``), what follows when the job is over (the caller of ``tick``).
+
+Nothing here has a thread or waits: a caller with a loop calls :meth:`Poller.tick` in it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...protocol.time_limits import (
+    HURRIED_POLL_SECONDS,
+    SILENCE_SECONDS,
+    SLACK_SECONDS,
+    WARN_AT_SECONDS,
+    WATCH_POLL_SECONDS,
+)
+from .texts import lost_nodes_text, over_text, preempt_text, requeued_text, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .job import SlurmJob
+    from .state import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A notice for the user."""
+
+    text: str
+    is_over: bool = False  # the job's ranks are gone, and the job is of no use any more
+
+
+class Watcher:
+    """Decide which notices follow from a job's successive states.
+
+    Parameters
+    ----------
+    warn_at_s
+        How long before the time limit to warn, in seconds, the longest first.
+    """
+
+    def __init__(self, warn_at_s: tuple[float, ...] = WARN_AT_SECONDS) -> None:
+        self._warn_at_s = warn_at_s
+        self._ran: JobState | None = None  # the last state in which it ran
+        self._is_over = False
+        self._warned_s: float | None = None  # the shortest warning time used so far
+        self._warned_of_preemption = False
+        self._silent_since_s: float | None = None
+        self._told_silence = False
+
+    @property
+    def ran(self) -> JobState | None:
+        """The last state in which it ran; None if it never did."""
+        return self._ran
+
+    def look(self, state: JobState, now_s: float) -> list[Notice]:
+        """Return the notices that are due.
+
+        Parameters
+        ----------
+        state
+            The job's current state.
+        now_s
+            Seconds since the epoch.
+        """
+        if self._is_over:
+            return []
+        if state.state == "UNKNOWN":
+            return self._on_silence(state, now_s)
+        self._silent_since_s, self._told_silence = None, False
+        was = self._ran
+        if state.is_over or (was is not None and (state.waits or state.requeued > was.requeued)):
+            self._is_over = True
+            text = over_text(state, was) if state.is_over else requeued_text(state, was)
+            return [Notice(text, is_over=True)]
+        if not state.runs or (was is not None and state.state == "COMPLETING"):
+            return []  # a job that completes lists only those of its nodes that are not free yet
+        self._ran = state
+        return [*self._lost_nodes(state, was), *self._preemption(state, now_s), *self._time(state, now_s)]
+
+    def _on_silence(self, state: JobState, now_s: float) -> list[Notice]:
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        if self._told_silence or now_s - self._silent_since_s < SILENCE_SECONDS:
+            return []
+        self._told_silence = True
+        return [Notice(f"job {state.job_id}: Slurm has not answered for a while ({state.reason}); the ranks go on")]
+
+    @staticmethod
+    def _lost_nodes(state: JobState, was: JobState | None) -> list[Notice]:
+        lost = tuple(host for host in was.nodes if host not in state.nodes) if was is not None and state.nodes else ()
+        return [Notice(lost_nodes_text(state, lost))] if lost else []
+
+    def _preemption(self, state: JobState, now_s: float) -> list[Notice]:
+        if state.preempt_s is None or self._warned_of_preemption:
+            return []
+        self._warned_of_preemption = True
+        return [Notice(preempt_text(state, now_s))]
+
+    def _time(self, state: JobState, now_s: float) -> list[Notice]:
+        left_s = state.time_left_s(now_s)
+        if left_s is None or state.state == "COMPLETING":
+            return []
+        if self._warned_s is not None and left_s > self._warned_s + SLACK_SECONDS:
+            self._warned_s = None  # its time limit was extended
+        whole_s = None if state.start_s is None or state.end_s is None else state.end_s - state.start_s
+        due = [
+            each
+            for each in self._warn_at_s
+            if left_s <= each
+            and (self._warned_s is None or each < self._warned_s)
+            and (whole_s is None or each < whole_s)  # a user who requests five minutes knows that they are short
+        ]
+        if not due:
+            return []
+        self._warned_s = min(due)
+        return [Notice(time_text(state, now_s))]
+
+
+class Poller:
+    """Query Slurm periodically, and return notices.
+
+    Parameters
+    ----------
+    job
+        A job that was submitted, or the one around us.
+    clock
+        A clock in seconds for the time between two queries; the time limit uses the time of day.
+    """
+
+    def __init__(
+        self, job: SlurmJob, watcher: Watcher | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.job = job
+        self._watcher = watcher or Watcher()
+        self._clock = clock
+        self._asked_s = -WATCH_POLL_SECONDS
+        self._every_s = WATCH_POLL_SECONDS
+        self.state: JobState | None = None  # the last answer
+        self.over = ""  # why the job is over, once it is
+
+    def hurry(self) -> None:
+        """Query more often from now on: the caller waits for the end."""
+        self._every_s = HURRIED_POLL_SECONDS
+
+    def tick(self, *, now: bool = False) -> list[Notice]:
+        """Return due notices; queries Slurm only if the last answer is old, or if ``now``."""
+        if self.over or (not now and self._clock() - self._asked_s < self._every_s):
+            return []
+        self.state = self.job.state()
+        self._asked_s = self._clock()
+        notices = self._watcher.look(self.state, time.time())
+        self.over = next((notice.text for notice in notices if notice.is_over), "")
+        return notices

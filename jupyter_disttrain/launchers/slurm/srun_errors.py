@@ -1,0 +1,59 @@
+"""Explain errors of srun for a node that could not be queried, and suggest remedies.
+
+Covers: a node of a job that gave no answer.
+Does not cover: a node that answered (``preflight``), hosts behind ssh (``ssh_words``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..hosts.report import SILENT
+
+if TYPE_CHECKING:
+    from ..hosts.report import HostReport, Wanted
+
+NOT_RUN = "execve"  # in slurmstepd's error when it can't start a program
+_LONGEST = 300  # characters of srun's output in a message
+_PREFIX = re.compile(r"^(?:srun|slurmstepd(?:-[\w.-]+)?): (?:error: )?")
+_NOISE = (
+    "Terminated",
+    "Job step aborted",
+    "task 0: Exited",
+    "launch/slurm",
+    "couldn't chdir",
+    "lacks support for",
+)  # follow-up errors
+
+
+def explain_step(report: HostReport, wanted: Wanted) -> tuple[str, str]:
+    """Return the problem with a node that could not be queried, and the remedy.
+
+    Neither contains the node's name, so that the same problem of several nodes is reported once.
+    """
+    said = _last(report.failure)
+    if "this is Python" in report.failure:
+        version = said.partition("this is ")[2]
+        return (
+            f"{wanted.python} is {version} there, here it is {wanted.python_version}",
+            "install the same environment on all nodes",
+        )
+    if NOT_RUN in report.failure:
+        return (
+            f"{wanted.python} can't be run there ({said})",
+            "install the same environment at that path, or put it into a folder that all nodes share",
+        )
+    by_hand = f"try it by hand, in an allocation: srun --nodelist=NODE {wanted.python} --version"
+    if report.exit_code is None:
+        ports = "nodes have to reach this machine's ports (SrunPortRange), and a file system that hangs does this too"
+        so_far = "" if report.failure == SILENT else f"; so far it said: {said}"
+        return f"srun brought no answer within {wanted.limit_s:g} s{so_far}", f"{by_hand}; {ports}"
+    return f"srun could start nothing there, or it failed (exit code {report.exit_code}): {said}", by_hand
+
+
+def _last(said: str) -> str:
+    """Return the last line that has a reason, without the prefix of the program."""
+    lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()]
+    why = [line for line in lines if not any(word in line for word in _NOISE)]
+    return ["", *lines[-1:], *why][-1][:_LONGEST]

@@ -1,0 +1,180 @@
+"""Format messages about a Slurm job for the user.
+
+Covers: the line while it waits, warnings while it runs, why it has ended and what to do then.
+Does not cover: when a message is shown (``monitor``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .state import JobState
+
+DAY = 24 * 3600.0
+NO_LOG = 53  # Slurm's "signal" for a job whose output could not be opened
+_ENDS = {  # by Slurm's state: what happened, and what to do
+    "TIMEOUT": (
+        "was ended by Slurm, because its time limit{limit} was over",
+        "next time give a longer --time, and %dist_save before the end",
+    ),
+    "PREEMPTED": (
+        "was ended by Slurm, because a job of higher priority took its nodes",
+        "--partition or --sbatch '--qos=...' may name one that is not preempted; %dist_save keeps what was trained",
+    ),
+    "CANCELLED": ("was cancelled from outside", "if that was neither you nor a script of yours, ask your site"),
+    "NODE_FAIL": (
+        "was ended by Slurm, because one of its nodes failed",
+        "--sbatch '--exclude=HOST' avoids a node, and with --ranks-by srun the others go on",
+    ),
+    "OUT_OF_MEMORY": (
+        "was ended by Slurm, because it used more memory than it had asked for",
+        "ask for more with --sbatch '--mem=...'",
+    ),
+    "DEADLINE": ("was ended by Slurm, because its deadline had come", "give a later --deadline"),
+    "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", "--sbatch '--exclude=HOST' avoids a node"),
+    "FAILED": ("failed{code}", "{log} says why"),
+    "COMPLETED": ("has ended by itself", "{log} may say why"),
+    "GONE": ("has ended, and Slurm does not know it any more", "{log} may say why"),
+}
+_REASONS = {  # hints for reasons of waiting whose name alone does not say what to do
+    "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives: interrupt, and ask for less",
+    "PartitionConfig": "no nodes of the partition can take it: interrupt, and ask for fewer, or for less on each",
+    "PartitionTimeLimit": "it asks for more time than the partition gives: interrupt, and give a shorter --time",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "BadConstraints": "no node has what it asks for: interrupt, and ask for less",
+    "InvalidAccount": "the account is not valid: interrupt, and give another with --account",
+    "InvalidQOS": "the quality of service is not valid: interrupt, and give another with --sbatch '--qos=...'",
+    "JobHeldUser": "held by you: scontrol release {job} lets it go",
+    "JobHeldAdmin": "held by the site",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+}
+
+
+def waiting_text(state: JobState, now_s: float | None = None) -> str:
+    """Return one line on a job that does not run yet.
+
+    Parameters
+    ----------
+    now_s
+        Seconds since the epoch; None: now.
+    """
+    if state.state == "UNKNOWN":
+        return f"job {state.job_id}: {state.reason}; asking again"
+    if not state.waits:
+        return f"job {state.job_id} has its nodes, which Slurm makes ready: {hosts_text(state)}"
+    where = [] if state.position is None else [f"position {state.position} in partition {state.partition}"]
+    parts = [f"job {state.job_id} is pending: {' '.join([*where, *_reason_of(state)])}".removesuffix(": ")]
+    if state.requeued:
+        parts.append("it was requeued")
+    if state.start_s is not None:
+        parts.append(f"expected to start {clock_text(state.start_s, now_s)}")
+    return ", ".join(parts)
+
+
+def running_text(state: JobState, now_s: float | None = None) -> str:
+    """Return one line on a job that runs: where, and until when."""
+    now_s = time.time() if now_s is None else now_s
+    left_s = state.time_left_s(now_s)
+    until = "" if left_s is None or state.end_s is None else f", until {clock_text(state.end_s, now_s)}"
+    left = "" if left_s is None else f", {_left_text(left_s)} from now"
+    return f"job {state.job_id} runs on {hosts_text(state)}{until}{left}"
+
+
+def no_gpus_text(state: JobState, option: str) -> str:
+    """Return one line on a job whose request for GPUs does not show in its state."""
+    return (
+        f"job {state.job_id}: {option} asks for GPUs, but Slurm tells of none, so the ranks use CPUs; "
+        "--gpus-per-node says how many each node has"
+    )
+
+
+def over_text(state: JobState, was: JobState | None = None) -> str:
+    """Return one line on a job that has ended: which, where, why, and what to do.
+
+    Parameters
+    ----------
+    was
+        A state from when it ran, with its nodes and its limit, which Slurm may have forgotten.
+    """
+    known = was or state
+    limit = state.time_limit or known.time_limit
+    code = f" with exit code {state.exit_code}" if state.exit_code else ""
+    code = f" by signal {state.exit_signal}" if state.exit_signal else code
+    log = state.log or known.log or "the job's log"
+    if state.exit_signal == NO_LOG:
+        return (
+            f"{_job(state if state.nodes else known)} could not begin, most likely because its first node can't write "
+            f"{log}; have that folder on a file system that all nodes share with this machine, or name another with "
+            "JUPYTER_DATA_DIR"
+        )
+    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may say why"))
+    where = state if state.nodes else known
+    told = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
+    return f"{told}; {remedy.format(log=log)}"
+
+
+def requeued_text(state: JobState, was: JobState | None = None) -> str:
+    """Return one line on a job that Slurm has put back into the queue."""
+    return (
+        f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by somebody); "
+        "its ranks are gone with their variables, so it is cancelled; %dist_save keeps what was trained"
+    )
+
+
+def time_text(state: JobState, now_s: float) -> str:
+    """Return one line on a job whose time limit is near."""
+    assert state.end_s is not None
+    left = state.end_s - now_s
+    return (
+        f"job {state.job_id} ends at {clock_text(state.end_s, now_s)}, in {_left_text(left)}: its time limit; "
+        f"%dist_save now, or ask your site for scontrol update JobId={state.job_id} TimeLimit=+60"
+    )
+
+
+def preempt_text(state: JobState, now_s: float) -> str:
+    """Return one line on a job that is about to be preempted."""
+    assert state.preempt_s is not None
+    return (
+        f"job {state.job_id} is to be preempted at {clock_text(state.preempt_s, now_s)}: "
+        "a job of higher priority takes its nodes; %dist_save now"
+    )
+
+
+def lost_nodes_text(state: JobState, lost: tuple[str, ...]) -> str:
+    """Return one line on nodes that Slurm has taken from a job because they failed."""
+    left = f"; it goes on with {hosts_text(state)}" if state.nodes else ""
+    they = "it" if len(lost) == 1 else "they"
+    return f"job {state.job_id} has lost {', '.join(lost)}: Slurm says that {they} failed{left}"
+
+
+def hosts_text(state: JobState) -> str:
+    """Return a job's hosts, in Slurm's short form if there are more than four."""
+    few = 4
+    return ", ".join(state.nodes) if 0 < len(state.nodes) <= few else state.node_list or "its nodes"
+
+
+def clock_text(time_s: float, now_s: float | None = None) -> str:
+    """Return a time of day, with the date if it is more than half a day away."""
+    now_s = time.time() if now_s is None else now_s
+    shape = "%H:%M" if abs(time_s - now_s) < DAY / 2 else "%Y-%m-%d %H:%M"
+    return time.strftime(shape, time.localtime(time_s))
+
+
+def _job(state: JobState) -> str:
+    return f"job {state.job_id} ({hosts_text(state)})" if state.node_list else f"job {state.job_id}"
+
+
+def _reason_of(state: JobState) -> list[str]:
+    if not state.reason:
+        return []
+    # Slurm appends details after a comma.
+    hint = _REASONS.get(state.reason.partition(",")[0], "").format(job=state.job_id)
+    return [f"({state.reason}: {hint})" if hint else f"({state.reason})"]
+
+
+def _left_text(seconds: float) -> str:
+    minute = 60.0
+    return f"{max(0.0, seconds):.0f} s" if seconds < 1.5 * minute else f"{round(seconds / minute)} min"

@@ -1,0 +1,162 @@
+"""Start ranks on nodes that Slurm has granted.
+
+Covers: starting them in a job that was submitted for them or in the allocation around the notebook, one more rank on a
+node, whether they run, the job's output.
+Does not cover: submitting the job and ending it (``slurm.grant``).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ipyparallel.cluster.launcher import EngineLauncher
+from traitlets import Instance, Unicode
+
+from ..protocol.environment import MPI_HEALS, MPI_PREFIX
+from .local import OneProcess
+from .mpi import MPIRanks
+from .slurm.allocated_nodes import Grant, step_command
+from .slurm.batch_script import StartScript
+from .slurm.cancel_on_exit import relieve
+from .slurm.monitor import Poller
+from .ssh import EARLY, rank_command
+
+# Slurm's name of the node, which orders the ranks: the host's own name may differ.
+_ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
+_FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables that mpirun reads itself
+
+
+class Starter:
+    """Start-up shared by both launchers of all ranks; mpirun was checked to be Open MPI's before the job."""
+
+    def __init__(self, grant: Grant, environment: dict[str, str], environment_file: str, network: str) -> None:
+        self.heals = False
+        self.command = [*_ON_NODE, *rank_command(environment_file)]
+        self.mpirun: list[str] = []
+        self.exports = {name: environment[name] for name in EARLY if name in environment}
+        if grant.starts_with == "mpirun":
+            # MPIRanks has the settings of Open MPI over a network, and its version.
+            mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
+            self.heals = mpi.heals
+            told = mpi.get_env()
+            self.exports |= {name: value for name, value in told.items() if name.startswith(_FOR_MPIRUN)}
+            exported = [word for name in (MPI_HEALS, *EARLY) if name in self.exports for word in ("-x", name)]
+            self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
+
+    def write(self, grant: Grant) -> None:
+        """Write the script that starts the ranks, atomically: a job waits for it."""
+        script = StartScript(
+            nodes=len(grant.nodes),
+            per_node=grant.per_node,
+            command=tuple(self.command),
+            environment=self.exports,
+            mpirun=tuple(self.mpirun),
+        ).render()
+        half = Path(f"{grant.start_file}.half")
+        with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            opened.write(script)
+        half.rename(grant.start_file)
+        relieve(grant.job_id)  # from here on the job ends with its ranks, and those with the controller
+
+
+class JobRanks(EngineLauncher):
+    """The ranks of a job that was submitted for them, and ends with them."""
+
+    grant = Instance(Grant)
+    environment_file = Unicode()
+    network = Unicode()
+    process = None  # there is no local process; other launchers have one
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self.heals = self._starter.heals
+        self.poller = Poller(self.grant.job)
+
+    def find_args(self) -> list[str]:
+        """Return the command that started the job, for ipyparallel's log."""
+        return ["sbatch"]
+
+    def start(self, n: int) -> Any:
+        """Let the job start the ranks: it waits for the script."""
+        self.n = n
+        self._starter.write(self.grant)
+        self.notify_start(self.grant.job_id)
+        return self.grant.job_id
+
+    def alive(self) -> bool:
+        """Whether the job runs, by Slurm's last answer; Slurm is queried again if that is old."""
+        self.poller.tick()
+        return not self.poller.over
+
+    @property
+    def runs(self) -> bool:
+        """The same as :meth:`alive`, with more frequent queries, for a caller that waits for the end."""
+        self.poller.hurry()
+        return self.alive()
+
+    @property
+    def fate(self) -> str:
+        """Why the job is over, once it is."""
+        return self.poller.over
+
+    def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (the log is kept)
+        """Return the output of the job's script."""
+        try:
+            return Path(self.grant.log).read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def stop(self) -> None:
+        """Record the end; the owner of the grant ends the job."""
+        self.notify_stop({"exit_code": None, "identifier": self.grant.job_id})
+
+
+class AllocationRanks(OneProcess, EngineLauncher):
+    """The ranks in the allocation around the notebook, which outlives them."""
+
+    grant = Instance(Grant)
+    environment_file = Unicode()
+    network = Unicode()
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self.heals = self._starter.heals
+
+    def find_args(self) -> list[str]:
+        """Return the command that starts all of them."""
+        return [*self.grant.env, "/bin/bash", self.grant.start_file]
+
+    def start(self, n: int) -> Any:
+        """Start the ranks."""
+        self.n = n
+        self._starter.write(self.grant)
+        return super().start()
+
+    def get_env(self) -> dict[str, str]:
+        """Return nothing: their environment is in the scripts."""
+        return {}
+
+
+class StepRank(OneProcess, EngineLauncher):
+    """One more rank on a node of the job, to replace one that died."""
+
+    grant = Instance(Grant)
+    host = Unicode()
+    environment_file = Unicode()
+
+    def find_args(self) -> list[str]:
+        """Return the command that starts the rank."""
+        return step_command(self.grant, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
+
+    def start(self, n: int) -> Any:
+        """Start the rank."""
+        self.n = n
+        return super().start()
+
+    def get_env(self) -> dict[str, str]:
+        """Return the variables that Python itself reads; the others are in a file that the command names."""
+        return {name: self.environment[name] for name in EARLY if name in self.environment}

@@ -1,0 +1,88 @@
+"""Start ranks on hosts that are reached by ssh, without MPI.
+
+Covers: the command for one host, one ssh for all its ranks.
+Does not cover: whether the host can be used (``launchers.hosts.preflight``), MPI over hosts (``mpi``).
+
+The hosts share nothing but the network. So the loss of one does not affect the others, and its ranks can be started
+again there or on another host.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipyparallel.cluster.launcher import LocalEngineSetLauncher
+from traitlets import List, Unicode
+
+from ..protocol.time_limits import SSH_CONNECT_SECONDS
+from .local import WithAnyLog, is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Variables that must be set before the environment's file is read: they locate Python and its modules.
+EARLY = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONSAFEPATH")
+SSH_OPTIONS = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_CONNECT_SECONDS}"]
+
+
+def rank_command(environment_file: str, host: str = "", ranks: int = 1) -> list[str]:
+    """Return the command that starts ranks on a host."""
+    command = [sys.executable, "-m", "jupyter_disttrain.rank", "--environment", environment_file]
+    return [*command, *(["--host", host] if host else []), *(["--ranks", str(ranks)] if ranks > 1 else [])]
+
+
+def remote_command(command: Sequence[str], environment: dict[str, str]) -> str:
+    """Return a command for a remote shell, which changes to the notebook's folder."""
+    early = [f"{name}={environment.get(name, os.environ.get(name))}" for name in EARLY if _is_set(name, environment)]
+    # A login shell's set-up is what users configure, and may load modules; its output goes to the launcher's log.
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*early, *command])}"
+
+
+def _is_set(name: str, environment: dict[str, str]) -> bool:
+    return bool(environment.get(name, os.environ.get(name)))
+
+
+class RanksOfHost(WithAnyLog):
+    """The ssh that started the ranks of one host; it runs as long as one of them."""
+
+
+class SSHRanks(LocalEngineSetLauncher):
+    """The ranks of all hosts, one ssh for each host."""
+
+    hosts: List[Any] = List()  # of (name, ranks)
+    ssh = List(Unicode())
+    environment_file = Unicode()
+
+    def start(self, n: int) -> Any:
+        """Start the ranks of every host."""
+        self.n = n
+        started = []
+        for name, ranks in self.hosts:
+            command = remote_command(rank_command(self.environment_file, name, ranks), self.environment)
+            launcher = self.launchers[name] = RanksOfHost(
+                work_dir=self.work_dir,
+                parent=self,
+                log=self.log,
+                profile_dir=self.profile_dir,
+                cluster_id=self.cluster_id,
+                identifier=name,
+                output_file=str(Path(self.profile_dir) / "log" / f"ssh-{self.engine_set_id}-{name}.log"),
+            )
+            launcher.cmd_and_args = [*self.ssh, *SSH_OPTIONS, name, command]
+            launcher.on_stop(self._notice_engine_stopped)
+            started.append(launcher.start())
+        self.notify_start(started)
+        return started
+
+    def alive(self) -> bool:
+        """Whether every ssh still runs; none may end while ranks start."""
+        return len(self.launchers) == len(self.hosts) and all(is_alive(each) for each in self.launchers.values())
+
+    @property
+    def runs(self) -> bool:
+        """Whether any ssh still runs."""
+        return any(is_alive(launcher) for launcher in self.launchers.values())

@@ -1,0 +1,1 @@
+"""Show the output of a cell's ranks."""

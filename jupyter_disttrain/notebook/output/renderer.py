@@ -1,0 +1,391 @@
+"""Show the output of a cell's ranks while they print it.
+
+Covers: drawing a transcript on the cell's output, few updates for much output, the progress line.
+Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks (``comms``).
+
+The output is a series of displays that are updated in place, so that a front end, nbclient and nbconvert all end with
+the same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours. The
+data also includes which ranks printed which line, from which JupyterLab makes a tab per rank
+(labextension/src/tabs.ts).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
+from ...protocol.ranks import label_ranks, short_label
+from .comms import WidgetBars
+from .rows import TAIL_ROWS, Row, Section
+from .transcript import Transcript
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ...client.cells.cell_run import CellRun
+    from ...client.cells.events import Event
+    from .displays import Sink
+    from .rows import Hidden
+
+# Grey, not "faint", which JupyterLab shows as plain text. Blue is readable in a light and in a dark theme, and is yet
+# quieter than the text.
+QUIET, RED, RESET = "\x1b[34m", "\x1b[31m", "\x1b[0m"
+RANKS_MIME = "application/vnd.disttrain.ranks+json"
+SHORTEST_PAUSE = 0.05  # seconds between two draws
+PAUSE_PER_COST = 4.0  # a draw that took long is followed by a pause this many times as long
+MOST_EARLIER = 1000  # displays of earlier cells that a later one can update
+_earlier: dict[tuple[int, str], tuple[str, tuple[int, ...]]] = {}  # by rank and id: the sink's name, its ranks
+
+
+class Screen:
+    """Listen to a cell and draw it.
+
+    Parameters
+    ----------
+    sink
+        Where it is drawn.
+    ranks
+        The ranks of the cell; a single rank is not labelled.
+    world_size
+        The number of ranks in the cluster.
+    log_folder
+        Named where not everything is shown.
+    max_lines, max_bytes
+        The bound on what is shown.
+    progress_after_s
+        Show which ranks still run after this many seconds.
+    forward_comm
+        Receives widgets' messages.
+    below_view
+        Something stands above in the same output that must stay.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        sink: Sink,
+        ranks: Sequence[int],
+        world_size: int,
+        log_folder: str,
+        *,
+        max_lines: int,
+        max_bytes: int,
+        progress_after_s: float,
+        forward_comm: Callable[[CommSent], None],
+        below_view: bool = False,
+    ) -> None:
+        self._sink = sink
+        self._labelled = len(ranks) > 1
+        self._ranks = sorted(ranks)
+        self._width = len(label_ranks(range(world_size))) if self._labelled else 0
+        self._label_width = self._width  # width of the labels on the screen: those of scattered ranks are longer
+        self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # cached, because lines are many
+        self._log_folder = log_folder
+        self._forward_comm = forward_comm
+        self._widget_bars = WidgetBars()
+        self._bounds = max_lines, max_bytes
+        self._lock = threading.RLock()  # output after the end is handled on another thread
+        self._timer: threading.Timer | None = None
+        self._below_view = below_view
+        self._transcript = Transcript(max_lines, max_bytes)
+        self._notes: list[str] = []
+        self._progress: list[str] = []
+        self._progress_at = time.monotonic() + progress_after_s
+        self._names: list[str] = []  # the sink's names of the places on the screen, from top to bottom
+        self._texts: list[str | None] = []  # what is drawn there; None: a display
+        self._filled = 0  # places that are in use
+        self._carrier: Section | None = None  # section last drawn with the lines below everything
+        self._changed = False
+        self._due = 0.0
+
+    # Listener of the cell
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        """Handle events, and draw if a draw is due."""
+        for event in sorted(events, key=lambda event: event.rank):  # events of one batch are handled in rank order
+            self._take(event, run)
+        now = time.monotonic()
+        if run.state.done and run.coming_back:
+            self._set_coming_back(run)
+        elif now >= self._progress_at and not run.done:
+            self._progress_at = now + 1.0
+            self._set_progress(run)
+        if self._changed and now >= self._due and not (run.done and not run.coming_back):
+            self._draw()
+            cost = time.monotonic() - now
+            self._due = now + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
+
+    def on_end(self, run: CellRun) -> None:
+        """Draw the final state."""
+        with self._lock:
+            displays = self._transcript.displays()
+            self._transcript.close()
+            if not run.failures and not run.timed_out:
+                self._notes += run.notes  # else the error includes them
+            self._progress = []
+            self._fit_labels(self._width)
+            self._finish()
+            for key, section in displays.items():
+                if section.place >= 0 and section in self._transcript.sections:
+                    _earlier[key] = self._names[section.place], section.of_ranks
+            while len(_earlier) > MOST_EARLIER:
+                del _earlier[next(iter(_earlier))]
+            # Later output is shown below all that, as a transcript of its own.
+            self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
+            self._names, self._texts, self._filled, self._below_view = [], [], 0, False
+
+    def on_late(self, event: Event) -> Event | None:
+        """Show output after the end in the same cell output; if that is gone, label the output for the next cell."""
+        gone = self._sink.where_it_was()
+        if gone:
+            if not isinstance(event, Said):
+                return event
+            return replace(event, text="".join(f"{gone}: {line}" for line in event.text.splitlines(keepends=True)))
+        with self._lock:
+            self._take_output(event)
+            if self._timer is None:
+                self._timer = threading.Timer(max(0.0, self._due - time.monotonic()), self._draw_late)
+                self._timer.daemon = True
+                self._timer.start()
+        return None
+
+    def _draw_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            start = time.monotonic()
+            self._draw()
+            cost = time.monotonic() - start
+            self._due = start + cost + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
+
+    def _finish(self) -> None:
+        count = len(self._visible())
+        if not self._below_view and count < len(self._names):
+            # Places that are no longer in use would be empty boxes.
+            self._sink.clear(wait=count > 0)
+            self._names.clear()
+            self._texts.clear()
+            self._filled = 0
+            for section in self._transcript.sections:
+                section.place = -1
+        self._draw()
+        for name in self._names[self._filled :]:
+            self._sink.show(name, {"text/plain": ""}, {})  # removing them would remove the view, too
+
+    def _take(self, event: Event, run: CellRun) -> None:
+        self._take_output(event)
+        if isinstance(event, (Replied, Died)):
+            self._note_failure(event.rank, run)
+
+    def _take_output(self, event: Event) -> None:
+        self._changed = True
+        transcript = self._transcript
+        if isinstance(event, Said):
+            transcript.say(event.rank, event.stream, event.text)
+        elif isinstance(event, Displayed):
+            transcript.show(event.rank, event.data, event.metadata, event.display_id, event.kind)
+        elif isinstance(event, Cleared):
+            transcript.clear(event.rank, wait=event.wait)
+        elif isinstance(event, Elided):
+            transcript.hidden.add_unsent(event.rank, event.record)
+        elif isinstance(event, LogFailed):
+            self._note_log(event)
+        elif isinstance(event, CommSent):
+            self._widget_bars.take(event)
+            self._forward_comm(event)
+
+    def _note_log(self, event: LogFailed) -> None:
+        record = event.record
+        self._notes.append(
+            f"rank {event.rank} on {record.host} can't write its log {record.log_path}: {record.reason}; "
+            "what it says is still shown here; free the disk, then %dist_reset"
+        )
+
+    def _note_failure(self, rank: int, run: CellRun) -> None:
+        """Report a failure at once while others still run; at the end the exception lists all of them."""
+        running, failure = run.state.running, run.state.failures.get(rank)
+        if failure is None or not running:
+            return
+        self._progress = [f"{RED}{failure.headline}{RESET}{QUIET} · {label_ranks(running)} still running{RESET}"]
+        self._progress_at = time.monotonic() + 1.0
+
+    def _set_coming_back(self, run: CellRun) -> None:
+        """Show the error and the current recovery step until the prompt returns."""
+        first = next(iter(run.failures), None)
+        progress = [f"{RED}{first.headline}{RESET}"] if first else []
+        progress.append(f"{QUIET}{run.coming_back} …{RESET}")
+        self._changed = self._changed or progress != self._progress
+        self._progress = progress
+
+    def _set_progress(self, run: CellRun) -> None:
+        """Show which ranks still run; a failure that was reported stays in front of it.
+
+        The progress of the loop is left out where a progress bar shows it already.
+        """
+        far = "" if self._has_bar() else run.progress
+        seconds = f"{QUIET}{time.time() - run.started_s:.0f} s{f' · {far}' if far else ''}"
+        running = run.state.running
+        if len(running) == len(run.ranks):
+            text = f"{seconds} · {label_ranks(running)} running{RESET}"
+        else:
+            done = set(run.ranks) - running - run.state.failures.keys()
+            ended = f" · {label_ranks(done)} done" if done else ""
+            failed = f" · {label_ranks(run.state.failures)} failed" if run.state.failures else ""
+            text = f"{seconds} · {label_ranks(running)} running{ended}{failed}{RESET}"
+        first = next(iter(run.failures), None)
+        self._progress = [f"{RED}{first.headline}{RESET}", text] if first else [text]
+        hang = run.hang
+        if hang:
+            self._progress.append(
+                "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables:"
+            )
+            self._progress += [f"  {line}" for line in hang]
+        else:
+            self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]
+        if run.interrupts:
+            advice = "interrupt sent; stop again to abort whatever ranks wait for, a third time to get the prompt back"
+            self._progress.append(f"{QUIET}{advice}{RESET}")
+        self._changed = True
+
+    def _has_bar(self) -> bool:
+        return self._transcript.has_bar or self._widget_bars.has_bar
+
+    # Drawing
+
+    def _draw(self) -> None:
+        self._changed = False
+        self._fit_labels(self._label_width)
+        visible = self._visible()
+        for place, section in enumerate(visible):
+            if self._labelled and section.data and place:
+                of_ranks = tuple(sorted(visible[place - 1].rows[-1].ranks))  # its label is the line above
+                section.dirty = section.dirty or of_ranks != section.of_ranks
+                section.of_ranks = of_ranks
+            if section.dirty or section.place != place:
+                self._draw_section(section, place)
+        for key, (data, metadata) in self._transcript.of_earlier_cells.items():
+            if key in _earlier:
+                name, of_ranks = _earlier[key]
+                self._sink.show(name, data, metadata | ({"disttrain": {"ranks": list(of_ranks)}} if of_ranks else {}))
+        self._transcript.of_earlier_cells.clear()
+        for place in range(len(visible), self._filled):
+            self._sink.show(self._names[place], {}, {})
+            self._texts[place] = None
+        self._filled = len(visible)
+
+    def _visible(self) -> list[Section]:
+        """Return the visible sections; one of them carries the lines below everything."""
+        below = [*self._tail(), *self._red_notes()]
+        carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
+        for section in (carrier, self._carrier):
+            if section is not None:
+                section.dirty = True  # the lines it carries have changed
+        self._carrier = carrier
+        return [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
+
+    def _can_see(self, section: Section) -> bool:
+        return bool(section.data) or any(self._labelled or row.stream != "label" for row in section.rows)
+
+    def _fit_labels(self, width: int) -> None:
+        """Make the column of labels as wide as the longest one, at least ``width``."""
+        if not self._labelled:
+            return
+        groups = {row.ranks for section in self._transcript.sections if section.dirty for row in section.rows}
+        width = max([width, *(len(short_label(ranks)) for ranks in groups if ranks)])
+        if width != self._label_width:
+            self._label_width = width
+            self._labels.clear()
+            for section in self._transcript.sections:
+                section.dirty = True
+
+    def _draw_section(self, section: Section, place: int) -> None:
+        section.dirty, section.place = False, place
+        data, metadata = section.data, section.metadata
+        if data is None:
+            is_carrier = section is self._carrier
+            lines, of_lines = self._lines([*section.rows, *(self._tail() if is_carrier else ())])
+            section.drawn = "\n".join([*lines, *([*self._red_notes(), *self._progress] if is_carrier else ())])
+            if place < len(self._texts) and self._texts[place] == section.drawn:
+                return  # e.g. an unchanged progress line
+            data = {"text/plain": section.drawn}
+            if self._labelled:
+                data[RANKS_MIME] = {"version": 2, "ranks": self._ranks, **of_lines}
+        elif section.of_ranks:
+            metadata = metadata | {"disttrain": {"ranks": list(section.of_ranks)}}
+        section.draws += 1
+        text = None if section.data is not None else section.drawn
+        if place < len(self._names):
+            self._sink.show(self._names[place], data, metadata)
+            self._texts[place] = text
+        else:
+            self._names.append(self._sink.show(None, data, metadata))
+            self._texts.append(text)
+
+    def _lines(self, rows: Iterable[Row]) -> tuple[list[str], dict[str, Any]]:
+        """Return lines, and their ranks.
+
+        ``groups`` are sets of ranks. ``lines`` are runs of lines: how many, by which group, after how many characters
+        of label. The last lines, which no run covers, are for all ranks. A label above a display belongs to no rank.
+        """
+        texts: list[str] = []
+        groups: dict[frozenset[int], int] = {}
+        runs: list[list[int]] = []
+        for row in rows:
+            if not self._labelled and row.stream == "label":
+                continue
+            label, cut = self._label(row.ranks, row.stream) if self._labelled and row.stream != "note" else ("", 0)
+            texts.append(self._line(label, row.stream, row.text))
+            ranks = frozenset[int]() if row.stream == "label" else row.ranks
+            run = [1 + row.text.count("\n"), groups.setdefault(ranks, len(groups)), cut]
+            if runs and runs[-1][1:] == run[1:]:
+                runs[-1][0] += run[0]
+            else:
+                runs.append(run)
+        return texts, {"groups": [sorted(ranks) for ranks in groups], "lines": runs}
+
+    def _line(self, label: str, stream: str, text: str) -> str:
+        if "\x1b" in text:
+            text += RESET
+        if not self._labelled:
+            return f"{RED}{text}{RESET}" if stream == "stderr" and "\x1b" not in text else text
+        if "\n" in text:
+            text = text.replace("\n", "\n" + self._label(frozenset(), stream)[0])
+        return label + text
+
+    def _label(self, ranks: frozenset[int], stream: str) -> tuple[str, int]:
+        """Return the label of a line, and how many characters of it are left out where the rank is known."""
+        known = self._labels.get((ranks, stream))
+        if known is None:
+            name = f"{QUIET}{short_label(ranks) if ranks else '':<{self._label_width}} "
+            label = f"{name}{RESET}{RED}┃{RESET} " if stream == "stderr" else f"{name}│{RESET} "
+            known = self._labels[ranks, stream] = label, len(name if stream == "stderr" else label)
+        return known
+
+    def _tail(self) -> list[Row]:
+        """Return rows for the lines that are not shown: their number, and the last of them."""
+        hidden = self._transcript.hidden
+        if not hidden.tails:
+            return []
+        logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
+        size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
+        text = f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:"
+        return [Row((0,), text, "note", frozenset(self._ranks), Section()), *_merge_tails(hidden)]
+
+    def _red_notes(self) -> list[str]:
+        return [f"{RED}{note}{RESET}" for note in self._notes]
+
+
+def _size(size_bytes: int) -> str:
+    """Write a size with a suitable unit."""
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004
+
+
+def _merge_tails(hidden: Hidden) -> list[Row]:
+    """Return the last lines of all ranks, merged."""
+    merged = Transcript(len(hidden.tails) * TAIL_ROWS, 1 << 40)
+    each = max(1, TAIL_ROWS // len(hidden.tails))
+    for rank, tail in sorted(hidden.tails.items()):
+        for stream, text in list(tail)[-each:]:
+            merged.add(rank, stream, text)
+    return [row for section in merged.sections for row in section.rows]

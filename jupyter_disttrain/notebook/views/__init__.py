@@ -1,0 +1,1 @@
+"""Show a cluster: as a widget, as text, as a picture."""

@@ -1,0 +1,141 @@
+"""Draw a cluster as a still picture, for a saved notebook and nbconvert.
+
+Covers: the table of ranks and the plots of metrics as HTML with SVG, without a script.
+Does not cover: the live view (``widget``).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.ranks import label_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...client import Cluster
+    from ...features.telemetry.metrics_table import Gathered
+
+# As in labextension/src/view/colours.ts, which gives the reason.
+COLOURS = ("#0072b2", "#c27800", "#009e73", "#d55e00", "#c76fa1", "#2e8fc4", "#8f8300", "#8a6fd1")
+DASHES = ("", "8 3", "2 2", "8 3 2 3", "14 4", "4 4", "14 3 2 3", "5 2 1 2")
+MOST_PLOTS = 12
+MOST_LINES = 8  # more ranks than this are drawn as their mean with a band
+WIDTH, HEIGHT = 334, 144
+LEFT, RIGHT, TOP, BOTTOM = 62, 8, 34, 18
+POINTS = 300  # points of a line
+MOST_GAPS = 50
+WRONG = "#d00000"
+MIB = 2**20
+
+
+def plots(cluster: Cluster) -> list[str]:
+    """Return the metrics that were logged last, each as HTML."""
+    return [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
+
+
+def still(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> str:
+    """Return the picture as HTML, with plots that were drawn before."""
+    seen = time.strftime("%H:%M:%S")
+    parts = [f"<b>{html.escape(cluster.name)}</b> <small>as of {seen}</small>", _table(snapshot["ranks"])]
+    parts += drawn
+    parts += [f"<p>{html.escape(remark)}</p>" for remark in snapshot["remarks"]]
+    return f'<div class="jdt-still" data-cluster="{html.escape(cluster.cluster_id)}">{"".join(parts)}</div>'
+
+
+def _table(ranks: Sequence[dict[str, Any]]) -> str:
+    head = ("rank", "state", "cell", "steps/s", "CPU", "memory", "GPU", "device", "host")
+    rows = [
+        (
+            rank["rank"],
+            rank["text"],
+            f"[{rank['cell']}]" if rank.get("cell") else "",
+            f"{rank['steps_per_s']:.3g}" if rank.get("steps_per_s") else "",
+            f"{rank['cpu_percent']:.0f} %" if "cpu_percent" in rank else "",
+            f"{rank['memory_bytes'] / MIB:.0f} MiB" if "memory_bytes" in rank else "",
+            f"{rank['gpu']['percent']} %" if "percent" in rank.get("gpu", {}) else "",
+            rank["device"],
+            rank["host"],
+        )
+        for rank in ranks
+    ]
+    kept = [at for at in range(len(head)) if any(row[at] != "" for row in rows)]
+    cells = "".join(f"<th>{head[at]}</th>" for at in kept)
+    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(row[at]))}</td>' for at in kept)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _plot(found: Gathered) -> str:
+    """Return one metric as SVG; values that are not finite are gaps."""
+    stride = max(1, math.ceil(len(found.steps) / POINTS))
+    steps = found.steps[::stride]
+    is_band = len(found.ranks) > MOST_LINES
+    shown = [found.minimum, found.maximum, found.mean] if is_band else list(found.values.T)
+    lines = [[float(value) for value in line[::stride]] for line in shown]
+    finite = [value for line in lines for value in line if math.isfinite(value)]
+    title = html.escape(found.name)
+    if not finite:
+        return f"<p>{title}: no finite value</p>"
+    low, high = min(finite), max(finite)
+    high = high if high > low else low + (abs(low) or 1.0)
+    first, last = float(steps[0]), float(steps[-1])
+    across = (WIDTH - LEFT - RIGHT) / ((last - first) or 1.0)
+    up = (HEIGHT - TOP - BOTTOM) / (high - low)
+
+    def place(step: float, value: float) -> str:
+        return f"{LEFT + (step - first) * across:.1f},{TOP + (high - value) * up:.1f}"
+
+    drawn = []
+    if is_band:
+        least, greatest, mean = lines
+        pairs = [(float(step), a, b) for step, a, b in zip(steps, least, greatest, strict=True) if math.isfinite(a + b)]
+        edge = [place(step, b) for step, _, b in pairs] + [place(step, a) for step, a, _ in reversed(pairs)]
+        drawn.append(f'<polygon points="{" ".join(edge)}" fill="{COLOURS[0]}" fill-opacity="0.2"/>')
+        lines = [mean]
+    for at, line in enumerate(lines):
+        rank = 0 if is_band else found.ranks[at]
+        points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
+        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {_look(rank)} stroke-width="1.75"/>')
+    bottom = HEIGHT - BOTTOM
+    drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in _gaps(found)]
+    texts = (
+        f'<text x="{LEFT}" y="13" font-weight="bold">{title}</text>',
+        f'<text x="{LEFT}" y="27">{_legend(found, is_band=is_band)}</text>',
+        f'<text x="{LEFT - 4}" y="{TOP + 8}" text-anchor="end">{high:.3g}</text>',
+        f'<text x="{LEFT - 4}" y="{bottom}" text-anchor="end">{low:.3g}</text>',
+        f'<text x="{LEFT}" y="{HEIGHT - 4}">{int(first)}</text>',
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{int(last)}</text>',
+    )
+    axes = f'<path d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}" fill="none" stroke="#999"/>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+        f'font-size="11" fill="#888" role="img" aria-label="{title}">{axes}{"".join(drawn)}{"".join(texts)}</svg>'
+    )
+
+
+def _look(rank: int) -> str:
+    """Return a rank's colour and dash."""
+    dash = DASHES[(rank + rank // len(COLOURS)) % len(DASHES)]
+    return f'stroke="{COLOURS[rank % len(COLOURS)]}" stroke-dasharray="{dash or "none"}"'
+
+
+def _legend(found: Gathered, *, is_band: bool) -> str:
+    """Return each line's rank, with the last values."""
+    if is_band:
+        return f"mean {found.mean[-1]:.3g}, range of {label_ranks(found.ranks)}"
+    spans = (
+        f'<tspan fill="{COLOURS[rank % len(COLOURS)]}">rank {rank}: {last:.3g}</tspan>'
+        for rank, last in zip(found.ranks, found.values[-1], strict=True)
+    )
+    return " ".join(spans)
+
+
+def _gaps(found: Gathered) -> list[float]:
+    """Return steps at which a rank logged NaN, at most ``MOST_GAPS``."""
+    import numpy as np  # noqa: PLC0415  (where there are metrics it is imported already)
+
+    is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
+    return [float(step) for step in found.steps[is_nan][:MOST_GAPS]]

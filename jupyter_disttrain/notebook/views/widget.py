@@ -1,0 +1,175 @@
+"""Show the live view of a cluster in a notebook's output.
+
+Covers: sending new data to the page, also while the kernel is busy; requests of the page while it is not.
+Does not cover: drawing (``labextension/src/view``), the still picture for a saved notebook (``static_html``).
+
+Updates are sent by a thread of this module, because the kernel's main thread waits for the cell. Requests of the page
+go to the server where there is one: a busy kernel does not receive the page's messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+from traitlets import Dict, Unicode
+
+from ...client.registry.log_ends import log_ends, require_here
+from ...errors import DisttrainError
+from ...features.telemetry.snapshot import device_history, metrics_packet, rank_snapshots
+from ...protocol.states import RankState
+from ...protocol.time_limits import CHANGE_SECONDS, WIDGET_METRIC_SECONDS, WIDGET_STATE_SECONDS
+
+if TYPE_CHECKING:
+    from ...client import Cluster
+
+log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parents[1] / "static"
+# Between two repeats of all data, as long as the page has not requested it: a busy kernel does not receive requests. A
+# page that loads late gets it soon; one that is reloaded while the cell runs, after a while.
+REPEAT_SECONDS, MOST_REPEAT_SECONDS = 5.0, 60.0
+
+
+class ClusterWidget(anywidget.AnyWidget):
+    """Show one cluster while it runs, and its last state once it has ended."""
+
+    _esm = STATIC / "widget.js"
+    _css = STATIC / "widget.css"
+
+    state = Dict().tag(sync=True)
+    ended = Unicode("").tag(sync=True)
+    key = Unicode("").tag(sync=True)  # identifies one widget in all its views on the page
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
+        self._mark = 0
+        self._told_until: dict[int, float] = {}
+        self._repeats_at: float | None = time.monotonic()  # the page may not be loaded; None: it has sent a request
+        self._repeat_s = REPEAT_SECONDS
+        self._sending = threading.Lock()
+        self.on_msg(self._on_page)
+        threading.Thread(target=_follow, args=(weakref.ref(self),), name="disttrain widget", daemon=True).start()
+
+    def _on_page(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        if not isinstance(content, dict):
+            return
+        if content.get("ask") == "history":
+            with self._sending:
+                self._mark, self._told_until, self._repeats_at = 0, {}, None
+            self.tell()
+            return
+        try:
+            reply = self._answer(content)
+        except DisttrainError as error:
+            reply = {"message": str(error)}
+        self.send({"reply": content.get("token")} | reply)
+
+    def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request of a page without a server; returns the reply."""
+        asked = content.get("ask")
+        if asked == "interrupt":
+            self.cluster.interrupt()
+        elif asked == "reset":
+            self.cluster.reset()
+        elif asked == "stop":
+            self.cluster.shutdown()
+        elif asked == "log":
+            asked_for = content.get("rank")
+            ranks = [rank for rank in range(self.cluster.world_size) if asked_for in (rank, "all")]
+            return {"logs": log_ends(self._log_path, ranks)}
+        return {}
+
+    def _log_path(self, rank: int) -> Path:
+        path = Path(self.cluster.log_folder) / f"rank{rank}.log"
+        return require_here(path, rank, self.cluster.config.job_file)
+
+    def tell(self) -> None:
+        """Send new data."""
+        with self._sending:
+            if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
+                self._mark, self._told_until = 0, {}
+                self._repeats_at = time.monotonic() + self._repeat_s
+                self._repeat_s = min(2 * self._repeat_s, MOST_REPEAT_SECONDS)
+            devices = device_history(self.cluster.telemetry, self._told_until)
+            content: dict[str, Any] = {}
+            buffers = []
+            if devices:
+                self._told_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
+                content["devices"] = {str(rank): points for rank, points in devices.items()}
+            if self.cluster.telemetry.has_metrics:
+                self._mark, header, columns = metrics_packet(self.cluster.metrics, self._mark)
+                if header["count"]:
+                    content["metrics"] = header
+                    buffers.append(columns)
+            if content:
+                self.send(content, buffers)
+
+    def tell_state(self) -> None:
+        """Send the state, if it has changed."""
+        found = snapshot(self.cluster)
+        if found and found != self.state:
+            self.state = found
+
+    def end(self) -> None:
+        """Mark the cluster as ended; called once."""
+        if not self.ended:
+            self.ended = "has ended; this is how it was last"
+
+
+def _follow(reference: weakref.ref[ClusterWidget]) -> None:
+    """Send updates until the widget is gone or the cluster has ended."""
+    next_state = next_change = 0.0
+    changes = 0
+    while True:
+        widget = reference()
+        if widget is None:
+            return
+        if widget.cluster.closed:
+            widget.end()
+            return
+        try:
+            widget.tell()
+            now, found = time.monotonic(), widget.cluster.telemetry.changes
+            if now >= (next_state if found == changes else next_change):
+                changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS
+                widget.tell_state()
+        except Exception:  # the next time may succeed, and a thread that ends would freeze the page
+            log.exception("the widget of a cluster could not tell")
+        pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.has_metrics else CHANGE_SECONDS
+        del widget
+        time.sleep(pause)
+
+
+def snapshot(cluster: Cluster) -> dict[str, Any]:
+    """Return a cluster as JSON, as the server does for the panel; empty while its ranks are restarted."""
+    table = cluster.table
+    if not table:
+        return {}
+    known = {entry.info.rank: entry.state for entry in table}
+    running = {rank for rank, state in known.items() if state is RankState.RUNNING}
+    remarks = cluster.telemetry.remarks
+    return {
+        "id": cluster.cluster_id,
+        "name": cluster.name,
+        "launcher": cluster.config.launcher,
+        "backend": table[0].info.backend,
+        "started_s": cluster.started_s,
+        "notebook": "",
+        "held": True,
+        "kept": cluster.config.keep,
+        "job_file": cluster.config.job_file,
+        "logs": cluster.log_folder,
+        "sample_s": cluster.config.sample_s,
+        "ranks": rank_snapshots(cluster.telemetry, [entry.info for entry in table], known),
+        "nodes": [node.to_content() for node in cluster.telemetry.nodes],
+        "remarks": remarks.of_running(running),
+        "hang": cluster.hang,
+    }

@@ -1,0 +1,337 @@
+"""Define the records that cross a process border, and their message types.
+
+Covers: messages between a rank, its nanny and the client beyond the Jupyter protocol.
+Does not cover: sending (``client.transport.link``, ``rank.output.iopub``), values of the user's own
+(``serialization``).
+
+Every record is plain JSON, so a reader needs no pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .ranks import label_ranks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def channel_url(info: dict[str, Any], channel: str) -> str:
+    """Return the address of one of the controller's channels from ipyparallel's connection file."""
+    separator = "-" if info["interface"].startswith("ipc:") else ":"
+    return f"{info['interface']}{separator}{info[channel]}"
+
+
+def is_ipv6(info: dict[str, Any]) -> bool:
+    """Whether the controller is reached at an IPv6 address, which is written in brackets."""
+    return "[" in info["interface"]
+
+
+def prepare(sock: Any, info: dict[str, Any]) -> None:
+    """Enable IPv6 and CurveZMQ on a ZeroMQ socket, if the controller uses them."""
+    if is_ipv6(info):
+        sock.ipv6 = True
+    encrypt(sock, info)
+
+
+def encrypt(sock: Any, info: dict[str, Any]) -> None:
+    """Enable CurveZMQ on a ZeroMQ socket, if the controller uses it.
+
+    All processes of a cluster share one pair of keys: access to the connection file is what authenticates them.
+    """
+    if info.get("curve_serverkey"):
+        sock.curve_serverkey = info["curve_serverkey"].encode()
+        sock.curve_publickey = info["curve_publickey"].encode()
+        sock.curve_secretkey = info["curve_secretkey"].encode()
+
+
+# Our options' key in an execute_request's metadata.
+OPTIONS = "disttrain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record with its message type and its JSON form."""
+
+    msg_type: ClassVar[str]
+
+    def to_content(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> Self:
+        """Read the JSON form; unknown fields of a newer sender are ignored."""
+        known = _names(cls)  # type: ignore[arg-type]  # a class is hashable
+        return cls(**{name: value for name, value in content.items() if name in known})
+
+
+@functools.cache
+def _names(record: type[Record]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(record))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello(Record):
+    """A rank's process has started and waits for its identity."""
+
+    msg_type: ClassVar[str] = "rank_hello"
+
+    engine: str  # the identity of its sockets
+    host: str
+    pid: int
+    nanny_pid: int
+    launch_rank: int | None  # rank according to the launcher; None where it sets none
+    mpi: str | None  # the MPI library, None without MPI
+    torch: str | None  # the version, None where torch is not used
+    cuda_devices: int  # devices that torch would see
+    accelerator: str = ""  # what torch was built for: see ``framework_variables.accelerator_of``
+    failure: str | None = None  # why this process can't be a rank
+    launcher: str = ""  # what started it: see ``config``
+    launch_host: str = ""  # the launcher's name of its host; empty where it sets none
+    visible_gpus: str = ""  # the host's CUDA_VISIBLE_DEVICES; empty: all
+    boot: str = ""  # identifies the machine and its boot; empty where it can't be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NannyHello(Record):
+    """A rank's nanny has started and its output will be received."""
+
+    msg_type: ClassVar[str] = "nanny_hello"
+
+    engine: str
+    nanny: str  # the identity of its control socket
+    probe: str = ""  # identity of the socket that checks whether its host responds; empty on the notebook's own host
+
+
+SOME_KILLER = ": kill -9, or the kernel's out-of-memory killer"
+
+
+def signal_words(number: int, killer: str = SOME_KILLER) -> str:
+    """Return the name of the signal that ended a process, explained where the name alone is not enough."""
+    import signal  # noqa: PLC0415
+
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return name + {"SIGKILL": killer, "SIGSEGV": ": a segmentation fault", "SIGBUS": ": a bus error"}.get(name, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDeath(Record):
+    """A rank's process exited."""
+
+    msg_type: ClassVar[str] = "rank_death"
+
+    engine: str
+    pid: int
+    host: str
+    exit_code: int | None = None
+    signal_number: int | None = None
+    crash: str = ""  # Python's report of a crash in C code; empty without one
+    stderr_tail: str = ""
+    expected: bool = False  # the rank was asked to exit
+    launcher: str = ""  # what started it: see ``config``; empty if a process other than its nanny reports the exit
+    peak_bytes: int = 0  # peak resident memory
+    out_of_memory_kills: int = 0  # processes of its host ended by the kernel's out-of-memory killer during its cell
+    has_closed_wire: bool = False  # it closed the connections of the session while it ran
+    host_silent_s: float = 0.0  # time without response of its host, which counts as lost; 0: it responds
+
+    @property
+    def cause(self) -> str:
+        """How the process exited, for the user."""
+        if self.host_silent_s:
+            return (
+                f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
+                "down or cut off from the network"
+            )
+        if self.has_closed_wire:
+            return (
+                "ended, most likely because the cell had closed file descriptors that the session needs, e.g. by "
+                "os.closerange(); close those alone that the cell has opened"
+            )
+        if self.signal_number is None and self.exit_code is None:
+            return "ended, and what its nanny said of that can't be read"
+        if self.signal_number is None:
+            return f"exited with code {self.exit_code}"
+        return f"was killed by {signal_words(self.signal_number, self._killer)}"
+
+    @property
+    def unfinished(self) -> str:
+        """Why it was killed after it had been asked to exit; empty if it exited by itself."""
+        import signal  # noqa: PLC0415
+
+        if self.expected and self.signal_number == signal.SIGALRM:
+            return "its atexit functions, its threads and its open files took longer than 2 s to end"
+        if self.expected and self.signal_number == signal.SIGKILL:
+            return "it did not react within 3 s, so its atexit functions and open files may be lost"
+        return ""
+
+    @property
+    def _killer(self) -> str:
+        count = self.out_of_memory_kills
+        if not count:
+            return SOME_KILLER
+        those = "a process" if count == 1 else f"{count} processes"
+        return f", most likely for want of memory: the kernel ended {those} of {self.host} for that meanwhile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputElided(Record):
+    """Output beyond the limit was not sent; it is in the log."""
+
+    msg_type: ClassVar[str] = "output_elided"
+
+    stream: str  # "stdout" or "stderr"
+    lines: int
+    size_bytes: int
+    tail: str  # the last lines, whole
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTrouble(Record):
+    """The log of a rank can't be written; its output is still shown."""
+
+    msg_type: ClassVar[str] = "log_trouble"
+
+    host: str
+    log_path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankVitals(Record):
+    """Activity and resource use of a rank; counts and seconds are totals since it started."""
+
+    msg_type: ClassVar[str] = "rank_vitals"
+
+    time_s: float  # seconds since the epoch
+    beat_s: float  # time of the rank's last heartbeat, on its host's monotonic clock
+    state: str  # see ``protocol.states.RankActivity``
+    silent_s: float = 0.0  # since the rank's last heartbeat; 0 while it responds
+    cell: int | None = None
+    execution_count: int | None = None
+    line: int | None = None  # the current line of the cell
+    call: str = ""  # the collective that the rank waits in
+    waits_s: float = 0.0  # waiting time in that collective
+    steps: int = 0  # optimizer steps
+    samples: int = 0  # samples from DataLoaders
+    looks: int = 0  # checks of the main thread's activity
+    waits: int = 0  # checks that found it waiting for other ranks
+    seen: int = 0  # checks with a result; a check between two of these counts as the later one
+    data_wait_s: float = 0.0  # waiting for batches
+    done: int = 0  # iterations of the current loop, where their total is known
+    total: int = 0
+    left_s: float | None = None  # remaining time of that loop, at the speed so far
+    cpu_percent: float = 0.0  # percent of one core, including child processes
+    memory_bytes: int = 0  # including child processes
+    gpu: dict[str, Any] | None = None  # see ``features.telemetry.rank.gpu_stats.Gpu.read``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopProgress(Record):
+    """Progress of a loop, sent with the output that shows it, so earlier than in RankVitals."""
+
+    msg_type: ClassVar[str] = "loop_progress"
+
+    cell: int
+    execution_count: int | None
+    done: int
+    total: int
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVitals(Record):
+    """Load, memory, disk and traffic of a host."""
+
+    msg_type: ClassVar[str] = "node_vitals"
+
+    time_s: float  # seconds since the epoch
+    host: str
+    cores: int
+    cpu_percent: float  # percent of all cores
+    load: float  # running and runnable processes, one-minute average
+    memory_used_bytes: int
+    memory_total_bytes: int
+    disk_free_bytes: int  # on the disk of the ranks' working directory
+    disk_total_bytes: int
+    received_bytes_per_s: int  # traffic from other hosts
+    sent_bytes_per_s: int
+    infiniband_received_bytes_per_s: int
+    infiniband_sent_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used(Record):
+    """A rank ran a cell, or served a request, since the last such message."""
+
+    msg_type: ClassVar[str] = "used"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Record):
+    """A request of another process to the process that holds the cluster."""
+
+    msg_type: ClassVar[str] = "asked"
+
+    what: str  # "interrupt", "reset", "stop"
+    token: str  # unique ID of the request
+    until_s: float  # deadline on the host's monotonic clock; received later, it is ignored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard(Record):
+    """The process that holds the cluster has received a request and carries it out."""
+
+    msg_type: ClassVar[str] = "heard"
+
+    token: str
+
+
+# Frequent messages of many ranks bypass the session, as three frames: the topic with the type, the engine, the bytes.
+FIGURES_TOPIC = b"figures."
+METRICS = "metrics"  # the type of ``samples.pack``'s bytes; those of the others are JSON
+USED_TOPIC = b"used"  # topic of Used, for the controller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFailure:
+    """One distinct failure of a cell, and the ranks that share it."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...] = field(repr=False)
+    line: int | None  # of the cell, counted from 1 with the magic's own line; or of the script that the cell runs
+    time_s: float  # seconds since the epoch, on the rank that failed first
+    of_group: bool = False  # raised by a process group: often another rank is the cause
+    file: str = ""  # the script's name, without its folder
+    details: tuple[str, ...] = ()  # notes, and the texts of the errors that led to this one or are in it
+    raised_at: str = ""  # the innermost frame of the traceback
+    variants: tuple[tuple[int, str], ...] = ()  # of the other ranks: where their failure differs
+
+    @property
+    def where(self) -> str:
+        """Ranks, hosts and line: ``"ranks 0-1 (node7), line 3"``, or ``"rank 1 (node7), train.py:3"``."""
+        place = f", {self.place}" if self.place else ""
+        return f"{label_ranks(self.ranks)} ({', '.join(self.hosts)}){place}"
+
+    @property
+    def place(self) -> str:
+        """``"line 3"`` of the cell, ``"train.py:3"``; empty where it has none."""
+        if not self.line:
+            return ""
+        return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
+
+    @property
+    def headline(self) -> str:
+        """The failure in one line: ranks, hosts, place and error."""
+        what = f"{self.ename}: {self.evalue}" if self.evalue else self.ename
+        return f"{self.where}: {what}"

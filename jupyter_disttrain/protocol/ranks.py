@@ -1,0 +1,92 @@
+"""Identify ranks, and format lists of ranks.
+
+Covers: the identity of one rank, ranks to ``"0,2-3"``.
+Does not cover: parsing a selection of ranks (``config.rank_selection``), assigning the identities
+(``client.startup.rank_table``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_LABEL = 20  # characters of a label before lines; more would take space from the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """The identity of one rank, assigned by the client and sent to the rank.
+
+    The names are those of torchrun's environment variables, in lower case.
+    """
+
+    rank: int  # 0 <= rank < world_size
+    world_size: int
+    local_rank: int  # the rank's index among those of its node
+    local_world_size: int
+    node_rank: int  # the node's index among the nodes
+    node_count: int
+    host: str
+    pid: int
+    backend: str  # "gloo" or "nccl"
+    device: str  # "cpu" or "cuda:1", as torch.device takes it
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``"1 rank"`` or ``"2 ranks"``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Format ranks as ranges.
+
+    Examples
+    --------
+    >>> format_ranks([0, 1, 2, 5])
+    '0-2,5'
+    """
+    parts: list[str] = []
+    run: list[int] = []
+    for rank in sorted(set(ranks)):
+        if run and rank == run[-1] + 1:
+            run.append(rank)
+            continue
+        if run:
+            parts.append(_format_run(run))
+        run = [rank]
+    if run:
+        parts.append(_format_run(run))
+    return ",".join(parts)
+
+
+def _format_run(run: list[int]) -> str:
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def label_ranks(ranks: Iterable[int]) -> str:
+    """Format ranks with their noun: ``"rank 0"``, ``"ranks 0-3"``."""
+    chosen = sorted(set(ranks))
+    return f"rank{'' if len(chosen) == 1 else 's'} {format_ranks(chosen)}"
+
+
+def short_label(ranks: Iterable[int]) -> str:
+    """Format ranks with their noun, abbreviated for many scattered ranks.
+
+    Examples
+    --------
+    >>> short_label(range(2, 64, 3))
+    '21 ranks: 2,5,…,62'
+    """
+    label = label_ranks(ranks)
+    if len(label) <= MAX_LABEL:
+        return label
+    chosen = sorted(set(ranks))
+    first, second, *_, last = format_ranks(chosen).split(",")
+    return f"{len(chosen)} ranks: {first},{second},…,{last}"

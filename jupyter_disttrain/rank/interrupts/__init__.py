@@ -1,0 +1,1 @@
+"""Limit what an interrupt of a cell can damage."""

@@ -1,0 +1,1 @@
+"""Run cells and serve the client's requests."""

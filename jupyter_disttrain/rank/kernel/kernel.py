@@ -1,0 +1,361 @@
+"""Run cells and serve the client's requests on a rank.
+
+Covers: one execute_request from arrival to reply, the rank_request messages, refusing ``input()``.
+Does not cover: the process group (``rank.process_group.group``), identity (``requests``).
+
+A cell without output costs one request and one reply: no busy or idle status, no echo of the input. The reply states
+whether the client must wait for an idle status, which follows all output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ipykernel.jsonutil import json_clean
+from ipyparallel.engine.kernel import IPythonParallelKernel
+from traitlets import Type
+
+from ...errors import UnserializableValueError
+from ...protocol.environment import KEEP
+from ...protocol.messages import OPTIONS
+from ...protocol.requests import RankRequest
+from ...protocol.serialization import dump_value
+from ...protocol.shared_memory import lend
+from ..interrupts.cut_imports import CutImports
+from ..interrupts.deferral import Untimely, is_statement, outwards
+from ..interrupts.torch_flags import Switches
+from ..output.streams import Descriptors, flush_all, restore_streams
+from ..process_group.errors import ReleasedError
+from ..process_group.group import RELEASE_SIGNAL
+from . import cell_errors, cell_hooks
+from .shell import NO_VALUE, RankShell
+from .stdin import InputOnRankError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..nanny.ipc import ReservedDescriptors
+    from ..output.iopub import Publisher
+    from .requests import Bootstrap
+
+
+def ignore_signal(_number: int, _frame: Any) -> None:
+    """Ignore a signal; unlike SIG_IGN, programs that a rank starts do not inherit this handler."""
+
+
+CELLS_REMEMBERED = 100  # ids of the latest cells: distinguish a cell that has ended from one that never arrived
+_DO_EXECUTE = IPythonParallelKernel.do_execute.__code__
+
+
+class _NoShellChannelThread:
+    """Stand in for ipykernel's shell channel thread, from which it takes the thread that receives signals."""
+
+    parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        """Return False: the main thread reads shell messages."""
+        return False
+
+
+class RankKernel(IPythonParallelKernel):
+    """Run the client's cells and serve its requests."""
+
+    shell_class = Type(RankShell)
+    _supports_kernel_subshells = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shell_handlers[RankRequest.msg_type] = self.rank_request
+        self.control_handlers[RankRequest.msg_type] = self.control_request
+        self.shell_channel_thread = _NoShellChannelThread()
+        self._ours = False
+        self._cell: dict[str, Any] | None = None  # the running cell
+        self._untimely = Untimely()
+        self._imports = CutImports()
+        self._interrupted = False
+        self._switches = Switches()
+        self._keeps_replies = bool(os.environ.get(KEEP))
+        self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
+        self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
+
+    def take_charge(
+        self, bootstrap: Bootstrap, publisher: Publisher, descriptors: Descriptors, reserved: ReservedDescriptors
+    ) -> None:
+        """Set the objects that serve the requests.
+
+        Parameters
+        ----------
+        reserved
+            File descriptors to free before the first cell.
+        """
+        self._descriptors, self._reserved = descriptors, reserved
+        self._bootstrap = bootstrap
+        bootstrap.repeat_reply = self._repeat_reply
+        self._publisher = publisher
+        signal.signal(RELEASE_SIGNAL, self._on_release)
+        bootstrap.bind(self.shell)
+        self.shell.is_late = lambda: self._interrupted and not self._untimely.waits
+
+    @property
+    def cell(self) -> dict[str, Any] | None:
+        """The running cell's number, request id and execution count; None while no cell runs."""
+        return self._cell
+
+    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
+        """Record whether the request comes from our client: ipyparallel's own clients expect busy and idle status."""
+        if channel == "shell":
+            ours = parent["header"]["msg_type"] == RankRequest.msg_type or OPTIONS in parent.get("metadata", {})
+            self._ours = ours
+        super().set_parent(ident, parent, channel)
+
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        if channel == "control" or status == "starting" or self._ours:
+            return
+        super()._publish_status(status, channel, parent)
+
+    def _publish_status_and_flush(self, status: str, channel: str, _stream: Any, parent: Any = None) -> None:
+        self._publish_status(status, channel, parent)
+
+    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Run a cell and reply."""
+        options = parent["metadata"].get(OPTIONS)
+        if options is None:
+            await super().execute_request(stream, ident, parent)
+            return
+        try:
+            with self._publisher.in_use():
+                await self._serve_cell(stream, ident, parent, options)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+            # A bug of this package: without a reply the client would wait forever.
+            self._stop_hearing()
+            self._cell = None
+            reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
+            reply["traceback"] = traceback.format_exc().splitlines()
+            metadata = {OPTIONS: {"quiet": True}}
+            self.session.send(stream, "execute_reply", reply, parent, metadata=metadata, ident=ident)
+
+    async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
+        shell: RankShell = self.shell
+        self._reserved.free()
+        self._interrupted = False
+        self._untimely.begin_cell()
+        signal.signal(signal.SIGINT, self._note_interrupt)
+        # From here on the nanny passes on this cell's interrupts, including one that it kept until now.
+        mark = self._publisher.begin_cell(parent["header"], self.session.pack(parent["header"]))
+        shell.begin_cell(is_typed=options["is_cell"])
+        shell.execution_count = options["execution_count"]
+        if self._bootstrap.group is not None:
+            self._bootstrap.group.before_cell(options["cell"])
+        self._switches.note()
+        self._bootstrap.progress.begin_cell()
+        self._bootstrap.mpi.begin_cell()
+        self._begun.append(parent["header"]["msg_id"])
+        self._cell = {
+            "number": options["cell"],
+            "request": parent["header"]["msg_id"],
+            "execution_count": options["execution_count"],
+        }
+        content = parent["content"]
+        start = time.time()
+        reply = self._with_lost_work(await self._execute(content["code"]))
+        self._stop_hearing()
+        reply["duration_s"] = time.time() - start
+        changed = self._descriptors.restore()
+        restore_streams()
+        if changed:
+            sys.stderr.write(f"{changed}\n")
+        for words in self._switches.put_back() if self._interrupted else ():
+            sys.stderr.write(f"{words}\n")
+        self._bootstrap.metrics.end_cell()
+        self._cell = None
+        self._bootstrap.progress.show()  # clears the position in a loop before the end of the cell is reported
+        error = shell.error if reply["status"] == "error" else None
+        if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
+            error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
+        cut_imports = self._imports.clean_up()
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            cut_imports += self._imports.behind(error)
+        if cut_imports:
+            reply["cut_imports"] = cut_imports
+        group, of_group = cell_hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
+        reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
+        if error is not None:
+            interrupts = self._interrupted, self._publisher.was_interrupted
+            cell_errors.complete(reply, shell, *interrupts)
+            cell_errors.let_go(error, shell.user_ns)
+        shell.end_cell()
+        buffers = self._take_value(reply) if options.get("value") else []
+        quiet = self._end_cell(parent, mark)
+        told = {"quiet": quiet, "group": group}
+        reply = json_clean(reply)
+        if self._keeps_replies:
+            self._last_reply = {"cell": parent["header"]["msg_id"], "reply": reply, "told": told}, buffers
+        self.session.send(
+            stream, "execute_reply", reply, parent, metadata={OPTIONS: told}, ident=ident, buffers=buffers
+        )
+
+    async def _execute(self, code: str) -> dict[str, Any]:
+        """Run the code; SIGINT raises only in what this calls, so that it cannot prevent the reply."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            if self._interrupted:
+                raise KeyboardInterrupt  # noqa: TRY301  (an interrupt that arrived just before counts too)
+            return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
+        except KeyboardInterrupt as error:
+            # Raised just before or after the cell's own code, or while ipykernel formatted the error.
+            if not self.shell.has_report:
+                self.shell.end_with(error)
+            return {"status": "error"}
+        except Exception:
+            if self.shell.error is None:
+                raise
+            return {"status": "error"}  # raised by the error's own __str__ or the like, which ipykernel called
+
+    def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Replace an "ok" reply with an error if a release aborted the cell's collectives on the GPU."""
+        group = self._bootstrap.group
+        if reply["status"] != "ok" or group is None or not group.lost_work:
+            return reply
+        self.shell.end_with(ReleasedError(cell_errors.LOST_WORK))
+        return {"status": "error"}
+
+    def _on_release(self, _number: int, frame: Any) -> None:
+        """Raise in the cell's code before it can use invalid values from a collective on the GPU that is aborted.
+
+        If an interrupt came with the release, it was already raised in the cell, which is then left alone. Where an
+        error must not be raised at this point, or the cell catches it, ``_with_lost_work`` reports it at the end.
+        """
+        group = self._bootstrap.group
+        if group is None or group.is_raised:
+            return
+        if any(map(is_statement, outwards(frame))) and not self._untimely.is_bad_moment(frame):
+            group.is_raised = True
+            raise ReleasedError(cell_errors.LOST_WORK)
+
+    def _stop_hearing(self) -> None:
+        """Ignore SIGINT from here on; a handler that the cell installed may still raise while it is replaced."""
+        while True:
+            try:
+                signal.signal(signal.SIGINT, ignore_signal)
+            except KeyboardInterrupt:
+                self._interrupted = True
+            else:
+                return
+
+    @contextmanager
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
+        """Interrupt a cell that awaits, at once: ipykernel's own version waits until the event loop has work to do."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt(_number: int, frame: Any) -> None:
+            self._interrupted = True
+            if self.shell.puts_off() or self._untimely.puts_off(frame):
+                return
+            if any(map(is_statement, outwards(frame))):
+                self._cut_off(frame)  # IPython catches it; raised in another task it would end the loop
+            loop.call_soon_threadsafe(future.cancel)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, _number: int, frame: Any) -> None:
+        self._interrupted = True
+        if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
+            return  # the cell has ended, or has not begun and will not run
+        if not self.shell.puts_off() and not self._untimely.puts_off(frame):
+            self._cut_off(frame)
+
+    def _cut_off(self, frame: Any) -> NoReturn:
+        self._imports.note(frame)
+        if self._bootstrap.group is not None:
+            self._bootstrap.group.is_raised = True
+        raise KeyboardInterrupt
+
+    def _note_interrupt(self, _number: int, _frame: Any) -> None:
+        self._interrupted = True
+
+    def pre_handler_hook(self) -> None:
+        """Leave SIGINT to :meth:`_execute`."""
+
+    def post_handler_hook(self) -> None:
+        """Leave SIGINT to :meth:`_execute`."""
+
+    def _end_cell(self, parent: dict[str, Any], mark: tuple[int, int]) -> bool:
+        """Close the cell's output; return True if there was none."""
+        flush_all(sys.stdout, sys.stderr)
+        if self._publisher.is_silent_since(mark):
+            return True
+        with self._publisher.ending_cell():
+            super()._publish_status("idle", "shell", parent)
+        return False
+
+    def _take_value(self, reply: dict[str, Any]) -> list[Any]:
+        """Add the last expression's value to the reply."""
+        value = self.shell.displayhook.last_value
+        self.shell.displayhook.last_value = NO_VALUE
+        if reply["status"] != "ok" or value is NO_VALUE:
+            reply["value"] = {"kind": "none"}
+            return []
+        try:
+            pickled, buffers = dump_value(value)
+        except UnserializableValueError as error:
+            reply["value"] = {"kind": "unserializable", "reason": str(error)}
+            return []
+        note, frames = lend(self._bootstrap.shelf, buffers)
+        reply["value"] = {"kind": "pickle", "shelf": note}
+        return [pickled, *frames]
+
+    def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Serve one of our client's requests between cells, e.g. identify, push or pull."""
+        content = parent["content"]
+        try:
+            with self._publisher.in_use():
+                reply, buffers = self._bootstrap.serve(content, parent["buffers"])
+        except Exception as error:
+            # The client reports every error, with this rank's number.
+            self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
+            reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
+        self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+
+    def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Serve a request that can't wait for the running cell, on the control thread."""
+        try:
+            reply, buffers = self._bootstrap.serve_beside(parent["content"], self._cell)
+        except Exception as error:  # noqa: BLE001
+            # The client reports every error, with this rank's number. Nothing on this thread may log: an interrupted
+            # cell may have left the lock of ``logging`` held.
+            reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
+        self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+
+    def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
+        """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
+        group = self._bootstrap.group
+        running = self._cell  # read once: another thread may clear it at any time
+        runs = running is not None and running["request"] == cell
+        begun = cell in self._begun
+        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
+        told |= {"group": "none", "generation": 0} | cell_hooks.counts(group, self._bootstrap.horovod.calls)
+        if group is not None:
+            told |= {"group": group.tag, "generation": group.generation}
+        content, buffers = self._last_reply
+        return (told | content | {"ended": True}, buffers) if content.get("cell") == cell else (told, [])
+
+    def raw_input(self, prompt: str = "") -> NoReturn:
+        """Refuse ``input()``: the user could not see which rank asks."""
+        raise InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
+
+    def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
+        """Refuse ``getpass()``, for the same reason."""
+        raise InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")

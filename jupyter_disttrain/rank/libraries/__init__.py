@@ -1,0 +1,1 @@
+"""Adapt libraries, and give advice on their errors."""

@@ -1,0 +1,1 @@
+"""Keep MPI's world, release its calls and recover it."""

@@ -1,0 +1,1 @@
+"""Run the parent process of a rank."""

@@ -1,0 +1,116 @@
+"""Report how a rank exited, and the stack of one that does not respond.
+
+Covers: exit code or signal, the last lines on stderr, Python's report of a crash, memory; the stack of a rank that does
+not answer requests.
+Does not cover: publishing the report (``nanny``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...protocol.environment import LAUNCHER
+from ...protocol.messages import RankDeath
+from ...protocol.time_limits import COUNT_SECONDS, STACK_SECONDS
+from .process_tree import signal_main_thread
+from .stderr_filter import without_noise
+
+if TYPE_CHECKING:
+    import resource
+
+    from .ipc import Wire
+
+TAIL_BYTES = 16384
+STACK_SIGNAL = signal.SIGRTMAX - 4  # Python writes the current stack at this signal, without the GIL
+_OF_PYTHON = "Fatal Python error"  # start of Python's report of a crash
+
+
+class Witness:
+    """Monitor one rank's process from its parent."""
+
+    def __init__(self, pid: int, wire: Wire) -> None:
+        self._pid = pid
+        self._crash_file = wire.crash_file
+        self._stack_file = wire.stack_file
+        self._stderr_tail: deque[bytes] = deque()
+        self._kills_before = _out_of_memory_kills()
+        self._counted_at = time.monotonic()
+        self._asked = False  # whether the stack was requested before
+        self.has_closed_wire = False  # the rank closed its end of the socket while it ran
+
+    def hear(self, chunk: bytes) -> None:
+        """Keep the end of the rank's stderr."""
+        self._stderr_tail.append(without_noise(chunk)[-TAIL_BYTES:])
+        while sum(map(len, self._stderr_tail)) > 2 * TAIL_BYTES and len(self._stderr_tail) > 1:
+            self._stderr_tail.popleft()
+
+    def begin_cell(self) -> None:
+        """Discard what happened before the cell; the host's counter is read at most every ``COUNT_SECONDS``."""
+        self._stderr_tail.clear()
+        if time.monotonic() - self._counted_at > COUNT_SECONDS:
+            self._kills_before = _out_of_memory_kills()
+            self._counted_at = time.monotonic()
+
+    def stack(self) -> str:
+        """Return the stack of the rank's main thread, the innermost call first; empty if the rank did not write it."""
+        if not self._asked or os.fstat(self._stack_file).st_size:  # these signals queue up in a stopped process
+            os.lseek(self._stack_file, 0, os.SEEK_SET)  # the rank shares the position: opened before the fork
+            os.ftruncate(self._stack_file, 0)
+            signal_main_thread(self._pid, STACK_SIGNAL)
+            self._asked = True
+        deadline = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < deadline and not os.fstat(self._stack_file).st_size:
+            time.sleep(0.001)
+        return os.pread(self._stack_file, TAIL_BYTES, 0).decode(errors="replace")
+
+    def crash(self) -> bytes:
+        """Return Python's report of a crash in C code; empty without one."""
+        return os.pread(self._crash_file, TAIL_BYTES, 0)
+
+    def death(self, engine: str, status: int, usage: resource.struct_rusage, *, expected: bool) -> RankDeath:
+        """Return the report of the rank's exit.
+
+        Parameters
+        ----------
+        engine
+            The identity of the rank's sockets.
+        status, usage
+            As ``os.wait4`` returns them.
+        expected
+            Whether the rank was asked to exit.
+        """
+        code = os.waitstatus_to_exitcode(status)
+        tail = b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace")
+        crash = self.crash().decode(errors="replace")
+        # A library that can't go on without its descriptors aborts, and the descriptor for the crash report is closed
+        # too.
+        is_cut_off = code == -signal.SIGABRT and not crash and _OF_PYTHON not in tail
+        return RankDeath(
+            engine=engine,
+            pid=self._pid,
+            host=socket.gethostname(),
+            exit_code=code if code >= 0 else None,
+            signal_number=-code if code < 0 else None,
+            crash=crash,
+            stderr_tail=tail,
+            expected=expected,
+            has_closed_wire=self.has_closed_wire or is_cut_off,
+            launcher=os.environ.get(LAUNCHER, ""),
+            peak_bytes=usage.ru_maxrss * 1024,
+            out_of_memory_kills=_out_of_memory_kills() - self._kills_before,
+        )
+
+
+def _out_of_memory_kills() -> int:
+    """Return the number of processes that the kernel's out-of-memory killer has ended since this machine started."""
+    try:
+        counters = Path("/proc/vmstat").read_text()
+    except FileNotFoundError:
+        return 0  # not Linux
+    return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,403 @@
+"""Connect a rank to its nanny: two pipes, a socket and a shared page.
+
+Covers: making them before the fork, each side's end, the framing on the socket.
+Does not cover: what is sent (``output_batching``, ``rank.output.iopub``, ``nanny``).
+
+The rank's file descriptors 1 and 2 are the pipes, so Python, C code and child processes all write to the same place, in
+order, as they would under a shell. The nanny reads them in a process of its own: no line is lost when a rank holds the
+GIL or dies, and no thread of the rank handles its output.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import mmap
+import os
+import resource
+import socket
+import struct
+import tempfile
+import termios
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...features.telemetry.rank import status_page
+from ...protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# By the least limit of open files: lower descriptor numbers are left for cells, as far as the rank opens files before
+# the first cell.
+CELLS_DESCRIPTORS = {2048: 1024, 512: 64, 0: 0}
+PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
+HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
+TOKEN_SIZE = 8
+LENGTH = struct.Struct("!I")
+SEEN = struct.Struct("=Q")  # shared page, offset 0: bytes that the nanny has read
+BUSY = 8  # shared page: 1 while the nanny handles output
+IN_USE = 9  # shared page: 1 while the rank serves a request
+INTERRUPTED = 10  # shared page: 1 once the nanny has interrupted the cell
+USES = struct.Struct("=Q")  # shared page, offset 16: requests that the rank has served
+USES_AT = 16
+ATOMIC_BYTES = 16384  # Linux sends this many bytes on a socket at once: all or, when a signal arrives, none
+
+# The kinds of frame groups that a rank sends.
+PLACED = b"P"  # a signed message for the client, published between the output printed before it and after it
+CELL_BEGIN = b"B"  # a cell's header: output from now on belongs to this cell
+CELL_END = b"E"  # a signed message that ends the cell
+SAMPLES = b"M"  # samples of ``log_metrics``, for the file and the client
+LATE = b"L"  # output of an earlier cell's thread or task: that cell's header, the stream, the text
+LOGGED = b"T"  # text for the log only: the text form of a display
+IDENTITY = b"I"  # JSON: the rank's identity, the path of its log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Both ends; made before the fork, then each side closes the other side's."""
+
+    stdout_read: int
+    stdout_write: int
+    stderr_read: int
+    stderr_write: int
+    rank_socket: socket.socket
+    nanny_socket: socket.socket
+    page: mmap.mmap
+    stack_file: int  # an anonymous file: Python writes the current stack here on request, without the GIL
+    crash_file: int  # an anonymous file: Python's report of a crash in C code, which the nanny reads afterwards
+    lock_file: int  # an anonymous file: its lock keeps messages of the rank's child processes from interleaving
+
+    @classmethod
+    def make(cls) -> Wire:
+        """Make the pipes, the sockets and the page."""
+        stdout_read, stdout_write = os.pipe()
+        stderr_read, stderr_write = os.pipe()
+        for end in (stdout_write, stderr_write):
+            _enlarge(end)
+        rank_socket, nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(
+            stdout_read=stdout_read,
+            stdout_write=stdout_write,
+            stderr_read=stderr_read,
+            stderr_write=stderr_write,
+            rank_socket=rank_socket,
+            nanny_socket=nanny_socket,
+            page=mmap.mmap(-1, mmap.PAGESIZE),
+            stack_file=_anonymous_file(),
+            crash_file=_anonymous_file(),
+            lock_file=_anonymous_file(),
+        )
+
+    def become_nanny(self) -> None:
+        """Keep only the nanny's ends."""
+        os.close(self.stdout_write)
+        os.close(self.stderr_write)
+        self.rank_socket.close()
+        for end in (self.stdout_read, self.stderr_read):
+            os.set_blocking(end, False)
+
+    def become_rank(self) -> Wire:
+        """Keep the rank's ends and make them file descriptors 1 and 2; nothing can be read from 0.
+
+        The reading ends stay open too: asking them for the unread bytes needs no system call of the nanny. The writing
+        ends stay open to restore 1 and 2 where a cell closes them. All are moved past the numbers that cells use.
+        """
+        self.nanny_socket.close()
+        restore_input()
+        os.dup2(self.stdout_write, 1)
+        os.dup2(self.stderr_write, 2)
+        names = ("stdout_read", "stdout_write", "stderr_read", "stderr_write", "stack_file", "crash_file", "lock_file")
+        moved: dict[str, Any] = {name: _move(getattr(self, name)) for name in names}
+        return replace(self, rank_socket=socket.socket(fileno=_move(self.rank_socket.detach())), **moved)
+
+    def wait_read(self, descriptor: int) -> None:
+        """Wait, on the rank, until the nanny has read what was written to 1 or 2."""
+        read_end = self.stdout_read if descriptor == 1 else self.stderr_read
+        _wait_until(lambda: not _unread(read_end))
+
+
+def restore_input() -> None:
+    """Make file descriptor 0 one from which nothing can be read."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    if nothing != 0:
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    os.set_inheritable(0, True)
+
+
+def _move(descriptor: int) -> int:
+    """Move a file descriptor to a number past those that cells use."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _cells_descriptors())
+    os.close(descriptor)
+    return moved
+
+
+class ReservedDescriptors:
+    """Hold the low file descriptors, so that what the rank opens before the first cell gets higher ones.
+
+    Programs that become daemons close all descriptors that they may have inherited; the rank's own are not among them.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []
+        self.take()
+
+    def take(self) -> None:
+        """Open all low descriptors that are free."""
+        while not self._taken or self._taken[-1] < _cells_descriptors() - 1:
+            self._taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    def free(self) -> None:
+        """Close them, so that the user's code can use them."""
+        while self._taken:
+            os.close(self._taken.pop())
+
+    @contextlib.contextmanager
+    def freed(self) -> Iterator[None]:
+        """Close them for a while: ``select()`` accepts no higher ones."""
+        self.free()
+        try:
+            yield
+        finally:
+            self.take()
+
+
+def _cells_descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return next(count for least, count in CELLS_DESCRIPTORS.items() if soft >= least or soft == resource.RLIM_INFINITY)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Wait a short time for the nanny; a busy nanny may cost the order of output, but no hang."""
+    deadline = time.monotonic() + WIRE_PATIENCE_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.00002)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("disttrain-wire")
+    # Pythons built for old systems, such as conda's and uv's, have no memfd_create.
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _enlarge(pipe_end: int) -> None:
+    try:
+        fcntl.fcntl(pipe_end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    except PermissionError:
+        return  # the user's limit of pipe memory is reached; the default size only costs speed
+
+
+class RankEnd:
+    """The rank's end: send frame groups, and report whether there was output."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._lock = threading.RLock()  # reentrant: SIGTERM's handler sends the rest during another send
+        self._sent = 0
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()  # it may have been held by a thread that does not exist in the child
+
+    def send(self, kind: bytes, frames: Sequence[Any]) -> None:
+        """Send one whole frame group, from any thread or forked child; later output comes after it.
+
+        An interrupt may end the call, but never leaves half a group on the socket, which would make what follows
+        unreadable.
+        """
+        views = [memoryview(frame).cast("B") for frame in frames]
+        parts: list[Any] = []
+        for view in views:
+            parts += (LENGTH.pack(view.nbytes), view)
+        size = sum(view.nbytes + LENGTH.size for view in views)
+        token = os.urandom(TOKEN_SIZE)
+        parts.insert(0, HEADER.pack(kind, token, len(views), size))
+        if HEADER.size + size <= ATOMIC_BYTES:
+            self._exchange(kind, token, parts)
+        else:
+            # Signal handlers, which may raise, run on the main thread only.
+            sender = threading.Thread(target=self._exchange, args=(kind, token, parts), name="disttrain send")
+            sender.start()
+            sender.join()
+
+    def _exchange(self, kind: bytes, token: bytes, parts: list[Any]) -> None:
+        with self._lock:
+            try:
+                fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
+                _send_all(self._wire.rank_socket, parts)
+                if kind == PLACED:
+                    # No output may follow until the nanny has read the output before it.
+                    self._wait_for(token)
+            except (BrokenPipeError, ConnectionResetError):
+                # The nanny has died, so the kernel ends this process; nothing is to be reported about it meanwhile.
+                time.sleep(WIRE_END_SECONDS)
+                raise
+            finally:
+                fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
+            self._sent += kind in (PLACED, SAMPLES)
+
+    def _wait_for(self, token: bytes) -> None:
+        """Wait until the nanny returns the token; tokens of interrupted sends are skipped."""
+        while True:
+            returned = self._wire.rank_socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
+            if returned in (token, b""):
+                return
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """A point in the output so far, for :meth:`is_silent_since`."""
+        return self._sent, SEEN.unpack_from(self._wire.page)[0]
+
+    def begin_use(self) -> None:
+        """Mark that a request is being served."""
+        self._wire.page[IN_USE] = 1
+
+    def end_use(self) -> None:
+        """Mark that the request was served, and count it."""
+        self._wire.page[IN_USE] = 0
+        USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
+
+    def begin_cell(self) -> None:
+        """Clear the mark that the cell was interrupted."""
+        self._wire.page[INTERRUPTED] = 0
+
+    def wait_heard(self) -> None:
+        """Wait until the nanny has handled the output so far."""
+        _wait_until(lambda: self._is_all_read() and not self._wire.page[BUSY])
+
+    def _is_all_read(self) -> bool:
+        return not (_unread(self._wire.stdout_read) or _unread(self._wire.stderr_read))
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the nanny has interrupted the cell, even if the cell caught the interrupt."""
+        return bool(self._wire.page[INTERRUPTED])
+
+    def beat(self, beat: status_page.Pulse) -> None:
+        """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
+        status_page.write(self._wire.page, beat)
+
+    def show_loop(self, loop: status_page.LoopPulse) -> None:
+        """Write the loop's progress to the shared page; one thread of the rank at a time."""
+        status_page.write_loop(self._wire.page, loop)
+
+    def is_silent_since(self, mark: tuple[int, int]) -> bool:
+        """Whether there was no output since ``mark``.
+
+        The order of the checks matters: the nanny raises its flag before it reads, and counts after reading.
+        """
+        return self._is_all_read() and not self._wire.page[BUSY] and self.mark == mark
+
+
+def _unread(pipe_end: int) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe_end, termios.FIONREAD, count)
+    return count[0]
+
+
+def _send_all(sock: socket.socket, parts: list[Any]) -> None:
+    # sendmsg takes at most 1024 parts and may send only some of the bytes.
+    while parts:
+        sent = sock.sendmsg(parts[:512])
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts[0])
+            parts.pop(0)
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]
+
+
+class NannyEnd:
+    """The nanny's end: split the received bytes into frame groups."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.socket = wire.nanny_socket
+        self.socket.setblocking(False)
+        self._page = wire.page
+        self._data = bytearray()
+
+    def receive(self) -> list[tuple[bytes, bytes, list[bytes]]] | None:
+        """Return the frame groups that have arrived whole, or None when the rank has closed its end."""
+        closed = False
+        while True:
+            try:
+                chunk = self.socket.recv(1 << 20)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                closed = True
+                break
+            self._data += chunk
+        groups = self._take()
+        return None if closed and not groups else groups
+
+    def give_back(self, token: bytes) -> None:
+        """Return the token, so that the rank continues."""
+        try:
+            self.socket.send(token)
+        except (BlockingIOError, BrokenPipeError):
+            return  # the rank is dead, or stopped reading long ago
+
+    def _take(self) -> list[tuple[bytes, bytes, list[bytes]]]:
+        groups = []
+        start = 0
+        while len(self._data) - start >= HEADER.size:
+            kind, token, count, size = HEADER.unpack_from(self._data, start)
+            end = start + HEADER.size + size
+            if len(self._data) < end:
+                break
+            at, frames = start + HEADER.size, []
+            for _ in range(count):
+                (length,) = LENGTH.unpack_from(self._data, at)
+                at += LENGTH.size
+                frames.append(bytes(self._data[at : at + length]))
+                at += length
+            groups.append((kind, token, frames))
+            start = end
+        del self._data[:start]
+        return groups
+
+    def loop(self) -> status_page.LoopPulse | None:
+        """Return the progress of the rank's loop."""
+        return status_page.read_loop(self._page)
+
+    def pulse(self) -> status_page.Pulse | None:
+        """Return the rank's last heartbeat and activity."""
+        return status_page.read(self._page)
+
+    def uses(self) -> tuple[bool, int]:
+        """Whether the rank serves a request, and how many it has served."""
+        return bool(self._page[IN_USE]), USES.unpack_from(self._page, USES_AT)[0]
+
+    def set_busy(self, busy: bool) -> None:
+        """Mark that output is being handled."""
+        self._page[BUSY] = int(busy)
+
+    def set_interrupted(self, interrupted: bool) -> None:
+        """Mark whether the cell was interrupted."""
+        self._page[INTERRUPTED] = int(interrupted)
+
+    def count(self, size: int) -> None:
+        """Count bytes that were read."""
+        SEEN.pack_into(self._page, 0, SEEN.unpack_from(self._page)[0] + size)
+
+
+def read_all(pipe: int) -> list[bytes]:
+    """Return what a pipe holds, at most 16 MiB, so that a rank that prints without end does not block all else."""
+    chunks = []
+    for _ in range(16):
+        try:
+            chunk = os.read(pipe, 1 << 20)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return chunks

@@ -1,0 +1,469 @@
+"""Run the nanny: the parent process of each rank.
+
+Covers: publishing and logging the rank's output, forwarding signals, reporting the rank's exit, ending leftover child
+processes.
+Does not cover: the rank itself (``rank.startup.app``), receiving what the nanny publishes (``client.transport.link``).
+
+As the rank's parent, the nanny gets its exit status. It is forked before torch is imported, so it is small. It runs one
+loop over the rank's pipes, the rank's socket, the controller's control channel and the rank's exit. It never waits for
+the rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from jupyter_client.session import Session
+
+from ...features.telemetry.rank.metrics_writer import MetricsFile
+from ...features.telemetry.rank.process_stats import Vitals
+from ...protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
+from ...protocol.messages import LogTrouble, NannyHello, RankDeath, Record
+from ...protocol.metric_blocks import unpack
+from ...protocol.requests import (
+    AcknowledgeNannyHello,
+    End,
+    Handlers,
+    Interrupt,
+    Ping,
+    Publish,
+    RepeatHello,
+    Replay,
+    Signal,
+    Stack,
+)
+from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_HEARD_SECONDS, NAP_SECONDS
+from ...rank_sessions import HeldSession, end_abandoned
+from ..startup.announce import Hellos
+from ..startup.startup_args import write_whole
+from .activity import UseTeller
+from .controller_watch import ClusterWatch, open_probe
+from .exit_report import Witness
+from .ipc import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
+from .log_file import RankLog
+from .output_batching import Voice
+from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, runs, signal_main_thread
+from .publish import Aside
+from .replay_buffer import Backlog
+
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Callable
+
+    from ..startup.connection import Connection
+
+
+Reply = tuple[dict[str, Any], list[Any]]  # content beyond the status, buffers
+
+serves = Handlers()
+
+
+class Nanny:
+    """Supervise one rank until it exits."""
+
+    def __init__(
+        self, pid: int, wire: Wire, connect: Callable[[], Connection], on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._pid = pid
+        self._on_end = on_end  # called once no process of the rank is left
+        self._witness = Witness(pid, wire)
+        self._wire = NannyEnd(wire)
+        self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
+        self._taken: list[tuple[str, bytes]] = []  # (stream, bytes) read from the pipes, not handled yet
+        self._connect = connect
+        self._engine = ""
+        self._hub_id: int | None = None
+        self._has_subscriber = False
+        self._hellos = Hellos()
+        self._interrupt_at = ""  # the cell to interrupt as soon as it starts
+        self._expected_end = False
+        self._kill_at: float | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._stop_requested = False
+
+    def run(self) -> None:
+        """Run until the rank has exited; then report the exit and end what the rank left behind."""
+        self._become_reaper()
+        connection = self._connect()
+        local = Path(os.environ[LOCAL_DIR])
+        held = HeldSession(local, self._pid)
+        end_abandoned(local)  # what the rank that this one replaces left behind
+        self._connection = connection
+        self._session = Session(key=connection.key, signature_scheme=connection.signature_scheme)
+        self._identity = f"nanny-{uuid.uuid4().hex}"
+        self._context = zmq.Context()
+        self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
+        self._out = Backlog(self._pub, keeps=bool(os.environ.get(KEEP)))
+        self._aside = Aside(self._pub, self._session)
+        self._use = UseTeller(self._wire, self._aside.tell_use)
+        self._vitals = Vitals(self._pid, self._wire, self._wake, self._aside.tell_figures)
+        self._control = connection.connect(
+            self._context.socket(zmq.ROUTER),
+            "control",
+            IDENTITY=self._identity.encode(),
+            LINGER=1000,
+        )
+        self._probe = open_probe(connection, self._context, self._identity)
+        self._cluster = ClusterWatch(connection, self._control if self._probe is None else self._probe)
+        self._log = RankLog(self._report_log_trouble)
+        self._metrics = MetricsFile(self._session.pack, self._report_log_trouble)
+        self._voice = Voice(self._publish, self._log)
+        try:
+            self._loop()
+        finally:
+            end_descendants()
+            held.release()
+            self._log.close()
+            self._metrics.close()
+            self._on_end()  # before the final messages: ending a whole job kills this process soon
+            self._context.destroy(linger=2000 if self._cluster.hears else 0)
+
+    def _become_reaper(self) -> None:
+        """Adopt orphans of the rank's children, ignore SIGINT, and wake the loop when a child exits."""
+        adopt_orphans()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno())
+
+    def _on_sigterm(self, _number: int, _frame: Any) -> None:
+        self._stop_requested = True
+
+    # The loop
+
+    def _loop(self) -> None:
+        """Serve all sockets and pipes until the rank has exited."""
+        # Until here SIGTERM ended this process, and with it the rank: there was no output yet that could be lost.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        # The rank's socket comes first: a cell's start is sent before the cell's output.
+        handlers: dict[Any, Callable[[], None]] = {
+            self._wake_read.fileno(): self._on_wake,
+            self._wire.socket.fileno(): self._on_wire,
+            **dict.fromkeys(self._pipes, self._on_pipe),
+            self._pub: self._on_subscription,
+            self._cluster.monitor: self._cluster.hear,
+            self._control: functools.partial(self._on_control, self._control),
+        }
+        if self._probe is not None:
+            handlers[self._probe] = functools.partial(self._on_control, self._probe)
+        self._poller = zmq.Poller()
+        for source in handlers:
+            self._poller.register(source, zmq.POLLIN)
+        while True:
+            self._say_hello()
+            events = dict(self._poller.poll(self._poll_ms()))
+            for source, handle in handlers.items():
+                if source in events:
+                    handle()
+            self._voice.publish_due()
+            self._use.tell_due()
+            self._vitals.tell_due()
+            self._vitals.tell_loop()
+            if self._voice.due is not None:
+                time.sleep(NAP_SECONDS)
+            ended = self._reap()
+            if ended is not None:
+                self._on_rank_end(ended)
+                return
+            self._check_deadlines()
+
+    def _say_hello(self) -> None:
+        """Publish this nanny's hello, repeatedly, until the rank has received its identity."""
+        if self._may_say_hello() and self._hellos.is_due():
+            self._publish_record(self._hello())
+
+    def _may_say_hello(self) -> bool:
+        return self._has_subscriber and bool(self._engine) and not self._hellos.is_known
+
+    def _hello(self) -> NannyHello:
+        probe = b"" if self._probe is None else bytes(self._probe.getsockopt(zmq.IDENTITY))
+        return NannyHello(engine=self._engine, nanny=self._identity, probe=probe.decode())
+
+    def _wake(self) -> None:
+        """Wake the loop; callable from any thread."""
+        try:
+            self._wake_write.send(b"\0")
+        except BlockingIOError:
+            return  # a wake-up is pending already
+
+    def _on_wake(self) -> None:
+        self._wake_read.recv(4096)
+        if self._stop_requested:
+            self._stop_requested = False
+            self._begin_end()
+
+    def _reap(self) -> tuple[int, resource.struct_rusage] | None:
+        """Reap children that have exited; returns the rank's exit status and usage once it is among them.
+
+        The others are orphans of the rank's children, which as zombies would fill the process table over the days.
+        """
+        while True:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == self._pid:
+                return status, usage
+            if pid == 0:
+                return None
+
+    def _on_subscription(self) -> None:
+        self._has_subscriber = self._pub.recv()[:1] == b"\x01" or self._has_subscriber
+
+    def _poll_ms(self) -> int | None:
+        """Return the milliseconds to the nearest deadline, None without one."""
+        now = time.monotonic()
+        hello = self._hellos.next_at if self._may_say_hello() else None
+        look = self._cluster.next_look
+        dues = (self._voice.due, self._use.due, self._vitals.loop_due, self._kill_at, look, hello)
+        deadlines = [at for at in dues if at is not None]
+        return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._cluster.look(once_reached=self._hellos.is_known):
+            self._begin_end()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._signal(signal.SIGKILL)
+
+    # Output of the rank
+
+    def _read_pipes(self) -> None:
+        """Read and handle what the pipes hold; the busy flag shows the rank that output is being handled."""
+        self._wire.set_busy(True)
+        try:
+            self._take_from_pipes()
+            self._hear_taken()
+        finally:
+            self._wire.set_busy(False)
+
+    def _on_pipe(self) -> None:
+        """Read the pipes; the rank may have sent the start of a cell just before it wrote what is in them.
+
+        The rank sends that start once the pipes are empty and the busy flag is down, so nothing in the pipes precedes
+        it.
+        """
+        self._wire.set_busy(True)
+        try:
+            self._take_from_pipes()
+            self._on_wire()
+            self._hear_taken()
+        finally:
+            self._wire.set_busy(False)
+
+    def _take_from_pipes(self) -> None:
+        self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
+
+    def _hear_taken(self) -> None:
+        taken, self._taken = self._taken, []
+        for name, chunk in taken:
+            self._wire.count(len(chunk))
+            if name == "stderr":
+                self._witness.hear(chunk)
+            self._voice.hear(name, chunk)
+
+    def _on_wire(self) -> None:
+        groups = self._wire.receive()
+        if groups is None:
+            if self._wire.socket.fileno() in self._poller:
+                self._poller.unregister(self._wire.socket.fileno())
+                self._on_closed_wire()
+            return
+        for kind, token, frames in groups:
+            if kind in (PLACED, CELL_END):
+                # Output written before this message is in the pipes by now, so it goes first.
+                self._read_pipes()
+                self._voice.flush(end_of_cell=kind == CELL_END)
+                self._out.send_multipart(frames)
+                if kind == PLACED:
+                    self._wire.give_back(token)
+            elif kind == CELL_BEGIN:
+                self._on_cell(self._session.unpack(frames[0]))
+            else:
+                self._on_note(kind, frames)
+
+    def _on_closed_wire(self) -> None:
+        """End a rank that has closed its end of the socket: it can't report anything any more."""
+        if not is_ending(self._pid):
+            self._witness.has_closed_wire = True
+            self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
+            self._signal(signal.SIGTERM)
+
+    def _on_note(self, kind: bytes, frames: list[bytes]) -> None:
+        """Handle a frame group that has no position within the cell's output."""
+        if kind == LATE:
+            self._voice.hear_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
+        elif kind == LOGGED:
+            self._read_pipes()  # first the output printed before it
+            self._log.write(frames[0], "stdout")
+        elif kind == SAMPLES:
+            self._on_metrics(bytes(frames[0]))
+        elif kind == IDENTITY:
+            self._on_identity(self._session.unpack(frames[0]))
+
+    def _on_cell(self, header: dict[str, Any]) -> None:
+        self._out.begin_cell()
+        self._witness.begin_cell()
+        self._voice.begin_cell(header)
+        is_early = header["msg_id"] == self._interrupt_at
+        self._wire.set_interrupted(is_early)
+        if is_early:
+            signal_main_thread(self._pid, signal.SIGINT)
+
+    def _on_identity(self, told: dict[str, Any]) -> None:
+        self._engine = self._aside.engine = told["engine"]
+        self._hub_id = told.get("hub_id", self._hub_id)
+        if told.get("log_path"):
+            self._hellos.is_known = True
+            self._log.place(told["log_path"])
+            self._metrics.place(told["log_path"])
+            self._vitals.begin(told["world_size"], told["local_rank"], told["device"], told["gpu_uuid"])
+
+    def _on_metrics(self, data: bytes) -> None:
+        try:
+            self._metrics.write(unpack(data))
+            self._aside.tell_metrics(data)  # not through the backlog: clients that join later read the file
+        except (TypeError, ValueError) as error:  # a bad metric must not end the rank
+            self._voice.hear("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
+
+    def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
+        topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()
+        stream: Any = self._out  # Session only calls send on it
+        self._session.send(
+            stream, msg_type, content, parent={"header": parent}, ident=topic, metadata={"engine": self._engine}
+        )
+
+    def _publish_record(self, record: Record) -> None:
+        self._publish(record.msg_type, record.to_content(), self._voice.cell)
+
+    def _report_log_trouble(self, path: str, error: OSError) -> None:
+        self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
+
+    # Control requests and the rank's exit
+
+    def _on_control(self, sock: zmq.Socket[bytes]) -> None:
+        received = sock.recv_multipart()
+        try:
+            idents, parts = self._session.feed_identities(received)
+            message = self._session.deserialize(parts)
+        except (ValueError, TypeError):
+            return  # not signed with our key: every process on this host can reach the controller's ports
+        content: dict[str, Any] = {"status": "ok"}
+        frames: list[Any] = []
+        try:
+            told, frames = serves.serve(self, message["content"])
+            content |= told
+        except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
+            content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
+        self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
+
+    @serves(Signal)
+    def _pass_signal(self, request: Signal) -> Reply:
+        self._signal(request.number)
+        return {}, []
+
+    @serves(Interrupt)
+    def _interrupt(self, request: Interrupt) -> Reply:
+        """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
+        if self._voice.cell.get("msg_id") == request.cell:
+            self._wire.set_interrupted(True)
+            interrupt(self._pid)
+        else:
+            self._interrupt_at = request.cell
+        return {}, []
+
+    @serves(End)
+    def _end(self, _request: End) -> Reply:
+        self._begin_end()
+        return {}, []
+
+    @serves(AcknowledgeNannyHello)
+    def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> Reply:
+        self._hellos.was_heard()
+        return {}, []
+
+    @serves(RepeatHello)
+    def _repeat_hello(self, _request: RepeatHello) -> Reply:
+        self._publish_record(self._hello())
+        return {}, []
+
+    @serves(Publish)
+    def _publish_for(self, request: Publish) -> Reply:
+        self._aside.tell(request.record_type, request.content)
+        return {}, []
+
+    @serves(Replay)
+    def _replay(self, _request: Replay) -> Reply:
+        return self._out.dump()
+
+    @serves(Ping)
+    def _ping(self, request: Ping) -> Reply:
+        return {"gone": [pid for pid in request.nannies if not runs(pid)]}, []
+
+    @serves(Stack)
+    def _stack(self, _request: Stack) -> Reply:
+        return {"stack": self._witness.stack()}, []
+
+    def _signal(self, number: int) -> None:
+        os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it
+
+    def _begin_end(self) -> None:
+        """Ask the rank to exit; it is killed if it does not."""
+        if self._expected_end:
+            return
+        self._expected_end = True
+        self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
+        self._signal(signal.SIGTERM)
+
+    def _on_rank_end(self, ended: tuple[int, resource.struct_rusage]) -> None:
+        self._on_wire()
+        self._read_pipes()
+        self._voice.flush(end_of_cell=True)
+        self._log.write(self._witness.crash(), "stderr")
+        death = self._witness.death(self._engine, *ended, expected=self._expected_end)
+        if death.unfinished:  # without a client, only the log shows it
+            self._log.write(f"this rank was killed: {death.unfinished}\n".encode(), "stderr")
+        self._publish_record(death)
+        if self._out.keeps and not self._expected_end:
+            self._leave(death)
+        self._unregister()
+        if not self._expected_end and not self._hellos.is_known:
+            self._repeat(death)
+
+    def _leave(self, death: RankDeath) -> None:
+        """Write the death to a file, for clients that join later."""
+        try:
+            word = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
+            write_whole(word, json.dumps(death.to_content()))
+        except OSError as error:
+            sys.stderr.write(f"no word could be left: {error}\n")  # a client that joins sees that the process is gone
+
+    def _repeat(self, death: RankDeath) -> None:
+        """Publish a death during start-up again and again, until the client has received it and ends this process.
+
+        The client may not have subscribed yet.
+        """
+        # If no client ever subscribes, the launcher's copy of our stderr is all there is.
+        sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
+        sys.stderr.flush()
+        deadline = time.monotonic() + NANNY_HEARD_SECONDS
+        while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
+            self._publish_record(death)
+            select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)
+
+    def _unregister(self) -> None:
+        """Unregister from ipyparallel's hub, so that its clients don't have to wait for missed heartbeats."""
+        if self._hub_id is None or not self._cluster.hears:
+            return
+        hub = self._connection.connect(self._context.socket(zmq.DEALER), "registration", LINGER=1000)
+        self._session.send(hub, "unregistration_request", {"id": self._hub_id})
+        hub.close()

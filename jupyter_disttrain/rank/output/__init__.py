@@ -1,0 +1,1 @@
+"""Write a rank's output so that its nanny can publish it."""

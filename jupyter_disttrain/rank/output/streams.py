@@ -1,0 +1,379 @@
+"""Write a rank's ``sys.stdout`` and ``sys.stderr`` to file descriptors.
+
+Covers: text to file descriptors 1 and 2, whole lines at a time, in order with each other and with C code.
+Does not cover: what happens to it afterwards (``rank.nanny.nanny``).
+
+The two streams are two pipes, and a reader can't determine which of two pipes was written first. So before the stream
+changes, the writer waits until the nanny has read the other stream: some 50 microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import select
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..kernel.cell_threads import earlier_cell
+from ..nanny.ipc import restore_input
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from ..nanny.ipc import Wire
+
+# A piece up to PIPE_BUF bytes is written atomically, even if others write to the same pipe.
+_PIECE = 4096
+_FLUSH_SECONDS = 0.05
+_LINE_BUFFERED = 1  # C's _IOLBF
+_libc = ctypes.CDLL(None)
+_Place = tuple[int, int, int]
+
+
+class Turns:
+    """Order the output of the two streams; one lock for both, since each may have to finish the other's text."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.lock = threading.RLock()
+        self._speaker: RankStream | None = None  # the stream that sent last
+        self._writer: RankStream | None = None  # the stream that was written to last
+        self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # sends text to an earlier cell
+        self.is_muted = False
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self.lock = threading.RLock()
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Drop what is printed meanwhile; what keeps a stream, such as a logger, can print on it afterwards."""
+        self.is_muted = True
+        try:
+            yield
+        finally:
+            self.is_muted = False
+
+    def take(self, stream: RankStream) -> None:
+        """Let ``stream`` write, after the nanny has read the other stream's output."""
+        before, self._speaker = self._speaker, stream
+        if before is not None and before is not stream:
+            self._wire.wait_read(before.fileno())
+
+    def finish_other(self, stream: RankStream) -> None:
+        """Have the other stream send what was printed on it before ``stream`` was written to."""
+        if self._writer is not stream:
+            before, self._writer = self._writer, stream
+            if before is not None:
+                before.send_rest()
+
+
+class RankStream(io.TextIOBase):
+    """Line-buffered text over a file descriptor.
+
+    It behaves like a script's stream, so that everything which works in a script works here: ``fileno()``, ``buffer``,
+    child processes that inherit it. Unlike a script's it also sends an unfinished line by itself, a moment later, so
+    that ``print("working", end="")`` is shown; and the output of one thread isn't interleaved with that of another.
+    """
+
+    line_buffering = True
+
+    def __init__(self, descriptor: int, name: str, turns: Turns) -> None:
+        self._descriptor = descriptor
+        self.name = f"<{name}>"
+        self.mode = "w"
+        self._turns = turns
+        self._rest: list[str] = []  # what was printed without an end of line
+        self._open: dict[int, list[str]] = {}  # by thread: text of an unfinished call of print
+        self._calls: dict[int, _Place | None] = {}  # by thread: the calling frame at its last write
+        self._late: dict[tuple[int, str], tuple[dict[str, Any], list[str]]] = {}  # by thread and cell: its text
+        self._waker: threading.Event | None = None
+        self.buffer = _Bytes(self)
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """UTF-8, whatever the locale: the nanny decodes no other encoding."""
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        """Show what can't be encoded as escapes, so that a print never fails for it."""
+        return "backslashreplace"
+
+    def _after_fork(self) -> None:
+        # A child has none of the parent's threads and must not print the parent's unfinished line.
+        self._rest, self._open, self._calls, self._late, self._waker = [], {}, {}, {}, None
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Send what was printed; the stream stays open, as later cells print on it too."""
+        self.flush()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Return False: no terminal answers on this stream."""
+        return False
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Do nothing: lines are sent at once and every character can be written, which is what scripts ask for."""
+
+    def write(self, text: str) -> int:
+        """Write text; a line is sent when it is finished."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if self._turns.is_muted:
+            return len(text)
+        with self._turns.lock:
+            cell = earlier_cell()  # no other cell starts meanwhile
+            if cell is not None and self._turns.send_late is not None:
+                self._write_late(cell, text)
+                return len(text)
+            self._turns.finish_other(self)
+            thread = threading.get_ident()
+            parts = self._open.setdefault(thread, [])
+            parts.append(text)
+            if "\r" in text:
+                self.flush()
+            elif "\n" in text:
+                head, _, rest = text.rpartition("\n")
+                finished = [*self._rest, *parts[:-1], head, "\n"]
+                self._rest.clear()
+                parts[:] = [rest]
+                if not rest:
+                    del self._open[thread]
+                self._send(finished)
+            elif not text:
+                # print(..., end="") ends with an empty string: any thread may continue this line.
+                self._rest += self._open.pop(thread)
+            if self._rest or self._open:
+                self._wake_flusher()
+            if thread in self._open:
+                caller = sys._getframe().f_back  # noqa: SLF001
+                self._calls[thread] = None if caller is None else _place(caller)  # None: C code called this
+        return len(text)
+
+    def _write_late(self, cell: dict[str, Any], text: str) -> None:
+        """Send text to the cell that has started this thread or task, whole calls of ``print`` at a time."""
+        thread = threading.get_ident()
+        with self._turns.lock:
+            key = thread, cell["msg_id"]
+            _, parts = self._late.setdefault(key, (cell, []))
+            if thread != threading.main_thread().ident:  # the main thread's may be of the current cell, beside a task's
+                parts += self._open.pop(thread, ())  # of a call of ``print`` during which the next cell started
+            parts.append(text)
+            if text and "\n" not in text and "\r" not in text:
+                self._wake_flusher()
+                return
+            del self._late[key]
+            self._send_late(cell, parts)
+
+    def _send_late(self, cell: dict[str, Any], parts: list[str]) -> None:
+        assert self._turns.send_late is not None
+        if data := "".join(parts).encode("utf-8", "backslashreplace"):
+            self._turns.send_late(cell, self.name[1:-1], data)
+
+    def flush(self) -> None:
+        """Send this thread's unfinished line too, and those of threads that have ended."""
+        cell = earlier_cell() if self._late else None
+        if cell is not None:
+            self._write_late(cell, "")
+        with self._turns.lock:
+            parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
+            if self._open:
+                for thread in self._open.keys() - sys._current_frames().keys():  # noqa: SLF001
+                    parts += self._open.pop(thread)
+            self._rest.clear()  # before sending: what can't be written now is not tried again with every later line
+            self._send(parts)
+
+    def send_rest(self) -> None:
+        """Send what was printed without an end of line."""
+        rest, self._rest = self._rest, []
+        self._send(rest)
+
+    def _send(self, parts: list[str]) -> None:
+        if data := "".join(parts).encode("utf-8", "backslashreplace"):
+            self.write_bytes(data)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write to the file descriptor, all of it."""
+        if self._turns.is_muted:
+            return
+        with self._turns.lock:
+            self._turns.take(self)
+            for piece in _pieces(data):
+                view = memoryview(piece)
+                while view:
+                    try:
+                        view = view[os.write(self._descriptor, view) :]
+                    except BlockingIOError:
+                        # A child process (ssh does it) has switched the shared pipe to non-blocking.
+                        room = select.poll()  # the descriptor may be above 1023, which select() refuses
+                        room.register(self._descriptor, select.POLLOUT)
+                        room.poll()
+
+    def _wake_flusher(self) -> None:
+        if self._waker is None:
+            self._waker = threading.Event()
+            arguments = (self._waker,)
+            threading.Thread(target=self._flush_later, args=arguments, name=f"flush {self.name}", daemon=True).start()
+        if not self._waker.is_set():
+            self._waker.set()
+
+    def _flush_later(self, waker: threading.Event) -> None:
+        try:
+            self._flush_whenever(waker)
+        finally:
+            if self._waker is waker:
+                self._waker = None  # it could not write, e.g. to a closed pipe: the next text starts another thread
+
+    def _flush_whenever(self, waker: threading.Event) -> None:
+        pause = threading.Event()
+        seen: dict[int, int] = {}
+        seen_late: dict[tuple[int, str], int] = {}
+        while self._waker is waker:
+            waker.wait()
+            pause.wait(_FLUSH_SECONDS)
+            with self._turns.lock:
+                idle = self._idle_threads(seen)
+                self._rest += [part for thread in idle for part in self._open.pop(thread)]
+                seen = {thread: len(parts) for thread, parts in self._open.items()}
+                self._calls = {thread: place for thread, place in self._calls.items() if thread in seen}
+                idle_late = [key for key, (_, parts) in self._late.items() if seen_late.get(key) == len(parts)]
+                late = [self._late.pop(key) for key in idle_late]
+                seen_late = {key: len(parts) for key, (_, parts) in self._late.items()}
+                if not self._open and not self._late:
+                    waker.clear()
+                self.send_rest()
+                for cell, texts in late:
+                    self._send_late(cell, texts)
+
+    def _idle_threads(self, seen: dict[int, int]) -> list[int]:
+        """Return the threads that added nothing since the last check and have left the call that wrote.
+
+        A busy machine can keep a thread from running for longer than the time between two checks, so having added
+        nothing isn't enough: inside a ``print`` its frame stays at the same instruction.
+        """
+        frames = sys._current_frames()  # noqa: SLF001
+        del frames[threading.get_ident()]  # this frame would hold itself, and with it all threads' frames, for long
+        return [
+            thread
+            for thread, parts in self._open.items()
+            if seen.get(thread) == len(parts) and self._calls.get(thread) not in _places(frames.get(thread))
+        ]
+
+
+class _Bytes(io.RawIOBase):
+    """The stream's ``buffer``: bytes, after the text that came before them."""
+
+    def __init__(self, stream: RankStream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, data: Any) -> int:
+        self._stream.flush()
+        written = bytes(data)
+        self._stream.write_bytes(written)
+        return len(written)
+
+    def flush(self) -> None:
+        if not self.closed:
+            self._stream.flush()
+
+
+def _place(frame: FrameType) -> _Place:
+    """Return the frame's id and instruction, without holding the frame, which would hold the user's variables."""
+    return id(frame), id(frame.f_code), frame.f_lasti
+
+
+def _places(frame: FrameType | None) -> list[_Place | None]:
+    found: list[_Place | None] = []
+    while frame is not None:
+        found.append(_place(frame))
+        frame = frame.f_back
+    return found
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Cut at ends of lines into pieces that are written atomically; only a longer line is not."""
+    start = 0
+    while len(data) - start > _PIECE:
+        end = data.rfind(b"\n", start, start + _PIECE) + 1 or data.find(b"\n", start + _PIECE) + 1 or len(data)
+        yield data[start:end]
+        start = end
+    yield data[start:]
+
+
+def open_streams(turns: Turns) -> tuple[RankStream, RankStream]:
+    """Make stdout and stderr, and make C code write whole lines at once too."""
+    _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
+    return RankStream(1, "stdout", turns), RankStream(2, "stderr", turns)
+
+
+def flush_all(*streams: Any) -> None:
+    """Send what Python and C code have not sent yet; a cell may have put anything in place of a stream, None too."""
+    for stream in streams:
+        flush = getattr(stream, "flush", None)
+        try:
+            if callable(flush):
+                flush()
+        except Exception as error:  # noqa: BLE001  (the user's own code, and the cell has ended)
+            assert sys.__stderr__ is not None
+            sys.__stderr__.write(f"{type(stream).__name__}.flush() failed: {type(error).__name__}: {error}\n")
+    _libc.fflush(None)
+
+
+class Descriptors:
+    """File descriptors 0, 1 and 2, which a cell may close or redirect."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._own = {1: wire.stdout_write, 2: wire.stderr_write}
+        self._files = {number: _file_of(number) for number in self._own}
+
+    def restore(self) -> str:
+        """Restore the rank's own descriptors; returns a message that names those that were changed."""
+        changed = [number for number, file in self._files.items() if _file_of(number) != file]
+        for number in changed:
+            os.dup2(self._own[number], number)
+        if _file_of(0) is None:
+            restore_input()
+            changed.insert(0, 0)
+        if not changed:
+            return ""
+        which = " and ".join(map(str, changed))
+        verb = "descriptor was" if len(changed) == 1 else "descriptors were"
+        return f"file {verb} closed or redirected by this cell, and restored for the next one: {which}"
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None  # it is closed
+    return found.st_dev, found.st_ino
+
+
+def restore_streams() -> None:
+    """Restore the rank's own streams where a cell left something that IPython can't write to."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not all(callable(getattr(stream, method, None)) for method in ("write", "flush")):
+            own = getattr(sys, f"__{name}__")
+            setattr(sys, name, own)
+            own.write(f"sys.{name} was left as {stream!r:.60}, which has no write() and flush(): it is itself again\n")

@@ -1,0 +1,1 @@
+"""Form, release and rebuild process groups."""

@@ -1,0 +1,36 @@
+"""Recognize errors of process groups and communicators.
+
+Covers: the error of a rank that was released; whether an error comes from a group that is no longer usable.
+Does not cover: reporting it in the reply (``rank.kernel.cell_errors``), releasing ranks (``group``).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from ..kernel.error_chain import chain
+
+
+class ReleasedError(RuntimeError):
+    """A rank waited for others that did not join it, and was released."""
+
+
+_OF_A_GROUP = re.compile(r"gloo/|Connection (was likely )?closed|Connection reset|Socket|NCCL|ProcessGroup|c10d")
+_OF_MPI = re.compile(r"MPI_ERR_(REVOKED|PROC_FAILED|PROC_FAILED_PENDING|OTHER)\b")
+
+
+def is_of_group(error: BaseException) -> bool:
+    """Whether this error, or one that led to it, comes from a process group or communicator that is unusable now."""
+    dist, mpi = sys.modules.get("torch.distributed"), sys.modules.get("mpi4py.MPI")
+    horovod = sys.modules.get("horovod.common.exceptions")
+    for link in chain(error):
+        if isinstance(link, ReleasedError) or (dist is not None and isinstance(link, dist.DistError)):
+            return True
+        if type(link) is RuntimeError and _OF_A_GROUP.search(str(link)):
+            return True
+        if horovod is not None and isinstance(link, horovod.HorovodInternalError):
+            return True
+        if mpi is not None and isinstance(link, mpi.Exception) and _OF_MPI.search(str(link)):
+            return True
+    return False

@@ -1,0 +1,398 @@
+"""Form, release and rebuild the session's process group on one rank.
+
+Covers: ``init_process_group``, the first collective that verifies it, scripts that make a group of their own, releasing
+a rank stuck in a collective, rebuilding the group and its subgroups.
+Does not cover: when to release (``client.recovery.state_machine``), the store (``store``), sockets (``gloo_sockets``),
+replacing references to the old groups (``object_replacement``).
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ...config.frameworks import TORCH_BACKENDS
+from ...protocol.time_limits import ABORT_SECONDS
+from ..output.streams import flush_all
+from .collective_counts import Counts
+from .destroyed import forget_half_ended_groups, keep_ended_groups
+from .gloo_abort import end_forgotten_waits
+from .gloo_sockets import shut_down_clients_of
+from .model_rebuild import rearm_models, remember_models, reset_sharded_models
+from .object_replacement import replace_everywhere
+from .store import RendezvousError, connect, serve_store, serves_itself
+from .subgroups import Groups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ...protocol.ranks import RankInfo
+    from .subgroups import GroupRecord
+
+
+# Python calls its handler on the main thread before a GPU's groups are aborted; the signal is never sent to a process.
+RELEASE_SIGNAL = signal.SIGRTMAX - 5
+
+
+class Group:
+    """The default process group of this session."""
+
+    def __init__(self, info: RankInfo, timeout_s: float) -> None:
+        self.info = info
+        self.groups = Groups()
+        self._destroy = keep_ended_groups()
+        self.broken = False  # the groups were aborted, or failed, and were not rebuilt yet
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: Any = None
+        self._port = 0
+        self._ours: Any = None  # the process group that the session made
+        self.generation = 0  # number of the group, counted over the whole session
+        self.since_ns = 0  # wall clock, when the current default group was made, by the session or by a cell
+        self._released = 0  # the last generation that was released
+        self.lost_work = False  # GPU work of groups was aborted since the cell started
+        self.is_raised = False  # the cell got an error for the lost work, or was interrupted
+        self._abort: threading.Thread | None = None
+        self._turns = threading.Lock()  # between the control thread, which releases, and the main thread, which forms
+        self._old: dict[str, GroupRecord] = {}  # destroyed groups that are to be rebuilt
+        self._cell = 0
+        self._inits = 0  # calls of init_process_group in the current cell
+        self._counts = Counts()
+        self._own_tag = ""  # tag of a group that a cell made
+        self._own_cell = 0  # number of the cell that made it
+        self._hidden: Any = None  # the session's group, while a program runs that has made none
+        self._init = self._wrap_init()
+        remember_models()
+
+    def open_store(self, address: str, port: int, generation: int) -> int:
+        """Open a store on rank 0 and return its port; port 0 lets the kernel choose, which avoids a race.
+
+        The socket is made here because the store by itself would listen on every interface. ``generation`` is that of
+        the group to be formed.
+        """
+        self._enter(generation)
+        self._store = self.make_store(address, port)
+        self._port = self._store.port
+        return self._port
+
+    def make_store(self, address: str, port: int = 0) -> Any:
+        """Return a new store that this process serves; raises ``RendezvousError`` if it can't listen there."""
+        return serve_store(address, port, self.info.world_size, self._timeout)
+
+    def form(self, address: str, port: int, generation: int) -> list[str]:
+        """Make the process group and the subgroups that were aborted with it; verify it by a first all_reduce.
+
+        References to an old group are replaced with the new one, those of models in DistributedDataParallel too.
+        ``generation`` counts the groups of this session and is the same on all ranks. Returns what could not be
+        rebuilt: the lines that made it, or a description.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        self._enter(generation)
+        if self._abort is not None:
+            self._abort.join()  # it ends within ABORT_SECONDS, or the process does
+        # A failed attempt has destroyed them already, but they are still to be rebuilt.
+        live = self.groups.of_cells
+        old = self._old = live | self._old
+        count = c10d._world.group_count  # noqa: SLF001
+        if dist.is_initialized():
+            # A collective that was started and that no other rank joins would keep the group from being destroyed.
+            self._end_waits()
+            self._abort_devices()
+            self._destroy_all()
+        forget_half_ended_groups()
+        self._counts.begin_again()
+        c10d._world.group_count = 0  # noqa: SLF001  (a failed init has counted; names must be equal on all ranks)
+        if self._port != port:
+            self._store = connect(address, port, self.info.world_size, self._timeout, self._check_released)
+            self._port = port
+        store = PrefixStore(f"disttrain/{generation}", self._store)
+        self._check_released()
+        self._join(store)
+        pairs: dict[Any, Any] = {}  # old group that is still referenced -> its replacement
+        for record in (*live.values(), *old.values()):
+            if not record.ranks and record.held() is not None:
+                pairs[record.held()] = self._ours
+        lost: list[str] = []
+        if generation > 1:
+            lost = self._remake({name: record for name, record in old.items() if record.ranks}, store, count, pairs)
+        self.broken = False
+        self._prove()
+        self._old = {}
+        if old:
+            lost += replace_everywhere([pairs.popitem() for _ in range(len(pairs))])
+            gc.collect()  # exceptions in reference cycles hold old groups, and with these their threads and sockets
+            reset_sharded_models()
+            lost += rearm_models()
+        return lost
+
+    def _destroy_all(self) -> None:
+        """Destroy all groups; one that was aborted may fail to shut down and is then dropped."""
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        try:
+            self._destroy()
+        except RuntimeError as error:
+            sys.stderr.write(f"an aborted process group was not shut down: {error}\n")
+            c10d._update_default_pg(None)  # noqa: SLF001
+
+    def _check_released(self) -> None:
+        """Stop waiting for other ranks once the group that is being formed was released."""
+        if self._released >= self.generation:
+            raise RendezvousError("a rank has died while the group was formed")
+
+    def _enter(self, generation: int) -> None:
+        """Set the generation, so that a release meant for an earlier group has no effect from here on."""
+        with self._turns:
+            self.generation = generation
+
+    def _join(self, store: Any) -> None:
+        import torch.distributed as dist  # noqa: PLC0415
+
+        self.since_ns = time.time_ns()
+        # No device_id: with it every later group is split off this one, which takes calls of all ranks at once, and
+        # sends and receives share one communicator.
+        self._init(
+            TORCH_BACKENDS.get(self.info.backend, self.info.backend),
+            store=store,
+            rank=self.info.rank,
+            world_size=self.info.world_size,
+            timeout=self._timeout,
+        )
+        self._ours = dist.group.WORLD
+
+    def _prove(self) -> None:
+        import torch  # noqa: PLC0415
+        import torch.distributed as dist  # noqa: PLC0415
+
+        info = self.info
+        expected = info.world_size * (info.world_size - 1) / 2
+        for device in dict.fromkeys([info.device, "cpu"] if ":" in str(dist.get_backend()) else [info.device]):
+            # Not of the default dtype, which a cell may have set: the sum of many ranks is inexact in bfloat16.
+            total = torch.full((1,), info.rank, dtype=torch.float64, device=torch.device(device))
+            dist.all_reduce(total)
+            found = total.item()
+            self._check_released()  # an abort ends a collective on a GPU without an error, and with any value
+            if found != expected:
+                raise RendezvousError(
+                    f"the first all_reduce over {info.backend} on {device} gave {found} instead of {expected}: "
+                    "two ranks share an identity; %dist_reset starts them anew"
+                )
+
+    def _remake(self, old: Mapping[str, GroupRecord], store: Any, count: int, pairs: dict[Any, Any]) -> list[str]:
+        """Rebuild the subgroups that all their members still have; returns the lines that made the others."""
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        own = {name: list(record.ranks) for name, record in old.items()}
+        told_store = PrefixStore("groups", store)
+        told_store.set(str(self.info.rank), json.dumps({"groups": own, "count": count}))
+        told = [json.loads(told_store.get(str(rank))) for rank in range(self.info.world_size)]
+        # Names are counted: ranks with different counts would give one name to two groups.
+        c10d._world.group_count = max(c10d._world.group_count, *(each["count"] for each in told))  # noqa: SLF001
+        lost = []
+        members = {name: ranks for each in told for name, ranks in each["groups"].items()}
+        for name in sorted(members):  # in the same order on all ranks, non-members included, as in new_group
+            record = old.get(name)
+            if not all(told[member]["groups"].get(name) == members[name] for member in members[name]):
+                if record is not None:
+                    lost.append(record.made_at or f"the group of ranks {own[name]}")
+                continue
+            made: Any = c10d._new_process_group_helper  # noqa: SLF001  (each torch types it differently)
+            pg, _ = made(
+                len(members[name]),
+                None if record is None else record.ranks.index(self.info.rank),
+                members[name],
+                self.info.backend if record is None else record.backend,
+                store,
+                name,
+                timeout=self._timeout if record is None else record.timeout,
+                pg_tag=None if record is None else record.tag,
+                group_desc=None if record is None else record.description,
+            )
+            if record is None:
+                continue
+            c10d._world.pg_group_ranks[pg] = {member: at for at, member in enumerate(record.ranks)}  # noqa: SLF001
+            self.groups.keep_line(name, record.made_at)
+            if record.held() is not None:
+                pairs[record.held()] = pg
+        return lost
+
+    def release(self, generation: int) -> None:
+        """Make collectives and waits for the store raise an error; called on the control thread.
+
+        A release that arrives late, when the next ``generation`` is being formed, must not affect that one. Aborted
+        collectives on a GPU return without an error and leave any values, so the main thread has to raise before the
+        abort.
+        """
+        with self._turns:
+            if generation < self.generation:
+                return
+            self.broken = True
+            if self._released < generation:
+                self.is_raised = False
+            self._released = generation
+            if self._port:
+                shut_down_clients_of(self._port)
+            if self.groups.have_devices:
+                self.lost_work = True
+                _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
+                if self._abort is None or not self._abort.is_alive():
+                    self._abort = threading.Thread(target=self._abort_devices, name="disttrain release", daemon=True)
+                    self._abort.start()  # this thread keeps serving requests
+            self._end_waits()
+
+    def _abort_devices(self) -> None:
+        """Abort collectives on GPUs; if an abort does not return, exit this process, and the rank is replaced."""
+        late = self.groups.abort_devices(ABORT_SECONDS)
+        if not late:
+            return
+        what = f"group{'' if len(late) == 1 else 's'} {', '.join(late)}"
+        sys.stderr.write(
+            f"rank {self.info.rank} on {self.info.host} can't be released: the abort of process {what} has not come "
+            f"back after {ABORT_SECONDS:g} s, so the GPU or its driver hangs; this process ends, and the rank is "
+            "replaced\n"
+        )
+        flush_all(sys.stdout, sys.stderr)
+        os._exit(os.EX_UNAVAILABLE)
+
+    def _end_waits(self) -> None:
+        self.groups.release()
+        end_forgotten_waits()
+
+    @property
+    def tag(self) -> str:
+        """The current default group: ``"session/2"``, ``"own/7/1"`` if a cell made it, ``""`` without one.
+
+        Ranks that are in one group have the same tag.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+
+        if self.broken:
+            return "broken"
+        if not dist.is_initialized():
+            return ""
+        if dist.group.WORLD is self._ours:
+            return f"session/{self.generation}"
+        return self._own_tag
+
+    def before_cell(self, cell: int) -> None:
+        """Set the cell's number, which is the same on every rank, so it can name what the ranks do together."""
+        self._cell, self._inits, self.lost_work = cell, 0, False
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Collectives that this rank has called per group since the group was made, and messages sent and received."""
+        if self.broken:
+            return {"collectives": {}, "messages": None}
+        return {"collectives": self._counts.totals(self.groups.of_cells), "messages": self._counts.messages}
+
+    def _wrap_init(self) -> Callable[..., None]:
+        """Let a script's own ``init_process_group`` work in a cell; returns torch's.
+
+        The session's group is replaced with the script's. Over ``env://`` the script's ranks meet in the session's
+        store under keys that no earlier cell has used; under torchrun they would find a fresh store.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
+
+        from ...features.scripts.script_compat import check_backend  # noqa: PLC0415  (it imports this)
+
+        original: Callable[..., None] = dist.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(
+            backend: str | None = None,
+            init_method: str | None = None,
+            timeout: timedelta | None = None,
+            world_size: int = -1,
+            rank: int = -1,
+            store: Any = None,
+            *rest: Any,
+            **options: Any,
+        ) -> None:
+            self._show_hidden()
+            self._give_way()
+            self._counts.begin_again()
+            self.since_ns = time.time_ns()
+            self._own_tag = f"own/{self._cell}"
+            if init_method in (None, "env://") and store is None:
+                self._inits += 1
+                self._own_tag = f"own/{self._cell}/{self._inits}"
+                store = PrefixStore(f"script/{self._cell}/{self._inits}", self._store)
+                rank = self.info.rank if rank < 0 else rank
+                world_size = self.info.world_size if world_size < 0 else world_size
+                init_method = None
+                if (rank, world_size) == (self.info.rank, self.info.world_size):
+                    check_backend(backend, self.info, store)
+            with serves_itself(init_method):
+                original(backend, init_method, timeout, world_size, rank, store, *rest, **options)
+            self._own_cell = self._cell
+
+        # The two names by which scripts and libraries call it.
+        dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+        return original
+
+    def _give_way(self) -> None:
+        """Destroy the session's group, if it still exists, or the group that an earlier cell made.
+
+        References to the session's group and its subgroups are replaced as soon as the next ones are formed.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+
+        ours, self._ours = self._ours, None
+        world = dist.group.WORLD
+        if world is not None and world is ours:
+            self._old = self.groups.of_cells | self._old
+        if world is not None and (world is ours or self._own_cell != self._cell):
+            dist.destroy_process_group()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Hide the session's group from a program, so that it finds none when it starts; restore it afterwards.
+
+        A group that the program makes is destroyed at its end.
+        """
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        failed = True
+        self._hidden, c10d.GroupMember.WORLD = c10d.GroupMember.WORLD, None
+        try:
+            yield
+            failed = False
+        finally:
+            if self._hidden is None:
+                self._end_own(failed=failed)
+            else:
+                self._show_hidden()
+
+    def _show_hidden(self) -> None:
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+        if self._hidden is not None:
+            c10d.GroupMember.WORLD, self._hidden = self._hidden, None
+
+    def _end_own(self, *, failed: bool) -> None:
+        """Destroy the group that a script made and left, so that the session's takes its place.
+
+        ``failed``: other ranks may still be in it, and a collective may have been started.
+        """
+        import torch.distributed as dist  # noqa: PLC0415
+
+        if dist.group.WORLD is None or dist.group.WORLD is self._ours:
+            return
+        if failed:
+            self.broken = True  # it is destroyed, on all ranks, when the session's is formed again
+        else:
+            dist.destroy_process_group()

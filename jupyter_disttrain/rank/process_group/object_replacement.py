@@ -1,0 +1,245 @@
+"""Replace an object with another wherever it is referenced.
+
+Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials, bound
+methods.
+Does not cover: references from C++, frames that still run; further steps (``model_rebuild``,
+``features.reloading.class_patching``).
+
+A single remaining reference keeps an old process group, with its store, its threads and its sockets, and code that uses
+the reference uses that group.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+import sys
+import types
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DEEPEST = 5  # nesting of tuples
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, classmethod, staticmethod, property)
+
+
+_frozen = [0]  # number of objects hidden from the collector when this rank started
+
+
+def note_frozen() -> None:
+    """Record what was hidden from the collector before the fork, which stays hidden."""
+    _frozen[0] = gc.get_freeze_count()
+
+
+def thaw() -> None:
+    """Unhide objects that a cell has hidden from the collector by ``gc.freeze()``, as some training loops do."""
+    if gc.get_freeze_count() > _frozen[0]:
+        gc.unfreeze()
+
+
+class Aside:
+    """Holds a value in which nothing is replaced."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0, *, of_python: bool = False) -> list[str]:
+    """Replace each old object with its new one wherever it is referenced; pairs are compared by identity.
+
+    Empties ``pairs``, because any remaining reference to an old object counts as one still to be found: Python's
+    collector shows most of them, and those that it does not track are searched for only while there are any. Returns
+    messages about objects that could not be changed.
+
+    Classes and members of enums are ``of_python``: the collector shows all references to them, and they are replaced as
+    keys of dicts too.
+    """
+    if not pairs:
+        return []
+    thaw()
+    replacing = _Replacing(pairs, keys=of_python)
+    for search in (replacing.referrers, replacing.functions, replacing.untracked):
+        for holder in search():
+            replacing.put(holder)
+        rebuilt, replacing.rebuilt = replacing.rebuilt, []
+        if rebuilt and depth < _DEEPEST:
+            replacing.failed += replace_everywhere(rebuilt, depth + 1, of_python=of_python)
+        if of_python or not replacing.hidden:
+            break
+    return replacing.failed
+
+
+class _Replacing:
+    """The replacements, and how to make them in each kind of holder."""
+
+    def __init__(self, pairs: list[tuple[Any, Any]], *, keys: bool) -> None:
+        self._olds = [old for old, _ in pairs]
+        self._with_keys = keys
+        self._new_of = {id(old): new for old, new in pairs}
+        pairs.clear()
+        classes = [old for old in self._olds if issubclass(type(old), type)]
+        self._of_olds = {id(each) for old in classes for each in (old.__mro__, old.__bases__)}
+        self.rebuilt: list[tuple[Any, Any]] = []  # immutable holders, and their copies with the new objects
+        self.failed: list[str] = []
+
+    def referrers(self) -> list[Any]:
+        """Return the holders that Python's collector tracks."""
+        return [holder for holder in gc.get_referrers(*self._olds) if not self._is_own(holder)]
+
+    def functions(self) -> list[Any]:
+        """Return the functions with an old object as a default, in a tuple that the collector no longer tracks."""
+        functions = (thing for thing in gc.get_objects() if type(thing) is types.FunctionType)
+        return [each for each in functions if (each.__defaults__ or each.__kwdefaults__) and self._in_defaults(each)]
+
+    def untracked(self) -> list[Any]:
+        """Return the dicts and tuples that the collector no longer tracks, as all their content is plain."""
+        found: dict[int, Any] = {}
+        for holder in gc.get_objects():
+            if self._is_own(holder):
+                continue
+            for each in _forgotten_in(holder):
+                if not self._new_of.keys().isdisjoint(map(id, gc.get_referents(each))):
+                    found[id(each)] = each
+        return list(found.values())
+
+    @property
+    def hidden(self) -> bool:
+        """Whether an old object is referenced by something that the collector does not show."""
+        shown: Counter[int] = Counter()
+        for holder in gc.get_referrers(*self._olds):
+            shown.update(id(each) for each in gc.get_referents(holder) if id(each) in self._new_of)
+        counts = (sys.getrefcount(self._olds[at]) - 1 - shown[id(self._olds[at])] for at in range(len(self._olds)))
+        return any(count > 0 for count in counts)
+
+    def _is_own(self, holder: Any) -> bool:
+        if holder is self._olds or holder is self._new_of or id(holder) in self._of_olds:
+            return True
+        # What classes hold is in their dicts, except their bases; a descriptor holds its class or its functions.
+        return type(holder) is Aside or issubclass(type(holder), (type, *_DESCRIPTORS))
+
+    def _in_defaults(self, function: types.FunctionType) -> bool:
+        values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        return any(id(value) in self._new_of for value in values)
+
+    def _new(self, value: Any) -> Any:
+        return self._new_of.get(id(value), value)
+
+    def _new_tuple(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self._new, self._new(values)))
+
+    def put(self, holder: Any) -> None:
+        """Put the new objects into ``holder``."""
+        try:
+            # By type: getattr of a proxy's class may have effects.
+            self._put(type(holder), holder)
+        except Exception as error:  # noqa: BLE001  (objects may refuse, and one must not break the session)
+            self.failed.append(f"what an object of {type(holder).__name__} holds ({type(error).__name__}: {error})")
+
+    def _put(self, kind: type, holder: Any) -> None:
+        for kinds, put in (
+            ((dict,), self._put_in_dict),
+            ((list, deque), self._put_in_list),
+            ((set,), self._put_in_set),
+            ((tuple, frozenset), self._rebuild),
+            ((types.MethodType, types.GenericAlias, types.UnionType), self._rebuild_call),
+            ((types.CellType,), self._put_in_cell),
+            ((types.FunctionType,), self._put_in_function),
+            ((functools.partial,), self._put_in_partial),
+        ):
+            if issubclass(kind, kinds):
+                put(holder)
+                return
+        self._put_in_attributes(holder)
+
+    def _put_in_list(self, holder: Any) -> None:
+        for at, value in enumerate(holder):
+            if id(value) in self._new_of:
+                holder[at] = self._new(value)
+
+    def _put_in_set(self, holder: set[Any]) -> None:
+        for value in [value for value in holder if id(value) in self._new_of]:
+            holder.remove(value)
+            holder.add(self._new(value))
+
+    def _rebuild(self, holder: Any) -> None:
+        base: Any = tuple if isinstance(holder, tuple) else frozenset
+        self.rebuilt.append((holder, base.__new__(type(holder), map(self._new, holder))))
+
+    def _rebuild_call(self, holder: Any) -> None:
+        """Rebuild methods, ``list[old]`` and ``old | None`` from their parts."""
+        new: Any
+        if isinstance(holder, types.MethodType):
+            new = types.MethodType(self._new(holder.__func__), self._new(holder.__self__))
+        elif isinstance(holder, types.GenericAlias):
+            new = types.GenericAlias.__new__(
+                type(holder), self._new(holder.__origin__), self._new_tuple(holder.__args__)
+            )
+        else:
+            new = functools.reduce(operator.or_, self._new_tuple(holder.__args__))
+        self.rebuilt.append((holder, new))
+
+    def _put_in_cell(self, holder: types.CellType) -> None:
+        holder.cell_contents = self._new(holder.cell_contents)
+
+    def _put_in_function(self, holder: types.FunctionType) -> None:
+        if holder.__defaults__ is not None:
+            holder.__defaults__ = self._new_tuple(holder.__defaults__)
+        self._put_in_dict(holder.__kwdefaults__ or {})
+        self._put_in_dict(holder.__dict__)
+
+    def _put_in_partial(self, holder: functools.partial[Any]) -> None:
+        keywords = {name: self._new(value) for name, value in holder.keywords.items()}
+        state = (self._new(holder.func), self._new_tuple(holder.args), keywords, vars(holder))
+        holder.__setstate__(state)  # type: ignore[attr-defined]
+
+    def _put_in_dict(self, holder: dict[Any, Any]) -> None:
+        if self._with_keys and any(id(key) in self._new_of for key in holder):
+            entries = {self._new(key): value for key, value in holder.items()}
+            entries |= {key: value for key, value in holder.items() if id(key) not in self._new_of}  # these win
+            holder.clear()
+            holder.update(entries)
+        held = [key for key, value in holder.items() if id(value) in self._new_of]
+        owner = _class_of(holder) if held and "__module__" in holder and "__doc__" in holder else None
+        if id(owner) in self._new_of:
+            return  # the dict of an old class, which is dropped, or stays as it is
+        for key in held:
+            if owner is None:
+                holder[key] = self._new(holder[key])
+            else:
+                setattr(owner, key, self._new(holder[key]))
+
+    def _put_in_attributes(self, holder: Any) -> None:
+        """Replace attributes: since Python 3.11 an object may hold them itself, and slots always are."""
+        attributes: Any = getattr(holder, "__dict__", None)
+        if issubclass(type(attributes), dict):
+            self._put_in_dict(attributes)
+        for name in _slots(type(holder)):
+            value = getattr(holder, name, None)
+            if id(value) in self._new_of:
+                object.__setattr__(holder, name, self._new(value))
+
+
+def _forgotten_in(holder: Any) -> Iterator[Any]:
+    """Yield the dicts and tuples in ``holder``, nested ones too, that the collector does not track."""
+    for each in gc.get_referents(holder):
+        if (type(each) is dict or issubclass(type(each), tuple)) and not gc.is_tracked(each):
+            yield each
+            yield from _forgotten_in(each)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        yield from (name for name, value in vars(each).items() if type(value) is types.MemberDescriptorType)
+
+
+def _class_of(holder: dict[Any, Any]) -> type | None:
+    """Return the class with this dict: if the dict is changed directly, cached old attributes stay in use."""
+    for owner in gc.get_referrers(holder):
+        if issubclass(type(owner), type) and any(each is holder for each in gc.get_referents(owner)):
+            return owner  # type: ignore[no-any-return]
+    return None

@@ -1,0 +1,85 @@
+"""Serve the store through which ranks meet, and connect to it.
+
+Covers: listening on one address only, a server that dies meanwhile, code that names an address for its own store.
+Does not cover: what ranks do with it (``group``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+AGENT_SERVES = "TORCHELASTIC_USE_AGENT_STORE"
+CONNECT_TIME = timedelta(seconds=2)  # timeout of one attempt to reach the store
+
+
+class RendezvousError(RuntimeError):
+    """The process group could not be made."""
+
+
+def serve_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
+    """Return a new store that this process serves; port 0 lets the kernel choose one.
+
+    Raises
+    ------
+    RendezvousError
+        If it can't listen there.
+    """
+    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
+
+    try:
+        family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(where[:2], family=family, backlog=2048)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        remedy = "leave the port out, and a free one is chosen" if taken else "choose another address with -a"
+        what = f"port {port} is taken" if taken else f"cannot listen on {address}:{port} ({error.strerror})"
+        raise RendezvousError(f"{what}; {remedy}") from error
+    return TCPStore(
+        address,
+        listener.getsockname()[1],
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect(address: str, port: int, world_size: int, timeout: timedelta, check: Callable[[], None]) -> Any:
+    """Connect to the store of rank 0, which may have died meanwhile: torch would try until the timeout.
+
+    ``check`` raises once the death is known.
+    """
+    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
+
+    until = time.monotonic() + timeout.total_seconds()
+    while True:
+        check()
+        try:
+            store: Any = TCPStore(address, port, world_size, is_master=False, timeout=CONNECT_TIME)
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+        else:
+            store.set_timeout(timeout)
+            return store
+
+
+@contextmanager
+def serves_itself(init_method: str | None) -> Iterator[None]:
+    """Have rank 0 serve the store at an address that code names; torchrun's variable would leave that to its agent."""
+    served = os.environ.pop(AGENT_SERVES, None) if (init_method or "").startswith("tcp://") else None
+    try:
+        yield
+    finally:
+        if served is not None:
+            os.environ[AGENT_SERVES] = served

@@ -1,0 +1,1 @@
+"""Start and end a rank's process."""

@@ -1,0 +1,158 @@
+"""Set up the environment of a rank's process on another host.
+
+Covers: the file with its environment, the name of its host, which of the host's interfaces is in the cluster's network.
+Does not cover: what is in the file (``launchers.environment``), the rank's identity (``rank.kernel.requests``).
+
+On the notebook's own machine a process inherits its environment. On another host it starts with that host's: what it
+needs of the notebook's is in a file that only the user can read, so that no value appears on a command line or crosses
+the network unencrypted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ...config.cluster import BACKENDS, check_name
+from ...errors import UsageError
+from ...private_files import read_own
+from ...protocol.environment import ADDRESSES, HOST, NETWORK, PROFILE_DIR
+from ...protocol.time_limits import JOIN_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+# Torch, NCCL and Gloo choose their interface by these; "=" keeps NCCL from taking eth10 for eth1.
+INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSetup:
+    """How the processes of a job become the ranks of a cluster: see ``join``."""
+
+    file: str
+    timeout_s: float  # timeout for the first process to write it
+    interface: str  # where the controller listens: an interface's name, or a network; empty: chosen
+    backend: str  # see ``config``
+    name: str  # name of the cluster; empty: that of the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The arguments of ``python -m jupyter_disttrain.rank``."""
+
+    environment: str  # a file; empty: only the inherited environment
+    host: str  # the launcher's name of it; empty: unknown
+    ranks: int  # number of processes to start
+    join: JoinSetup | None = None  # None: a client has started this process
+
+
+def read_arguments(arguments: Sequence[str]) -> Setup:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m jupyter_disttrain.rank", description="Start ranks on this host.")
+    parser.add_argument("--environment", default="", metavar="FILE", help="the environment of ranks on other hosts")
+    parser.add_argument("--host", default="", help="the name by which this host is reached")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks to start here")
+    of_jobs = parser.add_argument_group("in a job of mpirun, srun or torchrun, whose ranks a notebook joins")
+    add = of_jobs.add_argument
+    add("--join", metavar="FILE", help="for %%dist_attach FILE; a path that all hosts of the job share")
+    add("--join-timeout", type=float, default=JOIN_SECONDS, metavar="S", help="until rank 0 has written it (120)")
+    add("--interface", default="", help="at which rank 0's host is reached: its name, or a network (default: chosen)")
+    add("--backend", choices=BACKENDS, default="auto", help="of the process group; none: ranks without torch")
+    add("--name", default="", help="of the cluster (default: that of FILE)")
+    args = parser.parse_args(arguments)
+    if args.name:
+        try:
+            check_name(args.name)  # in each process: else the others would wait for a rank 0 that has exited
+        except UsageError as error:
+            parser.error(f"argument --name: {error}")
+    joined = JoinSetup(
+        file=args.join or "",
+        timeout_s=args.join_timeout,
+        interface=args.interface,
+        backend=args.backend,
+        name=args.name,
+    )
+    return Setup(environment=args.environment, host=args.host, ranks=args.ranks, join=joined if args.join else None)
+
+
+def enter(setup: Setup) -> None:
+    """Load the environment that was written for this process, and choose its network interface.
+
+    Raises
+    ------
+    SystemExit
+        If the file can't be read, or this host is not in the cluster's network; the message names host and remedy.
+    """
+    if setup.environment:
+        try:
+            os.environ.update(json.loads(read_own(setup.environment)))
+        except OSError as error:
+            raise SystemExit(
+                f"{socket.gethostname()} can't read {setup.environment}: {error.strerror}; ranks on other hosts need "
+                "the notebook's folders at the same path: put JUPYTER_RUNTIME_DIR on a file system that all hosts share"
+            ) from error
+    if setup.host:
+        os.environ[HOST] = setup.host
+    network = os.environ.get(NETWORK)
+    if network:
+        name = interface_in(network, os.environ.get(ADDRESSES, "").split(","))
+        for variable, sign in INTERFACE_VARIABLES.items():
+            os.environ.setdefault(variable, sign + name)
+
+
+def leave_word(trouble: str) -> None:
+    """Report in a file what keeps ranks from starting on this host, where the client can't be reached otherwise."""
+    print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
+    word = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
+    write_whole(word, trouble)  # the client checks often, and must not read half of it
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, e.g. on a full disk."""
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_text(text)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def interface_in(network: str, chosen: Collection[str] = ()) -> str:
+    """Return the name of this host's interface in a network.
+
+    Parameters
+    ----------
+    chosen
+        Addresses, one of which may be this host's: its interface is preferred over others that are in the network too.
+
+    Raises
+    ------
+    SystemExit
+        If it has none there.
+    """
+    wanted = ipaddress.ip_network(network)
+    found = {
+        address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+        and ipaddress.ip_address(address := each.address.partition("%")[0]) in wanted
+    }
+    for address in [*chosen, *found]:
+        if address in found:
+            return found[address]
+    raise SystemExit(
+        f"{socket.gethostname()} has no address in {network}, the network of this cluster; choose one that all hosts "
+        "are in with --interface"
+    )

@@ -1,0 +1,107 @@
+"""Defer interrupts of the main thread.
+
+Covers: SIGINT while processes are started, while a cell is sent, and during the wait for it.
+Does not cover: the effect of an interrupt on the ranks (``client.cells.cell_run``).
+
+A KeyboardInterrupt raised while a cell is sent would leave it running on some ranks without a thread that waits for it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .errors import StartInterruptedError
+from .protocol.time_limits import DEAF_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENT_INTERRUPTS = 3  # maximum number of pending interrupts
+
+_current: Held | None = None  # the deferred interrupts of the main thread
+
+
+class Held:
+    """Counts of interrupts that were received and that were handled."""
+
+    def __init__(self) -> None:
+        self.pressed = 0
+        self.obeyed = 0
+        self._heard_at = time.monotonic()
+        self.wake: Callable[[], None] = lambda: None  # wakes the thread that waits for a cell
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is an interrupt that was not handled yet."""
+        return self.pressed > self.obeyed
+
+    def on_sigint(self, _number: int, _frame: Any) -> None:
+        """Count the interrupt; a further one raises KeyboardInterrupt at once if the pending ones are not checked.
+
+        That is so once ``PATIENT_INTERRUPTS`` are pending, and :meth:`heard` was not called for ``DEAF_SECONDS``.
+        """
+        if self.pressed - self.obeyed < PATIENT_INTERRUPTS:
+            self.pressed += 1
+        elif time.monotonic() - self._heard_at > DEAF_SECONDS:
+            raise KeyboardInterrupt
+        self.wake()
+
+    def heard(self) -> None:
+        """Record that the pending interrupts are being checked."""
+        self._heard_at = time.monotonic()
+
+
+@contextmanager
+def held_interrupts() -> Iterator[Held]:
+    """Defer interrupts within the block, if this is the main thread; a nested block shares those of the outer one.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        At the end of the outermost block, if an interrupt came that was not handled within.
+    """
+    global _current  # noqa: PLW0603  (a process has one handler of SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        yield Held()
+        return
+    if _current is not None:
+        yield _current
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield Held()  # the program has its own handler
+        return
+    held = _current = Held()
+    signal.signal(signal.SIGINT, held.on_sigint)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _current = None
+    if held.waiting:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Defer interrupts to the end of the block, and raise KeyboardInterrupt there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def raise_interrupted(error: BaseException) -> None:
+    """Raise a StartInterruptedError in place of a KeyboardInterrupt; call it once nothing of the start is left."""
+    if isinstance(error, KeyboardInterrupt) and not isinstance(error, StartInterruptedError):
+        raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
