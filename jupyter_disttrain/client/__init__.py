@@ -1,6 +1,6 @@
-"""The client's side: starting ranks, running cells on them, bringing values back.
+"""Start ranks, run cells on them, and bring values back: the side of the notebook's process.
 
-Imports the standard library's rooms and ipyparallel; reaches ``rank`` by messages alone.
+Imports ipyparallel, never torch; reaches ``rank`` by messages alone.
 """
 
 from __future__ import annotations

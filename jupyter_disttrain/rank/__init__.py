@@ -1,5 +1,5 @@
-"""What runs on every rank: its process, its process group, its output.
+"""Run in the process of every rank, and in its nanny.
 
-Imports the standard library's rooms, ipyparallel's engine, torch and mpi4py; never ``client``, ``notebook`` or
-``server``.
+Imports ``protocol``, ``config``, the ranks' side of ``features``, ipyparallel's engine, torch and mpi4py; never
+``client``, ``notebook`` or ``server``.
 """

@@ -153,7 +153,7 @@ def test_quoted_options_commands_and_settings_exist(page: Path) -> None:
     commands = next(action.choices for action in command_parser()._actions if action.choices)
     parsers = [*PARSERS.values(), command_parser(), *commands.values()]
     options = {option for each in parsers for action in each._actions for option in action.option_strings}
-    options |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "jupyter_disttrain" / "engine" / "setup.py").read_text()))
+    options |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "jupyter_disttrain/rank/startup/startup_args.py").read_text()))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     traits = DistributedMagics.class_trait_names(config=True)
