@@ -29,11 +29,11 @@ test: .venv/.installed-test $(if $(ARGS),,test-unit) .venv/.built-labextension #
 	scripts/test.sh $(or $(ARGS),--ignore=tests/unit)
 
 test-unit: .venv/.installed-test ## run the tests that start no process of ours, within a minute
-	python -m pytest -p tests.strict_skips -n 2 --dist loadfile tests/unit $(ARGS)
+	python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile tests/unit $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed ## run the notebooks and tests of Horovod, DeepSpeed, TensorFlow and others
 	$(FRAMEWORKS)/bin/jupyter-disttrain horovod
-	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile tests/frameworks $(ARGS)
+	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile tests/frameworks $(ARGS)
 
 lab: .venv/.installed-demo ## open the examples in JupyterLab
 	@$(MAKE) labextension || echo "Going on without the side panel."

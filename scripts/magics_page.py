@@ -1,6 +1,6 @@
 """Write docs/magics.md from the magics' docstrings, parsers and settings.
 
-Does not cover: checking that the file is up to date (tests/test_docs.py).
+Does not cover: checking that the file is up to date (tests/unit/test_docs.py).
 """
 # ruff: noqa: INP001  (a script)
 

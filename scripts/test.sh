@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test.sh [PYTEST ARGUMENTS]: run the tests, two files at a time; "-n 0" runs them one by one, in this process. The
 # browser, sshd and Slurm are installed where we are root; where they can't be, their tests are left out, and under
-# DISTTRAIN_SKIPS_FAIL=1 (see tests/strict_skips.py) that is a failure.
+# DISTTRAIN_SKIPS_FAIL=1 (see tests/support/strict_skips.py) that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/system.sh
@@ -18,7 +18,7 @@ if ! provide "the browser tests" "${packages[@]}"; then
 fi
 
 # For the library that stands in for NVML.
-have_any gcc || provide "the tests of GPUs" gcc libc6-dev || echo "tests/test_gpus.py needs gcc." >&2
+have_any gcc || provide "the tests of GPUs" gcc libc6-dev || echo "Skipped: the tests of GPUs, which need gcc." >&2
 
 scripts/lab.sh || echo "Skipped: the tests over several hosts." >&2
-exec .venv/bin/python -m pytest -p tests.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"
+exec .venv/bin/python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"

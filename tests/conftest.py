@@ -11,8 +11,8 @@ import pytest
 
 from jupyter_disttrain import Cluster
 
-from .notebook_driver import Notebook
-from .shell_tools import end, left_idle
+from .support.notebook_driver import Notebook
+from .support.shell_tools import end, left_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ["mpi", "local"]  # a slow test on which the launcher has no bearing names one, with indirect=True
 
-pytest_plugins = ["tests.leftovers", "tests.lab.fixtures"]
+pytest_plugins = ["tests.support.leftovers", "tests.lab.fixtures"]
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

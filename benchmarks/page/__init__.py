@@ -2,7 +2,7 @@
 
 Covers: frames a second and processor time of Chromium while the widget shows many ranks, with metrics ten times a
 second.
-Does not cover: the kernel (``benchmarks.telemetry``), whether the page is right (tests/test_panel.py).
+Does not cover: the kernel (``benchmarks.telemetry``), whether the page is right (tests/browser/test_panel.py).
 
 The page is fed by a script beside this file, through the interface that anywidget gives the widget: 64 real ranks on
 two cores would leave nothing for the browser. Without a GPU Chromium draws in software.

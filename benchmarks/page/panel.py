@@ -1,7 +1,7 @@
 """How soon the side panel shows a cluster, and how soon its Interrupt works.
 
 Covers: a real JupyterLab with the built extension, a real cluster that runs a cell, Chromium.
-Does not cover: what the page costs (``benchmarks.page``), what is seen (tests/test_panel.py).
+Does not cover: what the page costs (``benchmarks.page``), what is seen (tests/browser/test_panel.py).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
-from ..process_tools import wait_until
-from ..test_scripts import said, write
+from ..integration.features.scripts.test_scripts import said, write
+from ..support.process_tools import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,10 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.features.horovod.build import prove
 
-from ..process_tools import wait_until
-from ..recovery_tools import HOST, interrupted, is_whole
-from ..test_script_faults import Seen
-from ..test_scripts import said, write
+from ..integration.features.scripts.test_script_faults import Seen
+from ..integration.features.scripts.test_scripts import said, write
+from ..support.process_tools import wait_until
+from ..support.recovery_tools import HOST, interrupted, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,7 +256,7 @@ def test_ranks_of_the_local_launcher_are_told_what_to_do(folder: Path) -> None:
 
 @pytest.mark.parametrize("launch", ["mpi", "horovodrun"])
 def test_what_ran_is_exported(agreeing: Cluster, tmp_path: Path, launch: str) -> None:
-    from ..test_export import launched  # noqa: PLC0415
+    from ..integration.features.export.test_export import launched  # noqa: PLC0415
 
     agreeing.reset()
     agreeing.run(TRAIN)

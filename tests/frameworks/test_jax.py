@@ -9,7 +9,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
-from ..test_scripts import write
+from ..integration.features.scripts.test_scripts import write
 
 if TYPE_CHECKING:
     from pathlib import Path

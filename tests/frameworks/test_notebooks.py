@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from ..test_examples import EXAMPLES, code_cells, run, text_of
+from ..integration.notebook.test_examples import EXAMPLES, code_cells, run, text_of
 
 FOLDER = EXAMPLES / "frameworks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.cluster import parse_roles
 
-from ..test_scripts import said, write
+from ..integration.features.scripts.test_scripts import said, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """The lab for tests: hosts, and Slurm over them, for a whole session.
 
 Covers: the fixtures ``lab``, ``breakable``, ``slurm`` and ``batch``.
-Does not cover: what is left after all tests (``tests.leftovers``).
+Does not cover: what is left after all tests (``tests.support.leftovers``).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ HIGHEST_ID = 250
 NAMESPACES = Path("/run/netns")
 PATIENCE_S = 30.0
 
-claimed: list[Place] = []  # by this process; tests.leftovers looks after them
+claimed: list[Place] = []  # by this process; tests.support.leftovers looks after them
 
 
 class LabError(Exception):

@@ -1,0 +1,67 @@
+"""A table with more ranks than can be drawn: the keys reach all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.page import served
+
+from ..support.browser import browser, page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+__all__ = ["browser", "page"]  # the fixtures of this module
+
+RANKS = 512
+# The row a screen reader is at, and whether all of it can be seen below the titles.
+POINTED_AT = """() => {
+  const table = document.querySelector('.jdt-table');
+  const row = document.getElementById(table.getAttribute('aria-activedescendant'));
+  const seen = document.querySelector('.jdt-table-scroller').getBoundingClientRect();
+  const titles = table.querySelector('thead').getBoundingClientRect();
+  const place = row.getBoundingClientRect();
+  return {
+    text: row.innerText.split('\\t')[0], chosen: row.classList.contains('jdt-chosen'),
+    index: Number(row.getAttribute('aria-rowindex')),
+    inSight: place.top >= titles.bottom - 1 && place.bottom <= seen.bottom + 1,
+    drawn: table.querySelectorAll('tbody tr').length, rows: Number(table.getAttribute('aria-rowcount'))
+  };
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 340])
+def test_the_chosen_row_is_in_sight_wherever_it_is(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    with served() as address:
+        page.goto(address)
+        page.wait_for_function("() => window.ready")
+        page.evaluate("ranks => { window.shown = window.show(ranks); }", RANKS)
+        page.locator(".jdt-rank").first.wait_for()
+        page.locator(".jdt-table").focus()
+        nodes = RANKS // 8
+        for keys, text in (
+            (["End"], str(RANKS - 1)),
+            (["ArrowUp", "ArrowUp"], str(RANKS - 3)),
+            (["Home", "ArrowDown"], "0"),
+            (["ArrowDown"] * 100, "89"),
+        ):
+            for key in keys:
+                page.keyboard.press(key)
+            told = page.evaluate(POINTED_AT)
+            assert told["text"] == text
+            assert told["chosen"], told
+            assert told["inSight"], told
+            assert told["drawn"] < 100
+            assert told["rows"] == RANKS + nodes + 1
+        # It stays chosen while it is out of sight, and the next key goes on from there.
+        page.evaluate("() => { document.querySelector('.jdt-table-scroller').scrollTop = 0; }")
+        page.wait_for_function("() => !document.querySelector('.jdt-chosen')")
+        page.keyboard.press("ArrowDown")
+        told = page.evaluate(POINTED_AT)
+        assert told["text"] == "90"
+        assert told["inSight"], told
+        page.evaluate("() => window.shown.end()")

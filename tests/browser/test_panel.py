@@ -1,0 +1,279 @@
+"""What a person sees of the ranks in JupyterLab and Notebook: the side panel and the widget, live."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+
+from ..support.browser import END_KERNEL, browser, lab_server, open_notebook, page
+from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+    from ..support.browser import LabServer
+
+__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+
+TRAIN = """%%distributed {options}
+import math, time
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range({steps}):
+    loss = model(torch.randn(16, 8)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss)
+    log_metrics(step, loss=math.exp(-step / 50) + rank / 20, accuracy=1 - math.exp(-step / 30))
+    time.sleep(0.02)"""
+PANEL = "#jupyter-disttrain-panel"
+START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none"
+END_SLOWLY = "%%distributed -r 1\nimport atexit, time\n_ = atexit.register(time.sleep, 1.5)"
+# All that the status bar, the panel and the widget ever show.
+RECORD = """() => {
+  window.shown = new Set();
+  new MutationObserver(() => {
+    document.querySelectorAll('.jdt-status, .jdt-view').forEach(each => window.shown.add(each.textContent));
+  }).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+SHOWN = "() => [...window.shown]"
+BAR = """%%distributed
+import os, time
+from tqdm import tqdm
+for step in tqdm(range(60), mininterval=0):
+    while step > 2 and not os.path.exists(f'step{step}'): time.sleep(0.01)"""
+RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+LOOP = "%%distributed\nimport time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.01)"
+REFUSAL = {"message": "nobody hears it"}
+OPEN = """async path => {
+  const panel = await window.jupyterapp.commands.execute('docmanager:open', {path});
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+  window.jupyterapp.shell.activateById(panel.id);
+}"""
+EXECUTE = "code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({code}).done"
+
+
+def show_panel(page: Page) -> None:
+    page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:show-panel')")
+    page.locator(PANEL).wait_for(state="visible")
+
+
+def shut_down(page: Page) -> None:
+    page.evaluate(
+        """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
+             .requestExecute({code: '%dist_shutdown --all'}).done"""
+    )
+
+
+def set_theme(page: Page, name: str) -> None:
+    page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
+    page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+
+
+@pytest.mark.browser
+def test_the_empty_panel_says_how_to_start(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("1")
+    show_panel(page)
+    empty = page.locator(f"{PANEL} .jdt-empty")
+    empty.wait_for(state="visible")
+    assert "%dist_init" in empty.inner_text()
+    empty.get_by_label("number of ranks").fill("3")
+    assert "%dist_init -n 3" in empty.inner_text()
+    take_picture(page, "panel_empty")
+    empty.get_by_role("button", name="Start ranks for this notebook").click()
+    starting = f"{PANEL} .jdt-starting"
+    page.wait_for_function(
+        """panel => [panel, '.jdt-status'].every(where => {
+            const shown = document.querySelector(where);
+            return shown?.checkVisibility() && shown.textContent.includes('starting: 0 of 3 ranks, importing torch');
+        })""",
+        arg=starting,
+    )
+    assert not empty.is_visible()
+    take_picture(page, "panel_starting")
+    page.locator(f"{PANEL} .jdt-rank").nth(2).wait_for(timeout=60_000)
+    assert not empty.is_visible()
+    shut_down(page)
+    empty.wait_for(state="visible")
+
+
+@pytest.mark.browser
+def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2",
+        TRAIN.format(options="--watch", steps=100_000),
+        "%%distributed\nprint('whole', dist.get_world_size())",
+    )
+    show_panel(page)
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-1 ready")
+    run_cell(page, 1)
+    # In the panel: the ranks run, the plots of both metrics are there, with both ranks, and move.
+    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=60_000)
+    loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
+    loss.and_(page.locator("[aria-label*='rank 0: '][aria-label*='rank 1: ']")).wait_for(timeout=60_000)
+    seen = loss.get_attribute("aria-label")
+    page.wait_for_function(
+        "([panel, seen]) => document.querySelector(`${panel} .jdt-plot[aria-label^=loss]`).ariaLabel !== seen",
+        arg=[PANEL, seen],
+    )
+    # What is told twice a second draws on, and makes nothing anew.
+    page.evaluate("panel => document.querySelector(`${panel} canvas`).id = 'marked'", PANEL)
+    line = page.locator(f"{PANEL} .jdt-rank").first.inner_text()
+    page.wait_for_function(
+        "([panel, line]) => document.querySelector(`${panel} .jdt-rank`).innerText !== line", arg=[PANEL, line]
+    )
+    assert page.locator(f"{PANEL} canvas#marked").count() == 1
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='steps/s']").wait_for(timeout=60_000)
+    # In the widget, while the kernel is busy.
+    widget = ".jp-Notebook .jdt-view"
+    page.locator(f"{widget} .jdt-plot[aria-label^='accuracy']").wait_for(timeout=60_000)
+    assert not page.locator(".jp-Notebook .jdt-still").first.is_visible()
+    take_picture(page, "training_light")
+    set_theme(page, "JupyterLab Dark")
+    page.wait_for_function(
+        """panel => /^rgba?\\(\\d{1,2}, \\d{1,2}, \\d{1,2}/.test(
+             getComputedStyle(document.querySelector(`${panel} .jdt-view`)).backgroundColor)""",
+        arg=PANEL,
+    )
+    take_picture(page, "training_dark")
+    set_theme(page, "JupyterLab Light")
+    # The log of a rank opens from its row.
+    page.locator(f"{PANEL} .jdt-rank").nth(1).click()
+    page.locator(f"{PANEL} .jdt-log").filter(has_text="no output yet").wait_for()
+    # After a reload in mid-cell, panel and metrics are back.
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.reload()
+    page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
+    page.evaluate("() => window.jupyterapp.restored")
+    show_panel(page)
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']").wait_for(timeout=60_000)
+    page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=60_000)
+    # The interrupt of the panel ends the cell although the kernel is busy.
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
+    page.wait_for_function(
+        "panel => document.querySelectorAll(`${panel} .jdt-rank[data-state=idle]`).length === 2", arg=PANEL
+    )
+    run_cell(page, 2)
+    assert "whole 2" in output(page, 2, "whole")
+    # Stop asks first.
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
+    page.get_by_role("alertdialog", name="Shut down the ranks?").get_by_role("button", name="Cancel").click()
+    assert page.locator(f"{PANEL} .jdt-rank").count() == 2
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Shut down").click()
+    page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible", timeout=60_000)
+
+
+@pytest.mark.browser
+def test_a_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    from nbconvert import HTMLExporter  # noqa: PLC0415
+
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", TRAIN.format(options="--watch", steps=60)
+    )
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-1 ready")
+    run_cell(page, 1)
+    wait_for_end(page, 1)
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    (name,) = (path.name for path in lab_server.root.glob("*last_state*.ipynb"))
+    saved = nbformat.read(lab_server.root / name, as_version=4)
+    kinds = [set(found.get("data", ())) for found in saved.cells[1].outputs]
+    assert any("text/html" in kind for kind in kinds)
+    shut_down(page)
+    body, _ = HTMLExporter().from_notebook_node(saved)
+    (lab_server.root / "saved.html").write_text(body)
+    page.goto((lab_server.root / "saved.html").as_uri())
+    still = page.locator(".jdt-still")
+    assert still.is_visible()
+    assert still.locator("svg").count() == 2
+    assert still.locator("tbody tr").count() == 2
+    take_picture(page, "nbconvert")
+
+
+@pytest.mark.browser
+def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none", LOOP)
+    run_cell(page, 0)
+    output(page, 0, "rank 0 ready")
+    show_panel(page)
+    own = page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
+    other = f"other_{own}"
+    (lab_server.root / other).write_bytes((lab_server.root / own).read_bytes())
+    page.evaluate(OPEN, other)
+    page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none --name other")
+    page.locator(f"{PANEL} [role=tab]", has_text="other").click()
+    page.evaluate(OPEN, own)
+    page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell'); }")
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="it runs").first.wait_for()
+    page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:stop'); }")
+    dialog = page.locator(".jp-Dialog")
+    assert f"Shut down the ranks of default ({own})?" in dialog.inner_text()
+    dialog.get_by_role("button", name="Cancel").click()
+    page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:interrupt')")
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="KeyboardInterrupt").first.wait_for()
+    # What can't be done is said.
+    page.route(
+        re.compile(r"/disttrain/api/clusters/[^/]+/interrupt"), lambda route: route.fulfill(status=409, json=REFUSAL)
+    )
+    page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:interrupt'); }")
+    dialog.filter(has_text="nobody hears it").wait_for()
+    dialog.get_by_role("button").last.click()
+    shut_down(page)
+    page.evaluate(OPEN, other)
+    shut_down(page)
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.evaluate(OPEN, own)
+
+
+@pytest.mark.browser
+def test_ranks_that_were_asked_to_end_are_never_called_dead(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook("%dist_status")
+    show_panel(page)
+    empty = page.locator(f"{PANEL} .jdt-empty")
+    page.evaluate(EXECUTE, START)
+    run_cell(page, 0)
+    page.locator(".jp-Notebook .jdt-rank").nth(1).wait_for()
+    page.evaluate(RECORD)
+    ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNEL)
+    words = {}
+    for end in ends:
+        if end in (RESTART, END_KERNEL):
+            page.evaluate(EXECUTE, START)
+        page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
+        page.evaluate(EXECUTE, END_SLOWLY)
+        page.evaluate("() => window.shown.clear()")
+        page.evaluate(*((EXECUTE, end) if end.startswith("%") else (end,)))
+        if "reset" not in end:
+            empty.wait_for()
+        words[end] = [word for word in ("1 ended", "dead") if any(word in text for text in page.evaluate(SHOWN))]
+    assert words == {end: ["1 ended"] for end in ends}
+
+
+@pytest.mark.browser
+def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook(BAR)
+    show_panel(page)
+    page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%config DistributedMagics.sample = 8")
+    page.evaluate(EXECUTE, START)
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='memory']").wait_for()  # the first figures are there
+    run_cell(page, 0)
+    progress = page.locator(f"{PANEL} .jdt-progress")
+    for step in range(3, 8):
+        output(page, 0, f"| {step}/60")
+        progress.filter(has_text=f"{step} of 60").wait_for(timeout=2_000)
+        (lab_server.root / f"step{step}").touch()
+    take_picture(page, "progress")
+    page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
+    page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
+    assert not progress.is_visible()
+    shut_down(page)

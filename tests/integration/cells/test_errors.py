@@ -1,0 +1,254 @@
+"""What a cell that fails looks like, and that the session comes back."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import CellTimeoutError, RankFailure
+
+from ...support.notebook_driver import Notebook, Outcome, execute_notebook
+
+HOST = socket.gethostname()
+
+
+def failure_of(cluster: Cluster, code: str, **options: Any) -> RankFailure:
+    with pytest.raises(RankFailure) as caught:
+        cluster.run(code, **options)
+    return caught.value
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# Which failures, where
+
+
+def test_ranks_that_fail_alike_show_one_traceback(notebook: Notebook) -> None:
+    outcome = notebook.run("%%distributed\nx = 1\n1 / 0")
+    assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: ZeroDivisionError: division by zero"
+    assert outcome.text.count("ZeroDivisionError: division by zero") == 1
+    assert outcome.text.splitlines()[0] == f"ranks 0-1 ({HOST}), line 3"
+    assert "----> 3 1 / 0" in outcome.text
+    assert "jupyter_disttrain" not in outcome.text
+
+
+def test_messages_that_differ_by_a_number_share_one_traceback(notebook: Notebook) -> None:
+    outcome = notebook.run("%%distributed\nx = 1\nraise ValueError(f'no data for rank {rank}')")
+    assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: ValueError: no data for rank 0"
+    assert outcome.text.count("----> 3 raise ValueError") == 1
+    assert outcome.text.splitlines()[-2:] == [
+        "ValueError: no data for rank 0",
+        "rank 1: ValueError: no data for rank 1",
+    ]
+
+
+def test_the_same_error_on_other_lines_is_another(cluster: Cluster) -> None:
+    error = failure_of(cluster, "if rank == 0: raise ValueError('1')\nraise ValueError('1')")
+    assert sorted(failure.ranks for failure in error.failures) == [(0,), (1,)]
+
+
+def test_distinct_failures_stand_once_each_with_the_earliest_first(cluster: Cluster) -> None:
+    error = failure_of(
+        cluster,
+        "import time\nif rank == 1: raise ValueError('the cause')\ntime.sleep(0.3)\nraise KeyError('later')",
+    )
+    assert [failure.headline for failure in error.failures] == [
+        f"rank 1 ({HOST}), line 2: ValueError: the cause",
+        f"rank 0 ({HOST}), line 4: KeyError: 'later'",
+    ]
+    assert str(error) == "; ".join(failure.headline for failure in error.failures)
+    assert {rank: failure.ename for rank, failure in error.by_rank.items()} == {0: "KeyError", 1: "ValueError"}
+
+
+def test_a_failure_is_seen_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
+    flag = tmp_path / "go"
+    notebook.run(f"flag = {str(flag)!r}\n%dist_push flag").check()
+    seen: list[str] = []
+
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
+        if "ZeroDivisionError" in outcome.text and not seen:
+            seen.append(outcome.text)
+            flag.touch()
+
+    code = "import os, time\nif rank == 1: 1 / 0\nwhile not os.path.exists(flag): time.sleep(0.01)\nprint('went on')"
+    outcome = notebook.run(f"%%distributed\n{code}", on_message=on_message)
+    assert seen == [f"rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero · rank 0 still running"]
+    assert outcome.lines[0] == "rank 0 │ went on"
+    assert outcome.error == f"RankFailure: rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero"
+
+
+def test_a_death_is_seen_while_others_still_run_and_until_the_rank_is_back(
+    bare_notebook: Notebook, tmp_path: Path
+) -> None:
+    bare_notebook.run("%dist_init -n 2 --launcher local").check()
+    flag = tmp_path / "go"
+    bare_notebook.run(f"flag = {str(flag)!r}\n%dist_push flag").check()
+    seen: list[str] = []
+
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
+        seen.append(outcome.text)
+        if "RankDied" in outcome.text:
+            flag.touch()
+
+    code = "import os, time\nif rank == 1: os._exit(3)\nwhile not os.path.exists(flag): time.sleep(0.01)"
+    bare_notebook.run(f"%%distributed\n{code}", on_message=on_message)
+    first, *_, last = [text for text in seen if "RankDied" in text and "Traceback" not in text]
+    death = rf"rank 1 \({HOST}\): RankDied: process \d+ exited with code 3"
+    assert re.fullmatch(rf"{death} · rank 0 still running", first), first
+    while_coming_back = [text for text in seen if "starting a new process for rank 1 …" in text]
+    assert re.match(death, while_coming_back[0])
+    assert "rank 1 was replaced" in last
+
+
+def test_run_all_stops_at_a_failing_cell() -> None:
+    cells = ["%load_ext jupyter_disttrain\n%dist_init -n 2 --backend none", "%%rank 1\n1 / 0", "print('not reached')"]
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        execute_notebook(cells)
+
+
+def test_an_error_in_a_function_of_another_cell_names_the_line_that_called_it(cluster: Cluster) -> None:
+    cluster.run("def helper(x):\n    y = 1\n    z = 2\n    return inner(x)\ndef inner(x):\n    return 1 / x")
+    error = failure_of(cluster, "a = 1\nhelper(0)\nb = 2")
+    assert error.failures[0].where == f"ranks 0-1 ({HOST}), line 2"
+    error = failure_of(cluster, "def own():\n    return 1 / 0\nown()")
+    assert error.failures[0].line == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "headline"),
+    [
+        ("x = 1\ny = )", "line 2: SyntaxError: unmatched ')' ({file}, line 2)"),
+        ("x = 1\nraise SystemExit(3)", "line 2: SystemExit: 3"),
+        ("raise KeyboardInterrupt", "line 1: KeyboardInterrupt"),
+        ("assert rank > 5, 'small'", "line 1: AssertionError: small"),
+    ],
+)
+def test_special_errors_end_the_cell_and_not_the_rank(cluster: Cluster, code: str, headline: str) -> None:
+    before = [entry.info.pid for entry in cluster.table]
+    cluster.run("kept = rank")
+    error = failure_of(cluster, code)
+    told = re.sub(r"\(\S*\.py, ", "({file}, ", str(error))
+    assert told == f"ranks 0-1 ({HOST}), {headline}"
+    assert cluster.run("__import__('os').getpid(), kept").results == dict(enumerate(zip(before, range(2), strict=True)))
+
+
+def test_an_error_that_cannot_say_what_it_is_costs_nothing(cluster: Cluster) -> None:
+    error = failure_of(cluster, "class Mute(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Mute()")
+    assert error.failures[0].headline == f"ranks 0-1 ({HOST}), line 3: Mute: <its __str__ raised RuntimeError>"
+    with pytest.raises(RankFailure, match="line 3: Mute: "):
+        cluster.run("import asyncio\nawait asyncio.sleep(0)\nraise Mute()")
+    assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+def test_a_huge_error_text_is_shortened_in_the_middle(cluster: Cluster) -> None:
+    (failure,) = failure_of(cluster, "raise ValueError('begin' + 'x' * 50_000_000 + 'end')").failures
+    assert len(failure.evalue) < 21_000
+    assert failure.evalue.startswith("beginxxx")
+    assert failure.evalue.endswith("xxxend")
+    assert " … 49,980,008 characters left out … " in failure.evalue
+    assert sum(map(len, failure.traceback)) < 200_000
+
+
+def test_exception_groups_and_causes_are_whole(cluster: Cluster) -> None:
+    (failure,) = failure_of(cluster, "raise ExceptionGroup('two', [ValueError('a'), KeyError('b')])").failures
+    assert failure.headline == f"ranks 0-1 ({HOST}), line 1: ExceptionGroup: two (2 sub-exceptions)"
+    code = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('outer') from error"
+    (failure,) = failure_of(cluster, code).failures
+    text = plain("\n".join(failure.traceback))
+    assert text.index("ZeroDivisionError: division by zero") < text.index("ValueError: outer")
+    assert failure.line == 4
+
+
+def test_input_is_refused_with_what_to_do(cluster: Cluster) -> None:
+    (failure,) = failure_of(cluster, "input('name? ')").failures
+    assert failure.evalue == (
+        "input('name? ') can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
+    )
+
+
+# Interrupts and time-outs
+
+
+def interrupt_when(text: str, notebook: Notebook) -> Any:
+    done: list[bool] = []
+
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
+        if text in outcome.text and not done:
+            done.append(True)
+            notebook.interrupt()
+
+    return on_message
+
+
+def test_twenty_interrupts_cost_no_variable_and_no_cell(notebook: Notebook) -> None:
+    notebook.run("%%distributed\ncount = 0").check()
+    for turn in range(20):
+        code = "%%distributed\ncount += 1\nfor _ in print('round', count) or iter(int, 1): pass"  # in print, too
+        outcome = notebook.run(code, on_message=interrupt_when(f"ranks 0-1 │ round {turn + 1}", notebook), timeout=60)
+        assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: KeyboardInterrupt"
+        after = notebook.run("%%distributed\nprint(count)").check()
+        assert after.lines == [f"ranks 0-1 │ {turn + 1}"]
+
+
+def test_an_interrupt_ends_a_sleep_and_a_child_process(notebook: Notebook) -> None:
+    for code in (
+        "__import__('time').sleep(1000)",
+        "__import__('subprocess').run(['sleep', '1000'])",
+        "__import__('os').system('sleep 1000'); __import__('time').sleep(1000)",
+    ):
+        source = f"%%distributed\nprint('go', flush=True); {code}"  # one line: it may come in print, too
+        outcome = notebook.run(source, on_message=interrupt_when("ranks 0-1 │ go", notebook), timeout=60)
+        assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 2: KeyboardInterrupt"
+    notebook.run("%sync").check()
+
+
+def test_a_time_out_interrupts_the_ranks_and_says_what_failed_before(cluster: Cluster) -> None:
+    with pytest.raises(CellTimeoutError) as caught:
+        cluster.run("while True: pass", timeout_s=0.5)
+    assert str(caught.value) == "the cell ran longer than 0.5 s and was interrupted"
+    with pytest.raises(CellTimeoutError) as caught:
+        cluster.run("if rank == 0: 1 / 0\nwhile True: pass", timeout_s=0.5)
+    assert str(caught.value) == (
+        "the cell ran longer than 0.5 s and was interrupted; before that "
+        f"rank 0 ({HOST}), line 1: ZeroDivisionError: division by zero"
+    )
+    assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+# Deaths, in a cluster of their own
+
+
+DEATHS = [
+    ("import os; os._exit(3)", "exited with code 3"),
+    (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "was killed by SIGKILL: kill -9, or the kernel's out-of-memory killer",
+    ),
+    ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV: a segmentation fault"),
+]
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_deaths_are_named_and_leave_the_others(launcher: str) -> None:
+    with Cluster(n=4, launcher=launcher, backend="none", name="deaths") as cluster:
+        for rank, (code, how) in enumerate(DEATHS, start=1):
+            pid = cluster.table[rank].info.pid
+            error = failure_of(
+                cluster,
+                f"import sys\nkept = {rank}\nif rank == {rank}:\n    print('last words', file=sys.stderr)\n    {code}",
+                ranks=[0, rank],
+            )
+            crashed = "SIGSEGV" in how
+            where = ", line 5" if crashed else ""  # Python's report of a crash tells it
+            assert str(error) == f"rank {rank} ({HOST}){where}: RankDied: process {pid} {how}"
+            assert error.failures[0].traceback[:2] == ("Its last lines on stderr:", "last words")
+            assert ("Cell, line 5" in error.failures[0].traceback[-1]) == crashed
+            assert cluster.run("globals().get('kept')", ranks=[0, rank]).results == {0: rank, rank: None}

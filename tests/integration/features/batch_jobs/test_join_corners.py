@@ -1,0 +1,168 @@
+"""What rarely befalls a job that a notebook joins, and must not cost anybody anything.
+
+Covers: files that are not the job's own, ends at which nobody can tidy up, files that can't be read.
+Does not cover: joining, leaving and joining again (``test_join``), jobs that can't begin (``test_join_begin``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.client import attach
+from jupyter_disttrain.client.joining import Joining
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
+
+from ....support.join_tools import by_hand, file, jobs
+from ....support.process_tools import controllers_of, wait_until
+
+if TYPE_CHECKING:
+    from ....support.join_tools import Job
+
+__all__ = ["file", "jobs"]  # the fixtures of this module
+
+
+def test_an_empty_file_may_be_taken_and_a_job_s_own_goes_with_it(file: Path, jobs: list[Job]) -> None:
+    file.touch()
+    own = file.with_name("train.json")
+    own.write_text('{"lr": 0.1}')
+    refused = by_hand(jobs, own, 0, 1, log="refused.log")
+    taken = by_hand(jobs, file, 0, 1)
+    assert refused.end() == 1
+    assert "name another file with --join" in refused.said
+    assert own.read_text() == '{"lr": 0.1}'
+    assert wait_until(lambda: bool(file.read_text()))
+    taken.terminate()
+    assert wait_until(lambda: not file.exists())
+
+
+def test_the_file_of_a_job_of_another_version_that_runs_is_not_taken(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    file.write_text(json.dumps(told | {"version": "0.0.1", "of_another_version": 1}))
+    second = by_hand(jobs, file, 0, 1, log="second.log")
+    assert second.end() == 1
+    assert f"{file} is that of another job, which runs on {told['host']} (1 rank, by torchrun)" in second.said
+    first.terminate()
+    assert wait_until(lambda: not file.exists())
+
+
+def test_a_job_leaves_a_file_that_is_another_s_by_now(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    others = json.dumps(told | {"cluster_id": "another-1-abcdef"})
+    file.write_text(others)
+    first.terminate()
+    assert wait_until(lambda: not Path(told["profile"]).exists())
+    assert file.read_text() == others
+
+
+def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
+    first = by_hand(jobs, file, 0, 1)
+    told = first.until(file)
+    with Cluster.attach(str(file)) as cluster:
+        for process in controllers_of(told["cluster_id"]):
+            process.kill()
+        assert wait_until(lambda: cluster.closed)
+    first.end()
+    assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
+
+
+@pytest.mark.parametrize("where", [(attach, "_hear"), (Joining, "_read_metrics"), (attach, "let_begin")])
+def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
+    light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
+) -> None:
+    light.run("kept = rank * 2")
+    before = threading.enumerate()
+    name = where[1]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(*where, _interrupt)
+        if name == "let_begin":
+            with pytest.raises(KeyboardInterrupt):
+                light.detach()
+        else:
+            light.detach()
+            with pytest.raises(KeyboardInterrupt):
+                Cluster.attach("light")
+    assert not set(threading.enumerate()).difference(before)
+    with Cluster.attach("light") as again:
+        assert again.run("kept").results == {0: 0, 1: 2}
+
+
+def _interrupt(*_: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light: Cluster) -> None:
+    light.run("kept = rank * 2")
+    word = light._launch.folders.profile / f"death-{light.table[1].engine}.json"
+    rank = psutil.Process(light.table[1].info.pid)
+    light.run("if rank == 1:\n    import time; time.sleep(1000)", block=False)
+    light.detach()
+    rank.kill()
+    assert wait_until(word.exists)
+    word.write_text("")  # as an earlier version left it on a disk that was full
+    with Cluster.attach("light") as again:
+        (run,) = again.missed
+        with pytest.raises(RankFailure, match=r"rank 1.* ended, and what its nanny said of that can't be read"):
+            run.wait()
+        assert again.run("kept", 0).results == {0: 0}
+
+
+def test_ranks_of_a_job_that_can_form_no_group_are_not_said_to_be_started_anew(
+    file: Path,
+    jobs: list[Job],
+) -> None:
+    for rank in range(2):
+        by_hand(jobs, file, rank, 2, "--backend", "gloo")
+    jobs[0].until(file)
+    with Cluster.attach(str(file)) as cluster:
+        cluster.run("import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none0'; dist.destroy_process_group()")
+        with pytest.raises(
+            LaunchError, match=r"formed anew: rank 0 on .*none0.*; a new job has all ranks again"
+        ) as failed:
+            cluster.run("rank")
+        assert "unset it before the job starts; " in str(failed.value)
+        assert "%dist_" not in str(failed.value).replace("(%dist_shutdown ends this one)", "")
+
+
+def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, jobs: list[Job]) -> None:
+    mux = by_hand(jobs, file, 0, 1).until(file)["connection"]["mux"]
+    cluster = Cluster.attach(str(file))
+    cluster.run("kept = 7")
+    ends = [each.fd for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr.port == mux]
+    with socket.socket(fileno=os.dup(ends[0])) as broken:
+        broken.shutdown(socket.SHUT_RDWR)
+    assert wait_until(lambda: cluster.closed)
+    with pytest.raises(ClusterClosedError, match=f"the connection to the ranks of {file} broke; they go on .* brings"):
+        cluster.run("1")
+    assert wait_until(lambda: all(thread.name != "disttrain leave" for thread in threading.enumerate()))
+    with Cluster.attach(str(file)) as again:
+        assert again.run("kept").results == {0: 7}
+
+
+def test_a_login_shell_need_not_understand_what_is_asked_of_a_host(tmp_path: Path, file: Path) -> None:
+    file.write_text('{"version": "0.0.1"}')
+    foreign = tmp_path / "ssh"
+    foreign.write_text(
+        '#!/bin/sh\nfor last; do :; done\n[ "$last" = "exec sh" ] || { echo Missing }. >&2; exit 1; }\n$last\n'
+    )
+    foreign.chmod(0o700)
+    with pytest.raises(UsageError, match=r"node1:.* was written by version 0\.0\.1"):
+        Cluster.attach(f"node1:{file}", ssh=str(foreign))
+    with pytest.raises(UsageError, match=r"cannot read .*none\.json on node1: .*No such file"):
+        Cluster.attach(f"node1:{file.with_name('none.json')}", ssh=str(foreign))
+
+
+def test_a_machine_without_ssh_is_told_so(file: Path) -> None:
+    with pytest.raises(LaunchError, match=r"cannot run /nowhere/ssh: No such file.*; install OpenSSH's client"):
+        Cluster.attach(f"node1:{file}", ssh="/nowhere/ssh")

@@ -1,0 +1,333 @@
+"""What can't be done is refused in one line that names the remedy, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, UsageError
+from jupyter_disttrain.launchers import mpi
+
+from ...support.leftovers import our_processes
+from ...support.notebook_driver import Notebook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOST = socket.gethostname()
+NO_CLUSTER = "UsageError: no cluster is running; start one with %dist_init, e.g. %dist_init -n 2"
+
+
+def refused(notebook: Notebook, source: str) -> str:
+    """Run what must be refused; everything that is seen is the one line that is returned."""
+    outcome = notebook.run(source)
+    assert outcome.status == "error", outcome.text
+    assert outcome.text == outcome.error, "more is shown than the line"
+    assert "\n" not in outcome.text
+    return outcome.text
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Notebook]:
+    """A kernel without ranks."""
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        yield notebook
+
+
+def is_nothing_left() -> bool:
+    """Whether what failed to start has ended; only the ranks of the shared fixtures may be there."""
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
+    return not list(runtime.glob("broken-*")) and not any(
+        "broken-" in " ".join(process.cmdline()) + process.environ().get("DISTTRAIN_CLIENT", "")
+        for process in our_processes()
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "%%distributed\nx = 1",
+        "%%rank 0\nx = 1",
+        "%%rank[0,1]\nx = 1",
+        "%dist_status",
+        "%sync",
+        "%dist_push x",
+        "%dist_pull x",
+        "%dist_reset",
+        "%dist_shutdown",
+        "%dist_mode -e",
+        "%dist_wait",
+    ],
+)
+def test_without_a_cluster(empty: Notebook, source: str) -> None:
+    assert refused(empty, source) == NO_CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-n 0", "cannot start 0 ranks; ask for 1 to 4096, e.g. %dist_init -n 2"),
+        ("-n -1", "cannot start -1 ranks; ask for 1 to 4096, e.g. %dist_init -n 2"),
+        ("-n 1000000000", "cannot start 1000000000 ranks; ask for 1 to 4096, e.g. %dist_init -n 2"),
+        (
+            "-n two",
+            "%dist_init: argument -n/--num-ranks: invalid int value: 'two'; %dist_init? shows its options",
+        ),
+        ("-g x", "cannot read the GPUs 'x'; name them as in: -g 0,1"),
+        ("-g 0,0", "cannot use GPUs [0, 0]; name each once, e.g. -g 0,1"),
+        (
+            "-g 0 --backend gloo",
+            "GPUs [0] were named, but the backend 'gloo' uses none; leave one of the two out",
+        ),
+        (
+            "--launcher slow",
+            (
+                "%dist_init: argument --launcher: invalid choice: 'slow' (choose from 'mpi', 'local', 'ssh', 'slurm'); "
+                "%dist_init? shows its options"
+            ),
+        ),
+        ("--wat", "%dist_init: unrecognized arguments: --wat; %dist_init? shows its options"),
+        ("--timeout 0", "a time-out is a positive number of seconds, not 0.0"),
+        ("--port 70000", "there is no port 70000; choose 1 to 65535, or 0 for a free one"),
+        (
+            "--name ../x",
+            "a cluster can't be named '../x'; use up to 40 letters, digits, '.', '_' and '-', a letter or digit first",
+        ),
+        ("-n '2", 'cannot read "-n \'2": No closing quotation'),
+    ],
+)
+def test_what_dist_init_cannot_read(empty: Notebook, line: str, message: str) -> None:
+    assert re.sub(
+        r"choose from mpi, local, ssh, slurm",
+        "choose from 'mpi', 'local', 'ssh', 'slurm'",
+        refused(empty, f"%dist_init {line}"),
+    ) == (f"UsageError: {message}")
+
+
+def test_a_gpu_that_is_not_there(empty: Notebook) -> None:
+    message = refused(empty, "%dist_init -g 99")
+    assert re.fullmatch(
+        r"UsageError: there is no GPU 99: this machine shows (no GPU|GPUs 0-\d+); "
+        r"choose others with -g, or leave -g out",
+        message,
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("%%distributed -r 5", "there is no rank 5: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
+        ("%%rank[0,7]", "there is no rank 7: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
+        ("%%rank []", "no rank is named in '[]'; write e.g. '0,2-3' or 'all'"),
+        ("%%distributed -r ''", "no rank is named in ''; write e.g. '0,2-3' or 'all'"),
+        ("%%rank x", "cannot read 'x' in ranks 'x'; write e.g. '0,2-3' or 'all'"),
+        ("%%rank", "%%rank: the following arguments are required: ranks; %%rank? shows its options"),
+        ("%%distributed --what", "%%distributed: unrecognized arguments: --what; %%distributed? shows its options"),
+        ("%%distributed -o 1x", "'1x' is not a variable's name; give names such as lr or batch_size"),
+        (
+            "%%distributed --timeout soon",
+            "%%distributed: argument --timeout: invalid float value: 'soon'; %%distributed? shows its options",
+        ),
+        (
+            "%%distributed --name other",
+            "no cluster is named 'other' (there: default); start it with %dist_init --name other",
+        ),
+    ],
+)
+def test_what_a_cell_s_first_line_cannot_say(notebook: Notebook, first: str, message: str) -> None:
+    assert refused(notebook, f"{first}\nlost = 1") == f"UsageError: {message}"
+    assert notebook.run("%%distributed\nprint('lost' in globals())").check().lines == ["ranks 0-1 │ False"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%dist_push 1x", "'1x' is not a variable's name; give names such as lr or batch_size"),
+        ("%dist_push model.weight", "'model.weight' is not a variable's name; give names such as lr or batch_size"),
+        ("%dist_push nowhere", "the notebook has no variable 'nowhere'; set it in a cell first"),
+        ("%dist_push", "%dist_push: the following arguments are required: NAME; %dist_push? shows its options"),
+        ("%dist_pull nowhere", "rank 0 has no 'nowhere'; set it in a %%distributed cell first"),
+        ("%dist_pull -r 9 x", "there is no rank 9: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
+        (
+            "%dist_mode -e -d",
+            "%dist_mode: argument -d/--disable: not allowed with argument -e/--enable; %dist_mode? shows its options",
+        ),
+        (
+            "%dist_init",
+            (
+                "the cluster 'default' (ranks 0-1) is running; use it, restart it with %dist_reset, end it with "
+                "%dist_shutdown, or start another beside it with --name NAME"
+            ),
+        ),
+    ],
+)
+def test_what_a_running_cluster_cannot_do(notebook: Notebook, line: str, message: str) -> None:
+    assert refused(notebook, line) == f"UsageError: {message}"
+
+
+def test_a_value_that_cannot_be_pushed_is_named(notebook: Notebook) -> None:
+    notebook.run("gen = (x for x in 'ab')").check()
+    assert refused(notebook, "%dist_push gen") == (
+        "UnserializableValueError: gen: a generator can't be sent: TypeError: cannot pickle 'generator' object"
+    )
+
+
+def test_cells_with_nothing_in_them(notebook: Notebook) -> None:
+    for body in ("# a comment", "\n\n", "  # one\n# two\n", "pass"):
+        assert notebook.run(f"%%distributed\n{body}").check().text == ""
+    empty = notebook.run("%%distributed")
+    assert empty.text == "UsageError: %%distributed is a cell magic, but the cell body is empty."
+
+
+def test_a_port_that_is_taken(notebook: Notebook) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refused(notebook, f"%dist_init -n 2 --name broken --launcher local --port {port}")
+    assert message == (
+        f"LaunchError: rank 0 on {HOST}: port {port} is taken; leave the port out, and a free one is chosen"
+    )
+    assert is_nothing_left()
+    assert notebook.run("%%distributed\nprint('unharmed')").check().lines == ["ranks 0-1 │ unharmed"]
+
+
+def refuse_start(**options: object) -> str:
+    with pytest.raises(LaunchError) as caught:
+        Cluster(n=2, backend="none", name="broken", **options)  # type: ignore[arg-type]
+    assert is_nothing_left()
+    return str(caught.value)
+
+
+def broken_mpiexec(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> str:
+    """Put a script first on PATH under mpiexec's name."""
+    path = folder / "mpiexec"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return str(path)
+
+
+BROKEN = (
+    "; repair it or put another first on PATH (jupyter disttrain doctor checks it), "
+    "or start without MPI: %dist_init --launcher local"
+)
+
+
+def test_an_mpiexec_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = broken_mpiexec(monkeypatch, tmp_path, "echo libmpi.so.40 is missing >&2\nexit 1")
+    assert refuse_start() == f"{path} does not work: --version exited with code 1: libmpi.so.40 is missing{BROKEN}"
+
+
+def test_an_mpiexec_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mpi, "VERSION_SECONDS", 0.3)
+    path = broken_mpiexec(monkeypatch, tmp_path, "sleep 1000")
+    start = time.monotonic()
+    assert refuse_start() == f"{path} does not work: --version did not end within 0.3 s{BROKEN}"
+    assert time.monotonic() - start < 10
+
+
+def test_an_mpiexec_that_is_no_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = broken_mpiexec(monkeypatch, tmp_path, "")
+    Path(path).write_bytes(b"\x7fELF")
+    assert refuse_start() == f"{path} does not work: [Errno 8] Exec format error: '{path}'{BROKEN}"
+
+
+def test_an_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && echo Open MPI\nexit 0")
+    assert refuse_start() == (
+        "before the ranks were up, mpiexec exited with code 0 (it said nothing); jupyter disttrain doctor may tell why"
+    )
+
+
+def test_an_mpiexec_whose_words_are_no_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = "printf 'Verbindung verweigert f\\374r node2\\n'"
+    broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{words}\nexit 1")
+    said = refuse_start()
+    assert said == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
+
+
+def test_an_mpiexec_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && exec echo Open MPI\nexec sleep 1000")
+    assert refuse_start(start_timeout_s=2.5) == (
+        "0 of 2 ranks came up within 2.5 s; give more with --start-timeout, or see what mpiexec did "
+        "(it said nothing); jupyter disttrain doctor may tell why"
+    )
+
+
+def notebook_with_torch(folder: Path, source: str) -> Notebook:
+    """A kernel whose ranks find this torch."""
+    (folder / "torch.py").write_text(source)
+    notebook = Notebook(env={**os.environ, "PYTHONPATH": str(folder)})
+    notebook.run("%load_ext jupyter_disttrain").check()
+    return notebook
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_torch_is_missing_on_the_ranks(tmp_path: Path, launcher: str) -> None:
+    with notebook_with_torch(tmp_path, "raise ImportError('libcudart.so.12: not found')") as notebook:
+        assert refused(notebook, f"%dist_init -n 2 --name broken --launcher {launcher}") == (
+            f"LaunchError: a rank on {HOST} can't start: torch can't be imported: ImportError: libcudart.so.12: not "
+            "found; install torch for the Python that runs there, or start without it: --backend none"
+        )
+        assert is_nothing_left()
+        notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher} --backend none").check()
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_a_rank_that_dies_while_starting_shows_its_last_lines(tmp_path: Path, launcher: str) -> None:
+    source = "import os, sys\nsys.stderr.write('first\\nno driver here\\n'); sys.stderr.flush()\nos._exit(7)"
+    with notebook_with_torch(tmp_path, source) as notebook:
+        outcome = notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher}")
+        assert outcome.text == (
+            f"LaunchError: a rank on {HOST} exited with code 7 while starting; its last lines on stderr:\n"
+            "first\nno driver here"
+        )
+        assert is_nothing_left()
+
+
+def test_a_disk_that_is_full(empty: Notebook) -> None:
+    limit = "import resource, signal; old = resource.getrlimit(resource.RLIMIT_FSIZE)"
+    empty.run(f"{limit}; resource.setrlimit(resource.RLIMIT_FSIZE, (0, old[1]))").check()
+    message = refused(empty, "%dist_init -n 2 --name broken")
+    empty.run("resource.setrlimit(resource.RLIMIT_FSIZE, old)").check()
+    assert re.fullmatch(
+        r"LaunchError: cannot write \S+/security: File too large; free or repair that disk or folder, "
+        r"or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR",
+        message,
+    )
+    assert is_nothing_left()
+
+
+def test_a_runtime_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(blocker / "runtime"))
+    assert re.fullmatch(
+        rf"cannot write {blocker}/runtime: Not a directory; free or repair that disk or folder, "
+        r"or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR",
+        refuse_start(),
+    )
+
+
+def test_python_says_the_same_as_the_magics(cluster: Cluster) -> None:
+    with pytest.raises(UsageError, match=r"^there is no rank 9: this cluster has ranks 0-1; write e.g. '0' or 'all'$"):
+        cluster.run("1", ranks=9)
+    with pytest.raises(UsageError, match=r"^cannot start 0 ranks; ask for 1 to 4096, e.g. %dist_init -n 2$"):
+        Cluster(n=0)
+
+
+def test_ranks_that_are_not_there_and_clusters_that_have_ended_are_refused(light: Cluster) -> None:
+    for refused in (lambda: light.signal(light.world_size, 0), lambda: light.replace([-1])):
+        with pytest.raises(UsageError, match="there is no rank "):
+            refused()
+    assert set(light.run("rank").results) == set(range(light.world_size))
+    light.shutdown()
+    with pytest.raises(ClusterClosedError):
+        light.change(grace_s=1.0)

@@ -1,0 +1,219 @@
+"""The magics as a person types them."""
+
+from __future__ import annotations
+
+import queue
+import re
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from ...support.process_tools import wait_until
+
+if TYPE_CHECKING:
+    from ...support.notebook_driver import Notebook
+
+HOST = socket.gethostname()
+
+OPTIONS = {
+    "%dist_init": ["--num-ranks", "--gpus", "--launcher", "--backend", "--address", "--timeout", "--name", "--keep"],
+    "%%distributed": ["--ranks", "--timeout", "--out", "--noblock", "--name"],
+    "%%rank": ["--timeout", "--out"],
+    "%dist_mode": ["--enable", "--disable"],
+    "%dist_status": ["--name"],
+    "%dist_wait": ["--name"],
+    "%sync": ["--name"],
+    "%dist_push": ["--ranks", "NAME"],
+    "%dist_pull": ["--ranks", "NAME"],
+    "%dist_stage": ["--to", "--as", "--verify", "PATH"],
+    "%dist_sync_code": ["--auto", "PATH"],
+    "%dist_reset": ["--name"],
+    "%dist_shutdown": ["--all"],
+}
+
+
+def ask(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
+    """Send a request on the shell channel and return its reply."""
+    msg_id = getattr(notebook.client, request)(*args)
+    while True:
+        message = notebook.client.get_shell_msg(timeout=60)
+        if message["parent_header"].get("msg_id") == msg_id:
+            return dict(message["content"])
+
+
+def complete(notebook: Notebook, text: str) -> list[str]:
+    return list(ask(notebook, "complete", text)["matches"])
+
+
+@pytest.mark.parametrize("magic", OPTIONS)
+def test_help_shows_every_option(notebook: Notebook, magic: str) -> None:
+    found = ask(notebook, "inspect", magic)
+    assert found["found"], magic
+    for option in OPTIONS[magic]:
+        assert option in found["data"]["text/plain"], option
+
+
+def test_the_question_mark_shows_the_same(notebook: Notebook) -> None:
+    notebook.client.execute("%dist_init?", allow_stdin=False)
+    payload = notebook.client.get_shell_msg(timeout=60)["content"]["payload"]
+    assert "--share-gpus" in payload[0]["data"]["text/plain"]
+    try:
+        while True:
+            notebook.client.get_iopub_msg(timeout=0.2)
+    except queue.Empty:
+        pass
+
+
+def test_options_and_their_choices_are_completed(notebook: Notebook) -> None:
+    assert complete(notebook, "%dist_init --la") == ["--launcher"]
+    assert complete(notebook, "%dist_init --launcher ")[-4:] == ["mpi", "local", "ssh", "slurm"]  # after Jedi
+    assert complete(notebook, "%dist_init --backend n")[-2:] == ["nccl", "none"]
+    assert complete(notebook, "%%distributed --no") == ["--noblock"]
+    assert "%dist_init" in complete(notebook, "%dist_in")
+
+
+def test_status_shows_each_rank(notebook: Notebook) -> None:
+    notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
+    pids = notebook.run("print(*pids.values())").text.split()
+    assert wait_until(lambda: "MiB" in notebook.run("%dist_status --text").text)
+    title, head, *rows = notebook.run("%dist_status --text").check().text.splitlines()
+    assert title == "default: ranks 0-1 · mpi · gloo"
+    assert head.split() == ["rank", "state", "cell", "host", "local", "device", "pid", "CPU", "memory"]
+    for rank, row in enumerate(rows[:2]):
+        assert re.fullmatch(rf"  {rank} +idle +\d+ +{HOST} +{rank} +cpu +{pids[rank]} +\d+ % +\d+ MiB", row), row
+    assert re.fullmatch(rf"  {HOST}: \d+ cores \d+ % busy, load [\d.]+ · memory .* GiB · disk .* free · .*", rows[2])
+
+
+def test_a_view_outlives_a_reset(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
+    shown = bare_notebook.run("%dist_status").check()
+    assert "<Cluster 'default': ranks 0-1 on " in shown.text
+    assert "rank  state" in shown.text
+    bare_notebook.run("%dist_reset").check()
+    threads = bare_notebook.run("import threading; [t.name for t in threading.enumerate()]").text
+    assert "disttrain widget" in threads
+    assert "callback" not in bare_notebook.run("%%distributed\nprint('on')").check().text
+    bare_notebook.run("%dist_shutdown").check()
+    told = "threading.enumerate()"
+    assert wait_until(lambda: "disttrain widget" not in bare_notebook.run(f"[t.name for t in {told}]").text)
+
+
+def test_every_cell_on_the_ranks_and_back(notebook: Notebook) -> None:
+    assert notebook.run("%dist_mode").check().text == "cells run in the notebook"
+    try:
+        said = notebook.run("%dist_mode -e").check().text
+        assert said == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
+        assert notebook.run("%%local\nprint('rank' in globals())").check().text == "False"
+        assert notebook.run("here = rank\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
+        assert notebook.run("%%rank 1\nprint(here)").check().text == "1"
+        assert notebook.run("%sync").check().text.startswith("ranks 0-1 met after ")
+        failing = notebook.run("x = 1\n1 / 0")
+        assert failing.error == f"RankFailure: ranks 0-1 ({HOST}), line 2: ZeroDivisionError: division by zero"
+    finally:
+        assert notebook.run("%dist_mode -d").check().text == "cells run in the notebook again"
+    assert notebook.run("'here' in globals()").text == "False"
+
+
+@pytest.mark.parametrize(
+    "first", ["%%rank[0,1]", "%%rank [0-1]", "%%rank [0, 1]", "%%rank 0 1", "%%rank 0-1", "%%distributed"]
+)
+def test_ranks_as_people_write_them(notebook: Notebook, first: str) -> None:
+    assert notebook.run(f"{first}\nprint('here')").check().lines == ["ranks 0-1 │ here"]
+
+
+@pytest.mark.parametrize("first", ["%%rank[1]", "%%rank 1", "%%rank [1]", "%%rank(1)", "%%rank1", "%%distributed -r 1"])
+def test_one_rank_as_people_write_it(notebook: Notebook, first: str) -> None:
+    assert notebook.run(f"{first}\nprint('rank', rank)").check().text == "rank 1"
+
+
+def test_braces_and_dollars_are_the_user_s_code(notebook: Notebook) -> None:
+    notebook.run("HOME = 'expanded'").check()
+    code = "%%distributed\nHOME = 3\nprint(f'{HOME}', '$HOME', {HOME: 1})"
+    assert notebook.run(code).check().lines == ["ranks 0-1 │ 3 $HOME {3: 1}"]
+
+
+def test_a_cell_without_waiting_and_its_outcome_later(notebook: Notebook) -> None:
+    said = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
+    assert said == "running on ranks 0-1; %dist_status tells how far, %dist_wait shows what came of it"
+    outcome = notebook.run("%dist_wait").check()
+    assert sorted(outcome.lines) == ["rank 0 │ 0", "rank 0 │ behind 0", "rank 1 │ 1", "rank 1 │ behind 1"]
+    assert notebook.run("squares").check().text == "{0: 0, 1: 1}"
+    assert notebook.run("%dist_wait").error == (
+        "UsageError: no cell runs in the background; start one with %%distributed --noblock"
+    )
+
+
+def test_a_cell_that_fails_without_waiting_fails_when_waited_for(notebook: Notebook) -> None:
+    notebook.run("%%rank 1 --noblock\nx = 1\n1 / 0").check()
+    error = notebook.run("%dist_wait").error
+    assert error == f"RankFailure: rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero"
+
+
+def test_ranks_that_run_behind_refuse_another_cell(notebook: Notebook) -> None:
+    notebook.run("%%rank 1 --noblock\nimport time, os\nwhile not os.path.exists(f'/proc/self/fd/0x'): time.sleep(0.01)")
+    busy = notebook.run("%%distributed\npass").error
+    assert re.fullmatch(
+        r"UsageError: rank 1 still runs cell \d+; wait with %dist_wait, interrupt with %dist_interrupt, "
+        r"use other ranks with -r, or %dist_reset",
+        busy,
+    ), busy
+    assert notebook.run("%%rank 0\nprint('free')").check().text == "free"
+    assert notebook.run("%dist_interrupt -r 0").check().text == "rank 0 runs no cell"
+    assert wait_until(lambda: "line 3" in notebook.run("%dist_where").check().text)
+    assert re.fullmatch(
+        r"rank 1 has ended cell \d+\n%dist_wait shows what came of it", notebook.run("%dist_interrupt").check().text
+    )
+    assert notebook.run("%dist_wait").error == f"RankFailure: rank 1 ({HOST}), line 3: KeyboardInterrupt"
+
+
+def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%config DistributedMagics.num_ranks = 3").check()
+    bare_notebook.run("%config DistributedMagics.backend = 'none'").check()
+    bare_notebook.run("%config DistributedMagics.launcher = 'local'").check()
+    started = bare_notebook.run("%dist_init").check().text
+    assert re.fullmatch(rf"ranks 0-2 ready in \d+\.\d s · {HOST} · cpu · none\n?", started)
+    told = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
+    assert told.text == ""  # a running cluster goes by it from now on
+    held = bare_notebook.run("(cluster.config.hang_after_s, cluster._guardian._state.rules.hang_after_s)").check()
+    assert held.text == "(0.5, 0.5)"
+    told = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
+    assert told.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
+    assert "grace" in bare_notebook.run("%config DistributedMagics.grace = -1").text  # IPython prints the refusal
+    shown = bare_notebook.run("%config DistributedMagics").check().text
+    assert "DistributedMagics.num_ranks=<Int>" in shown
+    assert bare_notebook.run("%sync").error == (
+        "UsageError: these ranks have no process group to meet in; start them without --backend none"
+    )
+    assert bare_notebook.run("%dist_shutdown --all").check().text == "ranks 0-2 ended"
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_an_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: str) -> None:
+    folders = (
+        "import os; from jupyter_core.paths import jupyter_runtime_dir as d; sorted(os.listdir(d() + '/disttrain'))"
+    )
+    before = bare_notebook.run(f"os = __import__('os'); {folders}").text
+    watcher = threading.Thread(target=_interrupt_when_a_rank_starts, args=[bare_notebook])
+    watcher.start()
+    outcome = bare_notebook.run(f"%dist_init -n 3 --launcher {launcher}")
+    watcher.join()
+    assert outcome.text == "StartInterruptedError: the start was interrupted; nothing of it is left running"
+    assert bare_notebook.run("%dist_status").error.startswith("UsageError: no cluster is running")
+    assert bare_notebook.run(folders).check().text == before or "FileNotFoundError" in before
+
+
+def _interrupt_when_a_rank_starts(notebook: Notebook) -> None:
+    kernel = psutil.Process(notebook.pid)
+    while not any(_is_rank(child) for child in kernel.children(recursive=True)):
+        pass  # it takes a second longer until it is up
+    notebook.interrupt()
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return "jupyter_disttrain.rank" in process.cmdline()
+    except psutil.Error:
+        return False  # it ended this moment

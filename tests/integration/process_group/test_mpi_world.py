@@ -1,0 +1,352 @@
+"""MPI's world is released, and made whole again, like the process group."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import Future
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.client.recovery.mpi_respawn import Respawn
+from jupyter_disttrain.errors import LaunchError, RankFailure
+from jupyter_disttrain.launchers.mpi import find_mpiexec
+
+from ...support.process_tools import wait_until
+from ...support.recovery_tools import SUM, interrupted
+from ...support.shell_tools import left_idle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WORLD = "from mpi4py import MPI; (comm.allreduce(1), comm.Get_rank(), MPI.COMM_WORLD.allreduce(rank), row.allreduce(1))"
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    """Three ranks of one MPI job."""
+    with Cluster(n=3, name="world", grace_s=0.5, hang_after_s=2.0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def world(ranks: Cluster) -> Iterator[Cluster]:
+    """Those ranks with something to keep; whatever a test does, MPI has a world of all of them afterwards."""
+    ranks.run("kept = rank * 11; row = comm.Split(0, rank); held = {'in a dict': comm}")
+    yield ranks
+    assert left_idle(ranks)
+    assert ranks.run("comm.allreduce(1)", timeout_s=20).results == {0: 3, 1: 3, 2: 3}
+    assert ranks.run(SUM, timeout_s=20).results == {rank: [6.0] for rank in range(3)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "comm.Barrier()",
+        "total = comm.allreduce(1)",
+        "comm.recv(source=0, tag=5)",
+        "request = comm.irecv(source=0, tag=6); request.wait()",
+        "from mpi4py import MPI; MPI.COMM_WORLD.bcast(None, root=0)",
+    ],
+)
+def test_an_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) -> None:
+    error = interrupted(world, f"if rank:\n    {call}\nelse:\n    while True: pass", {1, 2})
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
+    assert world.run("held['in a dict'] is comm and kept").results == {0: 0, 1: 11, 2: 22}
+
+
+def test_the_communicator_of_a_request_is_found_after_another_rank_has_revoked_it(world: Cluster) -> None:
+    """Else the release took it for unknown and revoked all communicators, those of the user among them."""
+    world.run("from mpi4py import MPI; from jupyter_disttrain.rank.mpi.comms import comm_within")
+    world.run("other = comm.Dup(); request = other.irecv(source=0, tag=6)")
+    world.run("other.Revoke()")  # by itself: Open MPI can crash when it is revoked before all ranks have made it
+    assert world.run("comm_within(MPI, request) == other").results == {0: True, 1: True, 2: True}
+    world.run("other.Free(); del other, request")
+
+
+def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None:
+    run = world.run("while True: pass", 0, block=False)
+    assert wait_until(lambda: world.table[0].state == "running")
+    pid = world.table[1].info.pid
+    psutil.Process(pid).kill()
+    assert wait_until(lambda: world.table[1].info.pid != pid and world.table[1].state == "idle", 60)
+    for call in ("comm.allreduce(1)", "from mpi4py import MPI; MPI.COMM_WORLD.allreduce(1)"):
+        with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
+            world.run(call, 1)
+    # It can be released, and help to start another, all the same.
+    world._guardian.release(forced=True)
+    other = world.table[2].info.pid
+    psutil.Process(other).kill()
+    assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 60)
+    world.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert not [note for note in caught.value.notes if "could not be released" in note]
+    world.run("row = comm.Split(0, rank)")
+    assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
+
+
+def test_a_second_interrupt_ends_calls_that_can_t_be_seen(world: Cluster) -> None:
+    run = world.run("if rank:\n    held['in a dict'].Barrier()\nelse:\n    while True: pass", block=False)
+    assert wait_until(lambda: len(world.where()) == 2)
+    world.interrupt()
+    assert wait_until(lambda: run.running_now == {1, 2})
+    world.interrupt(forced=True)
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
+
+
+def test_who_is_about_to_wait_when_the_communicator_is_revoked_is_woken(world: Cluster) -> None:
+    """Open MPI has a gap there, which about one in twelve of these fell into."""
+    for _ in range(20):
+        run = world.run("while True: comm.allreduce(1)", block=False)
+        assert wait_until(lambda: all(entry.state == "running" for entry in world.table))
+        world.interrupt()
+        world.interrupt(forced=True)
+        with pytest.raises(RankFailure) as caught:
+            run.wait(timeout_s=30)
+        assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
+
+
+def test_a_call_within_a_function_and_an_expression_is_seen(world: Cluster) -> None:
+    world.run("def total(comm, here):\n    here = here + comm.allreduce(comm.Get_rank())\n    return here")
+    error = interrupted(world, "if rank:\n    total(comm, 1)\nelse:\n    while True: pass", {1, 2})
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+
+
+def test_only_the_communicator_that_ranks_wait_in_is_revoked(world: Cluster) -> None:
+    interrupted(world, "if rank:\n    row.Barrier()\nelse:\n    while True: pass", {1, 2})
+    assert world.run("comm.allreduce(1)").results == {0: 3, 1: 3, 2: 3}
+    with pytest.raises(RankFailure, match="MPI_ERR_REVOKED"):
+        world.run("row.allreduce(1)")
+
+
+def test_who_waits_in_mpi_for_a_rank_that_failed_is_released(world: Cluster) -> None:
+    with pytest.raises(RankFailure) as caught:
+        world.run("if rank == 1:\n    raise ValueError('the cause')\ncomm.Barrier()")
+    (failure,) = caught.value.failures
+    assert failure.evalue == "the cause"
+    assert set(caught.value.waited) == {0, 2}
+
+
+def test_a_hang_in_mpi_explains_itself_and_a_loop_is_none(world: Cluster) -> None:
+    run = world.run("if rank:\n    comm.Barrier()\nelse:\n    while True: pass", block=False)
+    assert wait_until(lambda: "ranks 1-2: waits in MPI Barrier at line 2: comm.Barrier()" in run.hang)
+    world.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+    run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
+    assert wait_until(lambda: run._guardian.looks[0].answered_at - run._guardian.looks[0].asked_at > 0)
+    for _ in range(8):
+        looks = run._guardian.look_now({0, 1, 2}, 5)
+        assert max(look.waits_s or 0.0 for look in looks.values()) < 1.0
+    world.interrupt()
+    with pytest.raises(RankFailure):
+        run.wait()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_new_process_takes_the_place_of_a_dead_one_in_the_world(world: Cluster, victim: int) -> None:
+    pids = {entry.info.rank: entry.info.pid for entry in world.table}
+    run = world.run("while True: comm.allreduce(1)", block=False)
+    psutil.Process(pids[victim]).kill()
+    with pytest.raises(RankFailure, match="RankDied") as caught:
+        run.wait()
+    assert set(caught.value.waited) == {0, 1, 2} - {victim}
+    code = "from mpi4py import MPI; (comm.allreduce(1), comm.Get_rank(), MPI.COMM_WORLD.allreduce(rank))"
+    assert world.run(code).results == {rank: (3, rank, 3) for rank in range(3)}
+    living = [rank for rank in range(3) if rank != victim]
+    assert world.run("held['in a dict'] is comm and kept", living).results == {rank: rank * 11 for rank in living}
+
+
+def test_a_new_process_has_as_long_to_start_as_the_first_ones_had(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 0.0)
+    before = world.table[1].info.pid
+    psutil.Process(before).kill()
+    assert wait_until(lambda: world.table[1].info.pid != before)
+    assert not world.mpi_lost
+
+
+def test_two_new_processes_at_once(world: Cluster) -> None:
+    pids = {entry.info.rank: entry.info.pid for entry in world.table}
+    run = world.run("comm.Barrier() if rank == 0 else __import__('time').sleep(1000)", block=False)
+    for rank in (1, 2):
+        psutil.Process(pids[rank]).kill()
+    with pytest.raises(RankFailure):
+        run.wait()
+    assert world.run("(comm.allreduce(1), comm.Get_rank())").results == {rank: (3, rank) for rank in range(3)}
+
+
+def test_a_world_of_nothing_but_new_processes() -> None:
+    with Cluster(n=2, name="all-new") as cluster:
+        for rank in (0, 1, 0, 1):
+            cluster.replace([rank])
+            if cluster.mpi_lost:  # it may be, once none is left that the job began with; then comm says so
+                with pytest.raises(RankFailure, match=r"MPI has no world of all ranks: .*%dist_reset"):
+                    cluster.run("comm.allreduce(1)")
+            else:
+                assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+            assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        cluster.reset()
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+
+
+def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")  # the person's own choice, which reaches no later process
+    with Cluster(n=2, name="comm") as cluster:
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+        cluster.replace([1])
+        expected = (
+            "MPI has no world of all ranks: rank 1 died, and was replaced by a process beside the MPI job; "
+            "use dist, or .*%dist_reset"
+        )
+        generation = cluster._launch.generation
+        for rank in (0, 1):
+            with pytest.raises(RankFailure, match=expected):
+                cluster.run("comm.allreduce(1)", rank)
+        assert cluster._launch.generation == generation, "the group is whole, and not formed again and again"
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        cluster.reset()
+        assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("mpiexec_ends", [False, True])
+def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
+    monkeypatch: pytest.MonkeyPatch, *, mpiexec_ends: bool
+) -> None:
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
+    with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
+        mpiexec = mpiexec_of(cluster)
+        if mpiexec_ends:  # with its last rank, which is no news
+            before_a_new_process.enter_context(cluster._launch._one_at_a_time)
+        else:
+            mpiexec.suspend()
+        for pid in cluster.run("import os; os.getpid()").results.values():
+            psutil.Process(pid).kill()
+        if mpiexec_ends:
+            assert wait_until(lambda: not mpiexec.is_running())
+            before_a_new_process.close()
+        assert wait_until(lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster.mpi_lost))
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert cluster.mpi_lost.endswith("within the MPI job: the ranks that were to start a new process have died")
+        if not mpiexec_ends:
+            mpiexec.resume()
+
+
+@pytest.mark.parametrize(("code", "is_given_up"), [("time.sleep(1000)", True), ("while True: pass", False)])
+def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, code: str, is_given_up: bool
+) -> None:
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.mpi_respawn.ASLEEP_SECONDS", 0.5)
+    nanny = [sys.executable, "-c", f"import os, time\nif os.fork(): os.wait()\n{code}"]
+    processes = SimpleNamespace(rank_processes=lambda: list(started), command=())
+    started: list[psutil.Process] = []
+    attempt = Respawn(None, [], processes, "", may_hang=True)  # type: ignore[arg-type]
+    starter = SimpleNamespace(state="idle", info=SimpleNamespace(rank=0))
+    attempt._starters = [starter]  # type: ignore[list-item]
+    attempt._asked = {0: Future()}
+    with subprocess.Popen(nanny) as process:
+        started.append(psutil.Process(process.pid))
+        assert wait_until(started[0].children)
+        (rank,) = started[0].children()
+        try:
+            if is_given_up:
+                with pytest.raises(LaunchError, match="mpiexec does not answer the new process"):
+                    wait_until(attempt.check)  # which returns nothing until it raises
+            else:
+                used_s = rank.cpu_times().user
+                assert wait_until(lambda: attempt.check() or rank.cpu_times().user > used_s + 1.0)
+        finally:
+            rank.kill()
+            process.kill()
+
+
+def mpiexec_of(cluster: Cluster) -> psutil.Process:
+    """Return the one of this cluster; others may run."""
+    (engines,) = cluster._launch._processes._cluster.engines.values()  # type: ignore[union-attr]
+    return psutil.Process(engines.process.pid)
+
+
+def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
+    with Cluster(n=3, name="outlive", grace_s=0.5) as cluster:
+        cluster.run("kept = rank")
+        mpiexec = mpiexec_of(cluster)
+        mpiexec.kill()
+        assert wait_until(lambda: not mpiexec.is_running())
+        # MPI looks for events in some calls only.
+        code = "for _ in range(20_000): total = comm.allreduce(rank)"
+        assert cluster.run(f"{code}\n(total, comm.Dup().allreduce(1), kept)").results == {
+            rank: (3, 3, rank) for rank in range(3)
+        }
+        run = cluster.run("while True: pass", 2, block=False)
+        psutil.Process(cluster.table[2].info.pid).kill()
+        with pytest.raises(RankFailure, match="killed by SIGKILL"):
+            run.wait()
+        assert cluster.run(SUM, timeout_s=60).results == {rank: [6.0] for rank in range(3)}
+        assert cluster.run("kept", [0, 1]).results == {0: 0, 1: 1}
+        why = rf"mpiexec \(process {mpiexec.pid}\) was killed by SIGKILL: .*; without it MPI starts no process"
+        assert re.fullmatch(why, cluster.mpi_lost), cluster.mpi_lost
+
+
+def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
+    cluster = Cluster(n=2, name="later", keep=True, grace_s=0.5)
+    mpiexec = mpiexec_of(cluster)
+    mpiexec.kill()
+    assert wait_until(lambda: not mpiexec.is_running())
+    cluster.detach()
+    with Cluster.attach("later") as again:
+        psutil.Process(again.table[1].info.pid).kill()
+        assert wait_until(lambda: bool(again.mpi_lost))
+        assert again.run(SUM, timeout_s=60).results == {0: [3.0], 1: [3.0]}
+        assert again.mpi_lost == "mpiexec has ended; without it MPI starts no process"
+
+
+LATE = """
+import os, pathlib, sys, time
+from jupyter_disttrain.rank.startup.app import _init_mpi
+
+folder = pathlib.Path(sys.argv[1])
+sys.stderr = (folder / f"{os.getpid()}.said").open("w", buffering=1)
+while not (folder / "go").exists():
+    time.sleep(0.02)
+_init_mpi()
+sys.stderr.write("it joined")
+"""
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_rank_whose_mpiexec_has_ended_begins_no_job_of_its_own(tmp_path: Path, is_removed: bool) -> None:
+    temporary, of_cluster, of_mpiexec = folders = [tmp_path / name for name in ("temporary", "cluster", "mpiexec")]
+    for folder in folders:
+        folder.mkdir()
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(temporary)}
+    settings |= {"DISTTRAIN_LOCAL_DIR": str(of_cluster), "OMPI_MCA_btl_sm_backing_directory": str(of_cluster)}
+    settings["PRTE_MCA_prte_local_tmpdir_base"] = str(of_mpiexec)
+    command = [find_mpiexec(), "--oversubscribe", "-n", "2", sys.executable, "-c", LATE, str(tmp_path)]
+    with subprocess.Popen(command, env=os.environ | settings, start_new_session=True) as mpiexec:
+        assert wait_until(lambda: len(list(tmp_path.glob("*.said"))) == 2)
+        mpiexec.kill()
+    ranks = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*.said")]
+    if is_removed:
+        of_cluster.rmdir()
+    (tmp_path / "go").touch()
+    _gone, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+    said = {path.read_text() for path in tmp_path.glob("*.said")}
+    what = "the cluster" if is_removed else "mpiexec"
+    assert said <= {f"this process can't join the MPI job: {what} has ended\n", ""}, said  # "": MPI may crash
+    assert list(temporary.iterdir()) == []
+    assert of_cluster.exists() is not is_removed

@@ -1,0 +1,216 @@
+"""Imports that an interrupt cuts off: the next one works, or the cell names the rank and the remedy.
+
+The modules here interrupt their own process at a known line, as often as ``presses`` holds.
+"""
+
+from __future__ import annotations
+
+import _json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain.errors import GivenUpError, RankFailure
+
+from ...support.process_tools import wait_until
+from ...support.recovery_tools import HOST, SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyter_disttrain import CellRun, Cluster
+    from jupyter_disttrain.client.cells.events import Event
+
+pytestmark = pytest.mark.parametrize("cluster", ["local"], indirect=True)
+
+CUT = "import builtins, signal\nwhile builtins.presses: builtins.presses.pop(); signal.raise_signal(signal.SIGINT)\n"
+MODULES = {
+    # A package whose part "deep" is cut off, once "part" and "ring", which holds the package, have been imported.
+    "made/__init__": "from . import part, ring, deep\nfrom ._json import encode_basestring as quote",
+    "made/part": "import made._json\nwhole = len(made._json.encode_basestring('')) - 1",
+    "made/ring": "import made\ndef value(): return made.deep.value",
+    "made/deep/__init__": f"from . import inner\n{CUT}value = 1",
+    "made/deep/inner": "value = 2",
+    "lazy": "def load():\n    from made.deep.inner import value\n    return value",
+    # Modules beside each other: "aside" is whole and holds nothing of "app", "around" holds it.
+    "app": f"import around, aside\n{CUT}done = 1",
+    "around": "import app",
+    "aside": "loaded = 1",
+    "tolerant/__init__": "try: from . import heavy\nexcept BaseException: heavy = None",
+    "tolerant/heavy": CUT,
+    "training": f"steps = 1\ntry:\n    exec({CUT!r})\nexcept KeyboardInterrupt: pass",
+    "registry": "names = {}\ndef register(name):\n    assert name not in names, 'twice'\n    names[name] = 1",
+    "once": f"import registry\nregistry.register('once')\n{CUT}",
+    "operators": f"from torch.library import Library\nhere = Library('cut_off', 'DEF')\n{CUT}",
+    "site-packages/slowly/__init__": f"from . import part\n{CUT}whole = 1",
+    "site-packages/slowly/part": "",
+    "site-packages/endless": """import time
+from jupyter_disttrain.rank.interrupts import deferral as untimely
+print("begun", flush=True)
+while not allowed.exists(): time.sleep(0.01)
+untimely.CUT_AFTER_SECONDS = 0
+print("late", flush=True)
+while True: time.sleep(0.01)
+""",
+}
+PRESS = "import builtins, importlib, sys; builtins.presses = [1] * {}"
+
+
+@pytest.fixture
+def modules(cluster: Cluster, tmp_path: Path) -> Cluster:
+    """Ranks that find these modules."""
+    for name, code in MODULES.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+    extension = Path(str(_json.__file__))
+    (tmp_path / "made" / extension.name).write_bytes(extension.read_bytes())
+    cluster.run(f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(tmp_path / 'site-packages')!r}]")
+    return cluster
+
+
+def cut(cluster: Cluster, code: str, presses: int = 1) -> RankFailure:
+    """Run code during which each rank is interrupted."""
+    cluster.run(PRESS.format(presses))
+    with pytest.raises(RankFailure) as caught:
+        cluster.run(code)
+    assert {failure.ename for failure in caught.value.by_rank.values()} == {"KeyboardInterrupt"}
+    return caught.value
+
+
+def value(cluster: Cluster, code: str) -> object:
+    """Return what both ranks return."""
+    first, second = cluster.run(code).results.values()
+    assert first == second
+    return first
+
+
+def test_the_next_import_of_the_users_modules_works(modules: Cluster) -> None:
+    whole = (
+        "(made.part.whole, made.deep.inner.value, made.ring.value(), made.ring.made is made, len(made.quote('')) - 2)"
+    )
+    for statement in (
+        "import made",
+        "import made.deep.inner",
+        "from made.deep import value",
+        "importlib.import_module('made.deep')",
+        "import lazy; lazy.load()",
+        "try: import made\nexcept KeyboardInterrupt: import made; raise",
+    ):
+        assert not cut(modules, statement).notes
+        assert value(modules, f"import made; {whole}") == (1, 2, 1, True, 0), statement
+        modules.run("for name in [*sys.modules]: name.startswith(('made', 'lazy')) and sys.modules.pop(name)")
+
+    modules.run("import aside; before = aside; del sys.modules['aside']")
+    cut(modules, "import app")
+    assert value(modules, "'app' in sys.modules or 'around' in sys.modules") is False
+    assert value(modules, "aside = sys.modules['aside']; import app; (app.around.app is app, app.aside is aside)") == (
+        True,
+        True,
+    )
+    cut(modules, "import operators")
+    assert value(modules, "import operators; operators.here.ns") == "cut_off"
+    assert value(modules, SUM) == [3.0]
+
+
+def test_an_import_of_a_thread_goes_on(modules: Cluster) -> None:
+    code = """
+    import threading
+    going, imported = threading.Event(), []
+    def load():
+        import made
+        going.wait()
+        imported.append(made.part.whole)
+    thread = threading.Thread(target=load)
+    {}
+    thread.start()
+    try: signal.raise_signal(signal.SIGINT); thread.join()
+    finally: going.set()
+    """
+    modules.run(PRESS.format(0))
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        modules.run(code.format("import signal"))
+    assert value(modules, "thread.join(); import made; (imported, made.part.whole)") == ([1], 1)
+
+
+def test_what_caught_the_interrupt_of_its_import_is_imported_again(modules: Cluster) -> None:
+    modules.run(PRESS.format(1))
+    run = modules.run("import tolerant")
+    remedy = "%dist_reset -r 0-1 replaces just those ranks"
+    assert run.notes == [f"the import of tolerant.heavy was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    assert value(modules, "import tolerant; tolerant.heavy.__name__") == "tolerant.heavy"
+    modules.run(PRESS.format(1))
+    assert not modules.run("import training").notes
+    assert value(modules, "import training; training.steps") == 1  # whole: its own code deals with interrupts
+
+
+def test_what_cant_be_imported_twice_is_named(modules: Cluster) -> None:
+    assert not cut(modules, "import registry, once").notes
+    with pytest.raises(RankFailure, match="twice") as caught:
+        modules.run("import once")
+    remedy = "%dist_reset -r 0-1 replaces just those ranks"
+    assert caught.value.notes == [f"the import of once was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    with pytest.raises(RankFailure, match="ZeroDivisionError") as caught:
+        modules.run("1 / 0")
+    assert not caught.value.notes
+
+
+def test_a_library_is_left_whole_until_stop_is_pressed_late(modules: Cluster) -> None:
+    left = cut(modules, "import slowly\nlate = 1", presses=5)
+    assert not left.notes
+    assert value(modules, "slowly = sys.modules['slowly']; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
+    modules.run("del sys.modules['slowly'], sys.modules['slowly.part']")
+    modules.run(
+        "from jupyter_disttrain.rank.interrupts import deferral as untimely\n"
+        "kept_s, untimely.CUT_AFTER_SECONDS = untimely.CUT_AFTER_SECONDS, 0"
+    )
+    late = cut(modules, "import slowly", presses=2)
+    modules.run("untimely.CUT_AFTER_SECONDS = kept_s")
+    remedy = "%dist_reset -r 0-1 replaces just those ranks"
+    assert late.notes == [f"the import of slowly was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    assert value(modules, "import slowly; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
+
+
+class ThreePresses:
+    """Press stop three times once both ranks have printed something."""
+
+    def __init__(self) -> None:
+        self.pressed = 0
+
+    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
+        """Press once."""
+        if self.pressed < 3 and all(run.stdout.values()):
+            self.pressed += 1
+            signal.raise_signal(signal.SIGINT)
+
+    def on_end(self, run: CellRun) -> None:
+        """Do nothing."""
+
+
+def test_an_import_that_is_cut_off_after_the_prompt_came_back_is_named(modules: Cluster, tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    modules.run(
+        f"import builtins, pathlib; builtins.allowed = pathlib.Path({str(allowed)!r})\n"
+        "from jupyter_disttrain.rank.interrupts import deferral as untimely; kept_s = untimely.CUT_AFTER_SECONDS"
+    )
+    run = modules.run("import endless", block=False)
+    run.listen(ThreePresses())
+    with pytest.raises(GivenUpError):
+        run.wait()
+    allowed.touch()
+    assert wait_until(lambda: interrupted_all(modules))
+    late = modules.run("untimely.CUT_AFTER_SECONDS = kept_s")
+    remedy = "%dist_reset -r 0-1 replaces just those ranks"
+    # A cell that begins before the ranks have replied to the one before also says that they have come back.
+    assert late.notes[0] == f"the import of endless was cut off on ranks 0-1 ({HOST}); {remedy}"
+    assert all("have come back" in note for note in late.notes[1:])
+    with pytest.raises(RankFailure, match="NameError"):
+        modules.run("no_such_name")
+
+
+def interrupted_all(cluster: Cluster) -> bool:
+    """Interrupt ranks that still run; return whether none does."""
+    cluster.interrupt()
+    return all(entry.state != "running" for entry in cluster.table)

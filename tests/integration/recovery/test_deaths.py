@@ -1,0 +1,186 @@
+"""A rank dies: it is named and replaced, and the others keep everything."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import ClusterClosedError, RankFailure
+
+from ...support.process_tools import wait_until
+from ...support.recovery_tools import HOST, SUM, is_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, victim: int) -> None:
+    pids = three.run("import os; kept = rank * 11; pair = dist.new_group([0, 1]); os.getpid()").results
+    three.run("import sys; sys.stderr.write('of an earlier cell\\n')")
+    run = three.run("sys.stderr.write('of this cell\\n')\nwhile True: dist.all_reduce(torch.ones(1000))", block=False)
+    assert wait_until(lambda: set(run.stderr.values()) == {"of this cell\n"})
+    psutil.Process(pids[victim]).kill()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    error = caught.value
+    assert str(error) == (
+        f"rank {victim} ({HOST}): RankDied: process {pids[victim]} was killed by SIGKILL: "
+        "kill -9, or the kernel's out-of-memory killer"
+    )
+    (death,) = error.failures
+    assert death.traceback == ("Its last lines on stderr:", "of this cell")
+    assert set(error.waited) == {0, 1, 2} - {victim}
+    assert any(note.startswith(f"rank {victim} was replaced by a new process") for note in error.notes)
+    gone = [note for note in error.notes if note.startswith("gone with") and "os.getpid()" in note]
+    others = {0, 1} - {victim}
+    assert len(gone) == (1 if victim < 2 else 0)
+    assert all(f"rank {other}" in note and "pair = dist.new_group([0, 1])" in note for note in gone for other in others)
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+    kept = three.run("(os.getpid(), kept) if 'kept' in globals() else None").results
+    assert kept == {rank: None if rank == victim else (pid, rank * 11) for rank, pid in pids.items()}
+
+
+def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)  # MPI's failures are told
+    for second in (2, 0, 2, 0):  # it may die before the others wait for it, while they do, or after that
+        pids = three.run("import os; os.getpid()").results
+        psutil.Process(pids[1]).kill()
+        assert wait_until(lambda old=pids[1]: three.table[1].info.pid != old)
+        psutil.Process(pids[second]).kill()
+        assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def rank_processes() -> dict[int, psutil.Process]:
+    """Return the processes that are ranks, or will be, by pid: the child of each nanny."""
+    parents = {each: _parent_in_cluster(each) for each in psutil.Process().children(recursive=True)}
+    nannies = {each.pid for each, parent in parents.items() if parent}
+    return {each.pid: each for each, parent in parents.items() if parent in nannies}
+
+
+def _parent_in_cluster(process: psutil.Process) -> int | None:
+    """Return the parent of a rank or nanny; None for other processes, and for one that has just ended."""
+    try:
+        return process.ppid() if "jupyter_disttrain.rank" in process.cmdline() else None
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return None
+
+
+def test_a_new_process_that_dies_while_it_starts_counts_once(three: Cluster) -> None:
+    """Its nanny tells of it again and again; each word for itself would use up all attempts."""
+    known = set(rank_processes())
+    assert len(known) >= 3
+
+    def kill_newcomers() -> bool:
+        newcomers = {pid: process for pid, process in rank_processes().items() if pid not in known}
+        known.update(newcomers)
+        for process in newcomers.values():
+            process.kill()
+        return bool(newcomers)
+
+    psutil.Process(three.table[1].info.pid).kill()
+    for _ in range(2):
+        assert wait_until(kill_newcomers)
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_two_ranks_die_at_once(three: Cluster) -> None:
+    pids = three.run("import os; os.getpid()").results
+    run = three.run("dist.barrier() if rank == 0 else __import__('time').sleep(1000)", block=False)
+    for rank in (1, 2):
+        psutil.Process(pids[rank]).kill()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert {failure.ename for failure in caught.value.failures} == {"RankDied"}
+    fills = [note for note in caught.value.notes if "%dist_copy" in note]
+    assert all("--from 0 " in note for note in fills), "only rank 0 has variables"
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_all_ranks_start_anew_if_the_person_wants_that() -> None:
+    with Cluster(n=2, launcher="local", on_rank_death="reset", name="reset") as cluster:
+        cluster.run("kept = 1")
+        with pytest.raises(RankFailure, match="RankDied"):
+            cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+        assert cluster.run("'kept' in globals()").results == {0: False, 1: False}
+
+
+def test_the_cluster_ends_if_the_person_wants_that() -> None:
+    with Cluster(n=2, launcher="local", on_rank_death="stop", name="stop") as cluster:
+        with pytest.raises(RankFailure, match="RankDied"):
+            cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+        assert wait_until(lambda: cluster.closed)
+        with pytest.raises(ClusterClosedError):
+            cluster.run("1")
+
+
+# Memory
+
+
+def test_who_held_how_much_is_told_when_a_rank_can_t_get_memory(three: Cluster, pids: dict[int, int]) -> None:
+    three.run("import resource; limits = resource.getrlimit(resource.RLIMIT_AS)")
+    limited = "if rank == 1: resource.setrlimit(resource.RLIMIT_AS, (2 << 33, limits[1]))\nmine = torch.ones(1 << 33)"
+    with pytest.raises(RankFailure) as caught:
+        three.run(limited, 1)
+    (failure,) = caught.value.failures
+    assert "memory" in failure.evalue
+    (note,) = caught.value.notes
+    assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 \d+\.\d GiB, rank 2 ", note), note
+    three.run("resource.setrlimit(resource.RLIMIT_AS, limits)")
+    assert is_whole(three, pids)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Path]:
+    """A control group with 1 GiB: what a process in it takes beyond that has the kernel end it."""
+    own = next(line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
+    group = Path("/sys/fs/cgroup/memory") / own.strip("/") / f"disttrain-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(1 << 30))
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_as_that(three: Cluster, little_memory: Path) -> None:
+    pid = three.table[1].info.pid
+    (little_memory / "tasks").write_text(str(pid))
+    with pytest.raises(RankFailure) as caught:
+        three.run("hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())")
+    error = caught.value
+    assert "was killed by SIGKILL, most likely for want of memory: the kernel ended a process" in str(error)
+    assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 [01]\.\d GiB at most, rank 2 ", error.notes[0]), (
+        error.notes
+    )
+    assert set(error.waited) == {0, 2}
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+# C code that gives Python's lock to nobody for four seconds; a signal, unlike a sleep, it does not end.
+HELD = """import ctypes, time; libc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(lock); libc.pthread_mutex_timedlock(lock, (ctypes.c_long * 2)(int(time.time()) + 4, 0))"""
+
+
+def test_a_library_that_puts_handlers_back_leaves_a_rank_s_reports() -> None:
+    restore = (
+        "import signal\n"
+        "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
+        "    if signal.getsignal(number) is not None: signal.signal(number, signal.getsignal(number))"
+    )
+    with Cluster(n=1, launcher="local", backend="none", name="restored") as cluster:
+        cluster.run(restore)
+        run = cluster.run(HELD, block=False)
+        assert wait_until(lambda: any("lets no other thread run, at line 2" in line for line in cluster.where()))
+        run.wait()
+        with pytest.raises(RankFailure, match=r"line 2: RankDied: .* was killed by SIGSEGV"):
+            cluster.run("import ctypes\nctypes.string_at(0)")

@@ -1,0 +1,228 @@
+"""What rough handling and days of use must not break."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.launchers.folders import KEPT_RUNS, Folders
+from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
+
+from ...support.process_tools import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from jupyter_disttrain.client.cells.cell_run import CellRun
+    from jupyter_disttrain.client.cells.events import Event
+
+
+class Deaf:
+    """A listener that hears nothing."""
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None: ...
+
+    def on_end(self, run: CellRun) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    """Two ranks without torch or MPI."""
+    with Cluster(n=2, launcher="local", backend="none", name="endurance") as cluster:
+        yield cluster
+
+
+def nanny_of(cluster: Cluster, rank: int) -> psutil.Process:
+    parent = psutil.Process(cluster.table[rank].info.pid).parent()
+    assert parent is not None
+    return parent
+
+
+def test_an_interrupt_amid_a_large_message_leaves_the_rank_usable(ranks: Cluster) -> None:
+    endless = "from IPython.display import display\nwhile True:\n    display({'text/html': 'x' * 5_000_000}, raw=True)"
+
+    class Interrupter(Deaf):
+        """Interrupts when it sees the first display, while the rank sends the next."""
+
+        def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+            if events:
+                ranks.interrupt()
+
+    for _ in range(20):
+        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+            ranks.run(endless, 0, timeout_s=20, listener=Interrupter())
+        assert ranks.run("rank", timeout_s=20).results == {0: 0, 1: 1}
+
+
+def test_what_a_rank_leaves_behind_is_reaped(ranks: Cluster) -> None:
+    ranks.run("import subprocess\nfor _ in range(5): subprocess.run(['sh', '-c', 'true >/dev/null 2>&1 &'])", 0)
+    assert wait_until(lambda: [child.pid for child in nanny_of(ranks, 0).children()] == [ranks.table[0].info.pid])
+
+
+def test_a_request_that_a_nanny_can_t_obey_costs_nothing(ranks: Cluster) -> None:
+    assert ranks.signal(0, 9999).result(timeout=60)["content"]["status"] == "error"
+    assert ranks.signal(0, 0).result(timeout=60)["content"] == {"status": "ok"}
+    assert ranks.run("rank", 0).results == {0: 0}
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "local"])
+def test_a_nanny_s_death_is_told_as_its_rank_s(launcher: str) -> None:
+    with Cluster(n=2, launcher=launcher, backend="none", name="nanny") as cluster:
+        run = cluster.run("import time; time.sleep(1000 * rank)", block=False)
+        nanny_of(cluster, 1).kill()
+        with pytest.raises(RankFailure, match=r"rank 1 .*: RankDied: process [0-9]+ was killed by SIGKILL"):
+            run.wait(20)
+        assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+def test_cells_that_ended_are_forgotten(ranks: Cluster) -> None:
+    ended = [weakref.ref(ranks.run(f"print({number}); {number}")) for number in range(5)]
+    ranks.run("pass")
+    ranks.run("pass")
+    gc.collect()
+    assert [run() for run in ended] == [None] * 5
+    link = ranks._launch.link
+    assert link is not None
+    assert (link._pending, link._waiting) == ({}, {})
+
+
+def test_a_cell_in_the_background_tells_when_it_has_ended(ranks: Cluster) -> None:
+    run = ranks.run("print('here')", block=False)
+    assert wait_until(lambda: run.done)
+    assert run.wait().stdout == {0: "here\n", 1: "here\n"}
+
+
+def test_an_interrupt_amid_an_event_loses_nothing(ranks: Cluster) -> None:
+    class Slow(Deaf):
+        """Is interrupted while it takes what the rank said first."""
+
+        def __init__(self) -> None:
+            self.taken: list[Event] = []
+
+        def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+            if events and not self.taken:
+                os.kill(os.getpid(), signal.SIGINT)
+            self.taken += events
+
+    slow = Slow()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        ranks.run("import time\nprint('said')\ntime.sleep(1000)", 0, listener=slow)
+    assert any(getattr(event, "text", "") == "said\n" for event in slow.taken)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_who_is_impatient_gives_up_even_if_a_listener_hangs(ranks: Cluster) -> None:
+    hanging: queue.Queue[CellRun] = queue.Queue()
+
+    class Hung(Deaf):
+        def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+            hanging.put(run)
+            while True:  # in pieces: a signal that comes just before a sleep would be heard after it
+                time.sleep(0.05)
+
+    # To the thread that sleeps: the system may hand a signal of the process to any other, which would not wake it.
+    main = threading.main_thread().ident or 0
+
+    def press() -> None:
+        run = hanging.get(timeout=60)
+        for number in range(1, PATIENT_INTERRUPTS + 1):
+            signal.pthread_kill(main, signal.SIGINT)
+            assert wait_until(lambda number=number: run._held.pressed == number)  # type: ignore[misc]
+        while not ended.wait(0.1):  # as who is impatient presses
+            signal.pthread_kill(main, signal.SIGINT)
+
+    class Ends(Hung):
+        def on_end(self, run: CellRun) -> None:  # noqa: ARG002
+            ended.set()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run("import time; time.sleep(5)", 0, listener=Ends())
+    thread.join()
+    assert wait_until(lambda: ranks.table[0].state == "idle")
+
+
+def test_metrics_take_what_training_brings(ranks: Cluster) -> None:
+    before = len(ranks.metrics.rows())
+    ranks.run("log_metrics(0, loss=float('nan'), norm=float('inf'))", 0)
+    assert wait_until(lambda: len(ranks.metrics.rows()) == before + 2)
+    nan, infinite = (row.value for row in ranks.metrics.rows()[before:])
+    assert math.isnan(nan)
+    assert infinite == math.inf
+    with pytest.raises(RankFailure, match="log_metrics takes numbers, and loss is the text 'high'"):
+        ranks.run("log_metrics(1, loss='high')", 0)
+    ranks.run("log_metrics(2, loss=1.5)", 0)
+    assert wait_until(lambda: len(ranks.metrics.rows()) == before + 3)
+
+
+@pytest.mark.parametrize("stream", ["None", "type('Tee', (), {'write': lambda self, text: None})()"])
+def test_a_cell_may_put_anything_in_place_of_a_stream(ranks: Cluster, stream: str) -> None:
+    run = ranks.run(f"import sys; sys.stderr = sys.stdout = {stream}\nx = 2", 0)
+    assert "sys.stderr was left as " in run.stderr[0]
+    with pytest.raises(RankFailure, match="ZeroDivisionError"):
+        ranks.run("1 / 0", 0)
+    assert ranks.run("print('back', x)", 0).stdout[0] == "back 2\n"
+    with pytest.raises(RankFailure, match="AttributeError"):
+        ranks.run(f"import sys; sys.stdout = {stream}\n2", 0)  # IPython shows the value there
+    assert ranks.run("print('again')", 0).stdout[0] == "again\n"
+
+
+def test_a_metric_of_several_numbers_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(RankFailure, match=r"log_metrics takes single numbers, and loss has 3; log e.g. loss.mean\(\)"):
+        cluster.run("log_metrics(1, loss=torch.ones(3))", 0)
+
+
+def test_a_child_process_ends_as_a_script_s_does(ranks: Cluster) -> None:
+    code = (
+        "import multiprocessing, time\n"
+        "codes = []\n"
+        "for _ in range(20):\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(9,))\n"
+        "    child.start(); child.terminate(); child.join(); codes.append(child.exitcode)\n"
+        "set(codes)"
+    )
+    assert ranks.run(code, 0).results == {0: {-signal.SIGTERM}}
+
+
+def test_ranks_start_inside_a_job_that_numbers_jupyter_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMIX_RANK", "0")  # as under srun
+    with Cluster(n=2, launcher="local", backend="none", name="job") as cluster:
+        assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+def test_ranks_start_with_a_python_that_was_built_for_an_old_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "for module, name in (os, 'memfd_create'), (os, 'pidfd_open'), (signal, 'pidfd_send_signal'):\n"
+        "    if hasattr(module, name): delattr(module, name)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    with Cluster(n=1, launcher="local", backend="none", name="old") as cluster:
+        assert cluster.run("import os; hasattr(os, 'pidfd_open')").results == {0: False}
+
+
+def test_logs_of_a_cluster_that_runs_are_kept(ranks: Cluster) -> None:
+    ranks.run("print('in the log')")
+    others = [Folders.make("other") for _ in range(KEPT_RUNS + 1)]
+    try:
+        assert "in the log" in ranks._launch.folders.rank_log(0).read_text()
+    finally:
+        for folders in others:
+            folders.remove()

@@ -1,0 +1,274 @@
+"""An interrupt at any moment: none falls between sending a cell and waiting for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
+
+from ...support.process_tools import press, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from jupyter_disttrain.client.cells.cell_run import CellRun
+    from jupyter_disttrain.client.cells.events import Event
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    """Two ranks without torch or MPI."""
+    with Cluster(n=2, launcher="local", backend="none", name="interrupts") as cluster:
+        yield cluster
+
+
+def test_two_that_come_together_are_two_for_the_ranks(
+    ranks: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    stubborn = f"import time\n{begin}\ntry: time.sleep(100)\nexcept KeyboardInterrupt: pass\ntime.sleep(100)"
+    interrupt = ranks.interrupt
+
+    def interrupt_and_press(chosen: object, *, forced: bool) -> None:
+        interrupt(chosen, forced=forced)  # type: ignore[arg-type]
+        if not forced:
+            press()  # a double click
+
+    monkeypatch.setattr(ranks, "interrupt", interrupt_and_press)
+
+    def press_once_both_run() -> None:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        press()
+
+    person = threading.Thread(target=press_once_both_run)
+    person.start()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt") as caught:
+        ranks.run(stubborn)
+    person.join()
+    (failure,) = caught.value.failures
+    assert (failure.ranks, failure.line) == ((0, 1), 5)
+
+
+class Burst:
+    """Press stop again and again once the cell has spoken, as a key that is held down."""
+
+    def __init__(self, presses: int = 2 * PATIENT_INTERRUPTS) -> None:
+        self.pressed = 0
+        self._presses = presses
+
+    def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
+        while events and self.pressed < self._presses:
+            self.pressed += 1
+            signal.raise_signal(signal.SIGINT)
+
+    def on_end(self, run: CellRun) -> None:
+        pass
+
+
+def test_who_presses_in_a_burst_does_not_give_up_ranks_that_hear(ranks: Cluster) -> None:
+    burst = Burst()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        ranks.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
+    assert burst.pressed == 2 * PATIENT_INTERRUPTS
+    assert ranks.run("rank").results == {0: 0, 1: 1}
+
+
+def test_ranks_that_react_late_to_a_burst_are_not_given_up(ranks: Cluster) -> None:
+    code = """import time
+heard = 0
+while heard < 3:
+    try:
+        print('on', flush=True)
+        time.sleep(100)
+    except KeyboardInterrupt: heard += 1
+time.sleep(2)
+heard"""
+    assert ranks.run(code, 0, listener=Burst(presses=3)).results == {0: 3}
+
+
+def test_an_interrupt_while_an_error_is_told_loses_neither(ranks: Cluster) -> None:
+    """The error's text is read while its traceback is made: that is when the interrupt comes."""
+    interrupting = """
+import signal
+class SlowError(Exception):
+    is_read = False
+    def __str__(self):
+        is_read, self.is_read = self.is_read, True
+        if not is_read:
+            signal.raise_signal(signal.SIGINT)
+        return "what happened"
+def later():
+    return len(range(3))
+"""
+    ranks.run(interrupting)
+    with pytest.raises(RankFailure) as caught:
+        ranks.run("raise SlowError()")
+    (failure,) = caught.value.failures
+    assert (failure.ename, failure.evalue, failure.line) == ("SlowError", "what happened", 1)
+    assert failure.traceback[-1].endswith("SlowError\x1b[39m: what happened")
+    # One that comes while an error is told that does not end the cell still interrupts it.
+    with pytest.raises(RankFailure) as caught:
+        ranks.run("try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass")
+    (failure,) = caught.value.failures
+    assert failure.ename == "KeyboardInterrupt"
+    assert ranks.run("later()").results == {0: 3, 1: 3}
+
+
+def test_an_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
+    ranks: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = ranks._open_cells
+    send = cells._send_to_rank
+
+    def send_and_press(run: object, rank: int, *rest: object) -> None:
+        if rank == 1:
+            press()  # rank 0 has its request by now
+        send(run, rank, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "_send_to_rank", send_and_press)
+        with pytest.raises(RankFailure) as caught:
+            ranks.run("import time\nwhile True: time.sleep(0.01)")
+    assert set(caught.value.by_rank) == {0, 1}
+    assert ranks.run("rank").results == {0: 0, 1: 1}
+
+
+def test_an_interrupt_right_before_a_build_leaves_no_file_that_others_wait_for(
+    started: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    ranks = started("local")  # with torch, whose builds they are
+    ranks.run("""
+import functools, os, psutil, signal
+from torch.utils.file_baton import FileBaton
+create_time = psutil.Process.create_time  # asked for while the file is made
+press = functools.partial(signal.raise_signal, signal.SIGINT)
+def build(folder):
+    baton = FileBaton(f"{folder}/lock")
+    if baton.try_acquire():
+        try:
+            raise RuntimeError("nobody was interrupted")
+        finally:
+            baton.release()
+""")
+    for way in ("press", "lambda process: press()"):  # in this package's code, where it is put off, and in the cell's
+        ranks.run(f"psutil.Process.create_time = {way}")
+        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+            ranks.run(f"build({str(tmp_path)!r})", ranks=0)
+        ranks.run("psutil.Process.create_time = create_time")
+        assert not (tmp_path / "lock").exists()
+    with pytest.raises(RankFailure, match="nobody was interrupted"):
+        ranks.run(f"build({str(tmp_path)!r})", ranks=1)
+
+
+def test_a_rank_that_is_killed_as_it_begins_a_build_leaves_no_file_that_others_wait_for(
+    started: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    ranks = started("local")
+    code = f"""
+import os, psutil
+from torch.utils.file_baton import FileBaton
+baton = FileBaton({str(tmp_path / "lock")!r})
+"""
+    killed = "psutil.Process.create_time = lambda process: os.kill(os.getpid(), 9)\nbaton.try_acquire()"
+    with pytest.raises(RankFailure, match="SIGKILL"):
+        ranks.run(code + killed, ranks=0)
+    assert ranks.run(code + "baton.try_acquire() and baton.release() is None", ranks=1).results == {1: True}
+    assert wait_until(lambda: ranks.table[0].state == "idle", 60)
+
+
+def test_a_build_that_ends_while_another_rank_looks_at_its_file_is_no_error(
+    started: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    ranks = started("local")
+    told = ranks.run(f"""
+import os, psutil
+from torch.utils.file_baton import FileBaton
+baton, create_time = FileBaton({str(tmp_path / "lock")!r}), psutil.Process.create_time
+def ends(process):  # asked for between two looks at the file: at this moment it goes
+    psutil.Process.create_time = create_time
+    os.unlink(baton.lock_file_path)
+    return create_time(process)
+if rank == 0: baton.try_acquire()
+dist.barrier()
+if rank == 1:
+    psutil.Process.create_time = ends
+    begins = baton.try_acquire()
+    baton.release()
+dist.barrier()
+rank == 0 or begins
+""")
+    assert told.results == {0: True, 1: True}
+
+
+def test_a_thread_that_has_left_gloo_since_the_last_look_is_left_alone(started: Callable[[str], Cluster]) -> None:
+    """Its buffer is freed by then; so the looks at threads are made up, and what is to be ended is only noted."""
+    ranks = started("local")  # with torch, which brings Gloo
+    code = """
+import threading
+from unittest import mock
+from jupyter_disttrain.rank.process_group import gloo_abort as gloo_waits
+leaves = threading.Event()
+thread = threading.Thread(target=leaves.wait)
+thread.start()
+wait = gloo_waits.Wait(thread.native_id, gloo_waits._BUFFER, 4096)
+with (
+    mock.patch.object(gloo_waits, "_waits", lambda vtables: {wait}),  # as if it slept in a buffer at each look
+    mock.patch.object(gloo_waits._Gloo, "end") as end,
+):
+    ended = gloo_waits.end_forgotten_waits()
+leaves.set()
+thread.join()
+ended, end.call_count
+"""
+    assert ranks.run(code, 0).results == {0: (0, 0)}
+
+
+def test_a_thread_that_sleeps_in_memory_which_gloo_has_freed_is_left_alone(
+    started: Callable[[str], Cluster],
+) -> None:
+    """Where the freed buffer's condition variable was is something else to wait for by now."""
+    code = """
+import ctypes, platform, threading
+from pathlib import Path
+from unittest import mock
+from jupyter_disttrain.rank.process_group import gloo_abort as gloo_waits
+call = ctypes.CDLL(None).syscall
+number = int(gloo_waits._FUTEX[platform.machine()])
+freed = (ctypes.c_uint64 * 32)(gloo_waits._gloo().vtables[gloo_waits._BUFFER])
+word = ctypes.c_void_p(ctypes.addressof(freed) + 120)
+thread = threading.Thread(target=call, args=(number, word, 0, 0, None))
+thread.start()
+while f"{word.value:#x}" not in Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(): pass
+with mock.patch.object(gloo_waits._Gloo, "end") as end:  # which would use that memory as a buffer
+    ended = gloo_waits.end_forgotten_waits()
+call(number, word, 1, 1)
+thread.join()
+ended, end.call_count
+"""
+    assert started("local").run(code, 0).results == {0: (0, 0)}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import asyncio; print('begun', flush=True); await asyncio.sleep(100)",
+        "import asyncio; print('begun', flush=True); await asyncio.gather(asyncio.sleep(100), asyncio.sleep(100))",
+        "%%bash\necho begun; sleep 100",
+    ],
+)
+def test_what_awaits_and_bash_end_by_an_interrupt_like_any_other_code(ranks: Cluster, code: str) -> None:
+    run = ranks.run(code, block=False)
+    assert wait_until(lambda: set(run.stdout.values()) == {"begun\n"})
+    ranks.interrupt()
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    (failure,) = caught.value.failures
+    assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 1, "KeyboardInterrupt")
+    assert not any("site-packages" in line or "asyncio/" in line for line in failure.traceback)

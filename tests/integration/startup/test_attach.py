@@ -1,0 +1,319 @@
+"""A cluster outlives its notebook, and comes back with everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, RankFailure, UsageError
+
+from ...support.notebook_driver import Notebook
+from ...support.process_tools import of_cluster, wait_until
+from ...support.shell_tools import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTROLLER = "jupyter_disttrain.client.transport.controller"
+SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
+COUNT = """
+import pathlib, time
+for number in range(10_000):
+    print("line", number, flush=True)
+    time.sleep(0.01)
+    if pathlib.Path({path!r}).exists():
+        break
+number
+"""
+
+
+def back(name: str) -> Cluster:
+    return Cluster.attach(name)
+
+
+def said(cluster: Cluster, rank: int) -> str:
+    """What a rank's log holds."""
+    path = cluster._launch.folders.rank_log(rank)
+    return path.read_text() if path.exists() else ""
+
+
+def test_ranks_come_back_with_their_variables(kept: Cluster) -> None:
+    pids = kept.run("import os; mine = torch.arange(3) * rank; os.getpid()").results
+    last = kept.run("1").number
+    kept.detach()
+    with pytest.raises(ClusterClosedError, match="was left to itself"):
+        kept.run("1")
+    with back("kept") as again:
+        assert again.missed == []
+        assert again.run("os.getpid()").results == pids
+        assert again.pull("mine", 1)[1]["mine"].tolist() == [0, 1, 2]
+        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert again.run("1").number > last, "cells are counted on"
+
+
+def test_the_cell_that_ran_goes_on_and_nothing_of_its_output_is_missing(light: Cluster, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    light.run(COUNT.format(path=str(stop)), block=False)
+    assert wait_until(lambda: "line 20\n" in said(light, 0))
+    light.detach()
+    assert wait_until(lambda: "line 60\n" in said(light, 0) and "line 60\n" in said(light, 1))
+    with back("light") as again:
+        (run,) = again.missed
+        assert {entry.state for entry in again.table} == {"running"}
+        with pytest.raises(UsageError, match="still run"):
+            again.run("1")
+        stop.touch()
+        run.wait()
+        for rank, last in run.results.items():
+            assert run.stdout[rank] == "".join(f"line {number}\n" for number in range(last + 1))
+        assert again.run("rank").results == {0: 0, 1: 1}
+
+
+def test_what_ended_meanwhile_is_told_with_its_value(light: Cluster, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    light.run(COUNT.format(path=str(stop)), block=False)
+    assert wait_until(lambda: "line 1\n" in said(light, 0))
+    light.detach()
+    stop.touch()
+    assert wait_until(lambda: "idle" in command("list").stdout)
+    with back("light") as again:
+        (run,) = again.missed
+        assert run.done
+        run.wait()
+        for rank, last in run.results.items():
+            assert run.stdout[rank].splitlines() == [f"line {number}" for number in range(last + 1)]
+
+
+def test_a_cell_whose_end_was_seen_is_not_told_again(light: Cluster) -> None:
+    light.run("print('seen')")
+    light.detach()
+    again = back("light")
+    assert again.missed == []
+    again.detach()
+
+
+def test_a_cell_that_nobody_waited_for_is_no_ghost(light: Cluster) -> None:
+    never_waited = light.run("'of the first'", 0, block=False)
+    assert wait_until(lambda: never_waited.done)
+    light.run("'of the second'")
+    light.detach()
+    with back("light") as again:
+        assert again.missed == []
+        assert again.run("rank").results == {0: 0, 1: 1}
+
+
+def test_a_given_up_cell_is_taken_up_and_ends(light: Cluster, tmp_path: Path) -> None:
+    deaf = f"""
+import pathlib, signal, time
+signal.signal(signal.SIGINT, lambda *_: None)
+while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
+"""
+    with pytest.raises(CellTimeoutError):
+        light.run(deaf, 1, timeout_s=0.1)
+    light.detach()
+    with back("light") as again:
+        (run,) = again.missed
+        assert again.run("rank", 0).results == {0: 0}
+        (tmp_path / "stop").touch()
+        run.wait()
+        assert again.run("rank").results == {0: 0, 1: 1}
+
+
+def test_a_reply_that_only_the_dead_notebook_heard_is_said_to_be_lost(light: Cluster, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    ledger = light._launch.folders.ledger
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
+    run = light.run(waits, 0, block=False)
+    as_if_nobody_had_heard = ledger.read_text()
+    stop.touch()
+    run.wait()
+    light.run("'later'")
+    light.detach()
+    ledger.write_text(as_if_nobody_had_heard)
+    with back("light") as again:
+        (lost,) = again.missed
+        with pytest.raises(RankFailure, match="ReplyLost: the cell has ended here"):
+            lost.wait(10)
+        assert again.run("rank").results == {0: 0, 1: 1}
+
+
+def test_a_cell_that_is_on_its_way_when_the_notebook_leaves_is_not_lost(light: Cluster) -> None:
+    controller = [each for each in of_cluster(light.cluster_id) if CONTROLLER in each.cmdline()]
+    for process in controller:
+        process.suspend()
+    later = threading.Timer(0.3, lambda: [process.resume() for process in controller])
+    later.start()
+    light.run("kept = rank * 2", block=False)
+    light.detach()
+    with back("light") as again:
+        later.join()
+        for run in again.missed:  # none, if it had ended by then
+            run.wait()
+        assert again.run("kept").results == {0: 0, 1: 2}
+
+
+def test_a_cell_that_never_came_is_told_so(light: Cluster, tmp_path: Path) -> None:
+    ledger, stop = light._launch.folders.ledger, tmp_path / "stop"
+    run = light.run(COUNT.format(path=str(stop)), 0, block=False)
+    as_if_nobody_had_heard = ledger.read_text()
+    stop.touch()
+    run.wait()
+    light.detach()
+    ledger.write_text(as_if_nobody_had_heard.replace(light.table[0].request, "of-a-cell-that-was-lost"))
+    with back("light") as again:
+        (lost,) = again.missed
+        with pytest.raises(RankFailure, match=r"ReplyLost: the cell was lost on its way here .* run it again"):
+            lost.wait(10)
+        assert again.run("rank").results == {0: 0, 1: 1}
+
+
+def test_cells_that_still_run_are_taken_up_apart(light: Cluster, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    light.run(COUNT.format(path=str(stop)), 0, block=False)
+    light.run(COUNT.format(path=str(stop)), 1, block=False)
+    light.detach()
+    with back("light") as again:
+        assert [run.ranks for run in again.missed] == [(0,), (1,)]
+        stop.touch()
+        for run in again.missed:
+            assert list(run.wait().results) == list(run.ranks)
+
+
+@pytest.mark.parametrize("kept", ["local"], indirect=True)
+def test_a_failure_that_nobody_saw_is_told_and_who_waited_is_released(kept: Cluster) -> None:
+    kept.run("mine = rank")
+    kept.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
+    kept.detach()
+    with back("kept") as again:
+        (run,) = again.missed
+        with pytest.raises(RankFailure) as caught:
+            run.wait()
+        assert [failure.ename for failure in caught.value.failures] == ["ValueError"]
+        assert set(caught.value.waited) == {0}
+        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert again.run("mine").results == {0: 0, 1: 1}
+
+
+def test_a_rank_that_died_meanwhile_is_replaced(kept: Cluster) -> None:
+    kept.run("mine = rank")
+    pid = kept.table[1].info.pid
+    kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    kept.detach()
+    process = psutil.Process(pid)
+    process.kill()
+    assert wait_until(lambda: not process.is_running())
+    with back("kept") as again:
+        (run,) = again.missed
+        with pytest.raises(RankFailure, match=f"process {pid} was killed by SIGKILL"):
+            run.wait()
+        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert again.run("mine", 0).results == {0: 0}
+
+
+def test_a_replaced_rank_is_known_to_who_comes_later(kept: Cluster) -> None:
+    first, second = (entry.info.pid for entry in kept.table)
+    psutil.Process(second).kill()
+    assert wait_until(lambda: kept.table[1].info.pid != second)
+    kept.run("mine = rank")
+    kept.detach()
+    with back("kept") as again:
+        assert again.run("mine").results == {0: 0, 1: 1}
+        if again.config.launcher == "mpi":
+            assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+        psutil.Process(first).kill()  # and can be replaced again
+        assert wait_until(lambda: again.table[0].info.pid != first)
+        if again.config.launcher == "mpi" and not again.mpi_lost:  # it is, once none is left that the job began with
+            assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
+        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+@pytest.mark.parametrize("kept", ["local"], indirect=True)
+def test_an_interrupt_reaches_a_cell_that_was_taken_up(kept: Cluster) -> None:
+    kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    kept.detach()
+    with back("kept") as again:
+        (run,) = again.missed
+        again.interrupt()
+        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+            run.wait()
+        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+def test_a_rank_that_answers_nobody_is_still_taken_up(light: Cluster) -> None:
+    light.run("import time\nif rank == 1: time.sleep(1000)", block=False)
+    assert wait_until(lambda: light.table[0].state == "idle")
+    light.detach()
+    os.kill(light.table[1].info.pid, signal.SIGSTOP)
+    with back("light") as again:
+        (run,) = again.missed
+        assert run.running_now == {1}
+        os.kill(light.table[1].info.pid, signal.SIGCONT)
+        again.interrupt()
+        with pytest.raises(RankFailure):
+            run.wait()
+
+
+def test_more_output_than_is_kept_is_said_to_be_in_the_log(light: Cluster, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
+    light.run(f"for _ in range(30): print('x' * 1_000_000)\nprint('the end')\n{waits}", 0, block=False)
+    assert wait_until(lambda: said(light, 0).endswith("the end\n"))
+    light.detach()
+    stop.touch()
+    with back("light") as again:
+        (run,) = again.missed
+        assert run.wait().stdout[0].endswith("the end\n")
+        log = again._launch.folders.rank_log(0)
+        assert run.stderr[0] == f"... what it said before is in {log}\n"
+
+
+@pytest.mark.usefixtures("light")
+def test_who_holds_a_cluster_keeps_it() -> None:
+    with pytest.raises(UsageError, match=f"is held by process {os.getpid()}, which still runs"):
+        back("light")
+    with pytest.raises(UsageError, match="no cluster 'nowhere' runs"):
+        back("nowhere")
+
+
+def test_a_cluster_that_ends_with_its_notebook_can_t_be_left() -> None:
+    with (
+        Cluster(n=1, launcher="local", backend="none", name="bound") as cluster,
+        pytest.raises(UsageError, match="--keep"),
+    ):
+        cluster.detach()
+
+
+# From notebooks and shells
+
+
+def test_a_killed_kernel_leaves_its_ranks_and_the_next_one_takes_them_up(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    first = Notebook()
+    first.run("%load_ext jupyter_disttrain").check()
+    first.run("%dist_init -n 2 --keep --launcher local --backend none").check()
+    first.run("%%distributed\nmine = rank + 5").check()
+    first.run(f"%%distributed --noblock\n{COUNT.format(path=str(stop))}").check()
+    os.kill(first.pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(first.pid)], timeout=60)
+    first.close()
+    with Notebook() as second:
+        second.run("%load_ext jupyter_disttrain").check()
+        assert "'default', which was kept, still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
+        second.run("%dist_shutdown").check()
+        told = second.run("%dist_attach --noblock").check().text
+        assert "ranks 0-1 are back with their variables" in told
+        assert "still runs on ranks 0-1" in told
+        assert "running" in second.run("%dist_status").text
+        stop.touch()
+        lines = second.run("%dist_wait").check().lines
+        assert lines[0].endswith("line 0")
+        assert second.run("%%distributed\nmine").check().lines == ["rank 0 │ 5", "rank 1 │ 6"]
+        assert "is in this notebook already" in second.run("%dist_attach default").error
+        second.run("%dist_shutdown").check()

@@ -1,0 +1,126 @@
+"""The end of whoever started a cluster, at any moment, and starts that are cut off: nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInterruptedError
+
+from ...support.notebook_driver import Notebook
+from ...support.process_tools import folders, interrupt_the_start, is_all_gone, of_cluster, shelves, start, wait_until
+
+
+@pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
+def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        cluster_id = start(notebook)
+        notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
+        if how == "exit":
+            notebook._manager.shutdown_kernel(now=False)
+        elif how == "restart now":
+            notebook._manager.shutdown_kernel(now=True)  # SIGKILL to the kernel's process group
+        else:
+            os.kill(notebook.pid, getattr(signal, how))
+        assert wait_until(lambda: is_all_gone(cluster_id))
+
+
+@pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
+def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        before = folders()
+        notebook.client.execute("%dist_init -n 2")
+        assert wait_until(lambda: bool(folders() - before))
+        (cluster_id,) = folders() - before
+        count = {"folder": 1, "controller": 2, "ranks": 4}[after]
+        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count)
+        os.kill(notebook.pid, signal.SIGKILL)
+        assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
+
+
+def test_no_file_is_there_that_the_end_would_write_again(plain: Cluster) -> None:
+    files = {path.name.partition("-")[0] for path in (plain._launch.folders.profile / "security").iterdir()}
+    assert files == {"ipcontroller"}  # the connection files, which the controller writes once
+
+
+def test_an_interrupt_between_deciding_and_starting_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, shelves_before = folders(), shelves()
+    interrupt_the_start(monkeypatch)
+    with pytest.raises(StartInterruptedError, match="nothing of it is left running"):
+        Cluster(n=2, launcher="local", backend="none", name="interrupted")
+    assert (folders(), shelves()) == (before, shelves_before)
+
+
+# What stays with a host's nannies, and tells which it still knows when the number of one becomes free for others.
+STAY = """
+import os
+from jupyter_disttrain.rank import __main__ as main
+nannies, reap, others = [], os.waitpid, []
+def forked():
+    return os.fork() or os._exit(0)
+def waitpid(pid, options):
+    print(pid in nannies, len(nannies), flush=True)
+    return reap(pid, options)
+os.waitpid = waitpid
+others.append(forked())  # of a login shell that became this process
+os.waitid(os.P_PID, others[0], os.WEXITED | os.WNOWAIT)
+nannies += [forked(), forked()]
+main._stay_with(nannies)
+"""
+
+
+def test_a_nanny_that_has_ended_is_forgotten_before_another_process_can_have_its_number() -> None:
+    done = subprocess.run([sys.executable, "-c", STAY], capture_output=True, text=True, check=True, timeout=60)
+    told = done.stdout.split("\n")[:-1]
+    assert [line for line in told if line.startswith("True")] == []
+    assert told[-1] == "False 0"
+
+
+def test_processes_of_another_user_keep_nobody_from_ending_the_others() -> None:
+    code = "import os, psutil, subprocess\nfrom jupyter_disttrain.rank_sessions import kill\n"
+    code += "if os.geteuid() == 0: os.setuid(65534)\n"
+    code += (
+        "own = subprocess.Popen(['sleep', '1000'])\nkill([psutil.Process(1), psutil.Process(own.pid)])\nown.wait(10)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("what", ["shutdown", "reset"])
+def test_an_end_that_fails_is_the_end_of_the_cell_that_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(n=1, launcher="local", backend="none")
+    launch, stop = cluster._launch, cluster._launch.stop
+
+    def refuse() -> None:
+        raise LaunchError("scancel refused")
+
+    monkeypatch.setattr(launch, "stop", refuse)
+    try:
+        run = cluster.run("import threading; threading.Event().wait()", block=False)
+        with pytest.raises(LaunchError, match="scancel refused"):
+            getattr(cluster, what)()
+        with pytest.raises(ClusterClosedError, match="while the cell ran"):
+            run.wait(timeout_s=5)
+    finally:
+        stop()
+
+
+def test_a_folder_with_a_colon_in_its_name_is_removed_and_none_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "results").touch()
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "exp:1" / "rt"))
+    with Cluster(n=1, launcher="local", backend="none") as cluster:
+        controller = cluster._launch._processes._cluster.controller  # type: ignore[union-attr]
+        profile = cluster._launch.folders.profile
+        os.kill(controller.process.pid, signal.SIGTERM)  # so that it alone removes them
+        assert wait_until(lambda: not profile.exists())
+    assert (tmp_path / "exp" / "results").exists()

@@ -1,0 +1,306 @@
+"""What a cluster starts, and what it leaves when it ends, resets or runs beside others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_core.paths import jupyter_runtime_dir
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.client.startup.registration import runs
+from jupyter_disttrain.errors import ClusterClosedError
+from jupyter_disttrain.launchers.folders import Folders
+from jupyter_disttrain.notebook.views.status_text import status_text
+from jupyter_disttrain.protocol.shared_memory import NANNIES
+
+from ...support.notebook_driver import Notebook
+from ...support.process_tools import FAST, are_gone, controllers_of, is_all_gone, of_cluster, start, wait_until
+
+HOST = socket.gethostname()
+
+
+def test_a_shutdown_leaves_nothing(plain: Cluster) -> None:
+    cluster_id = plain._launch.folders.cluster_id
+    assert len(of_cluster(cluster_id)) >= 5
+    plain.shutdown()
+    assert is_all_gone(cluster_id)
+    plain.shutdown()
+    with pytest.raises(ClusterClosedError, match="the cluster 'plain' was shut down; start one with %dist_init"):
+        plain.run("1")
+
+
+@pytest.mark.parametrize("how", ["shutdown", "killed"])
+def test_what_multiprocessing_and_mpi_made_for_ranks_goes_with_them(plain: Cluster, how: str) -> None:
+    before = set(Path(tempfile.gettempdir()).iterdir())
+    plain.run("import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1")
+    if how == "killed":
+        for process in of_cluster(plain._launch.folders.cluster_id):
+            process.kill()
+    plain.shutdown()
+    assert set(Path(tempfile.gettempdir()).iterdir()) <= before
+
+
+def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
+    folder, run = plain._launch.folders.profile, plain._launch.folders.run
+    for path in (folder, folder / "security", folder / "log", run):
+        assert path.stat().st_mode & 0o777 == 0o700, path
+    files = sorted((folder / "security").glob("ipcontroller-*.json"))
+    assert [path.name[-11:] for path in files] == ["client.json", "engine.json"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_only_the_store_is_heard_and_on_loopback(cluster: Cluster) -> None:
+    cluster.run("dist.barrier()")
+    ports = set()
+    for process in of_cluster(cluster._launch.folders.cluster_id):
+        if "prterun" in process.cmdline()[0]:
+            continue  # its own channel, which Open MPI 5 refuses to bind to loopback
+        for connection in process.net_connections():
+            if connection.status == psutil.CONN_LISTEN:
+                is_local = connection.laddr.ip in ("127.0.0.1", "::1")
+                assert is_local or not is_heard_elsewhere(connection.laddr.port), process.cmdline()
+                ports.add(connection.laddr.port)
+    assert int(cluster.run("import os; os.environ['MASTER_PORT']").results[0]) in ports
+    assert cluster._launch.folders.local.stat().st_mode & 0o777 == 0o700
+
+
+def is_heard_elsewhere(port: int) -> bool:
+    """Whether a port can be reached from another address than loopback's; every one of this host is tried."""
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family == socket.AF_INET and not each.address.startswith("127."):
+                try:
+                    socket.create_connection((each.address, port), timeout=0.3).close()
+                except OSError:
+                    continue
+                return True
+    return False
+
+
+def test_a_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
+    plain.run("x = 1")
+    before = {entry.info.pid for entry in plain.table}
+    cluster_id = plain._launch.folders.cluster_id
+    plain.reset()
+    assert plain.run("'x' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
+    assert not before & {entry.info.pid for entry in plain.table}
+    assert is_all_gone(cluster_id)
+
+
+def test_ranks_that_outlive_what_started_them_have_ended_after_a_shutdown(plain: Cluster) -> None:
+    plain.run("import atexit, time; atexit.register(time.sleep, 1)")
+    nannies = [entry.nanny_pid for entry in plain.table]
+    launcher = psutil.Process(nannies[0]).parent()
+    assert launcher is not None
+    launcher.kill()
+    assert wait_until(lambda: not launcher.is_running())
+    assert plain.run("rank").results == {0: 0, 1: 1}
+    plain.shutdown()
+    assert plain.killed == []
+    assert not any(map(runs, nannies))
+
+
+def test_more_ranks_than_cores() -> None:
+    n = len(psutil.Process().cpu_affinity()) + 3
+    with Cluster(n=n, backend="none", name="many") as cluster:
+        assert cluster.run("comm.allreduce(rank)").results == dict.fromkeys(range(n), n * (n - 1) // 2)
+
+
+ORPHANS = (
+    "import subprocess\n"
+    "children = [subprocess.Popen(['sleep', '1000'], start_new_session=new) for new in (False, True)]\n"
+    "grandchild = subprocess.check_output(['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!'])\n"
+    "[*(child.pid for child in children), int(grandchild)]"
+)
+
+
+def test_what_a_rank_started_ends_with_it(plain: Cluster) -> None:
+    started = plain.run(ORPHANS).results
+    plain.signal(0, signal.SIGKILL)
+    assert wait_until(lambda: plain.table[0].state == "dead")
+    assert wait_until(lambda: are_gone(started[0]))
+    assert not are_gone(started[1][:1])
+    plain.shutdown()
+    assert wait_until(lambda: are_gone(started[1]))
+
+
+def test_a_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook) -> None:
+    start(bare_notebook)
+    bare_notebook.run("%%distributed -o pids\nimport os; kept = rank; os.getpid()").check()
+    pid = int(bare_notebook.run("print(pids[1])").text)
+    os.kill(pid, signal.SIGKILL)
+    new_pid = "next(iter(get_ipython()._disttrain_magics._clusters.values())).table[1].info.pid"
+    assert wait_until(lambda: bare_notebook.run(new_pid).text != str(pid))
+    assert bare_notebook.run("%%distributed -r 0\nprint(kept)").check().text.startswith("0\nrank 1 was replaced")
+    assert bare_notebook.run("%%distributed\nprint('kept' in globals())").check().lines == [
+        "rank 0 │ True",
+        "rank 1 │ False",
+    ]
+    bare_notebook.run("%dist_reset").check()
+    assert bare_notebook.run("%%distributed\nprint(comm.allreduce(1))").check().lines == ["ranks 0-1 │ 2"]
+
+
+def test_the_controller_s_death_ends_the_cell_with_the_remedy(plain: Cluster) -> None:
+    run = plain.run("import time; time.sleep(1000)", block=False)
+    for process in controllers_of(plain._launch.folders.cluster_id):
+        with suppress(psutil.NoSuchProcess):  # it ends with the one before
+            process.kill()
+    says = (
+        rf"the controller of cluster 'plain' on {HOST} was killed by SIGKILL: kill -9, or .*out-of-memory killer; "
+        "nobody can be reached without it, so all ranks end; %dist_reset starts them anew$"
+    )
+    with pytest.raises(ClusterClosedError, match=says):
+        run.wait()
+    for later in (lambda: plain.run("1"), lambda: plain.push({"one": 1}), lambda: plain.replace([0])):
+        with pytest.raises(ClusterClosedError, match=says):
+            later()
+    assert re.search(says.rstrip("$"), status_text(plain))
+    plain.reset()
+    assert plain.run("rank").results == {0: 0, 1: 1}
+
+
+def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
+    first = start(bare_notebook, f"-n 2 {FAST} --launcher local")
+    second = start(bare_notebook, f"-n 1 {FAST} --launcher local --name other")
+    assert bare_notebook.run("%%distributed --name other\nprint(world_size)").check().text == "1"
+    assert bare_notebook.run("%%distributed --name default\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
+    assert bare_notebook.run("%dist_shutdown --name other").check().text == "other: rank 0 ended"
+    assert is_all_gone(second)
+    assert bare_notebook.run("%%distributed\nprint('here')").check().lines == ["ranks 0-1 │ here"]
+    assert bare_notebook.run("%dist_shutdown").check().text == "ranks 0-1 ended"
+    assert is_all_gone(first)
+
+
+def test_ranks_that_are_kept_outlive_the_kernel() -> None:
+    with Notebook() as notebook:
+        notebook.run("%load_ext jupyter_disttrain").check()
+        cluster_id = start(notebook, f"-n 2 {FAST} --keep")
+        pids = notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
+        pids = notebook.run("print(*pids.values())").text.split()
+        notebook._manager.shutdown_kernel(now=False)
+    left = of_cluster(cluster_id)
+    assert {int(pid) for pid in pids} <= {process.pid for process in left}
+    for process in controllers_of(cluster_id):
+        with suppress(psutil.NoSuchProcess):  # it ends with the one before
+            process.terminate()
+    assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
+
+
+def test_a_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Notebook) -> None:
+    def held() -> tuple[int, int]:
+        bare_notebook.run("import os, threading").check()
+        said = bare_notebook.run("print(threading.active_count(), len(os.listdir('/proc/self/fd')))").text
+        threads, files = map(int, said.split())
+        return threads, files
+
+    start(bare_notebook)
+    bare_notebook.run("%dist_shutdown").check()  # the first time imports what is needed
+    threads, files = held()
+    for _ in range(3):
+        start(bare_notebook)
+        bare_notebook.run("%dist_shutdown").check()
+    assert held()[0] == threads
+    assert held()[1] <= files + 1  # ipykernel's own come and go
+
+
+def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> None:
+    cluster_id = start(bare_notebook)
+    bare_notebook.run("%unload_ext jupyter_disttrain").check()
+    assert is_all_gone(cluster_id)
+    assert "UsageError: Line magic function `%dist_init` not found." in bare_notebook.run("%dist_init").text
+    bare_notebook.run("%load_ext jupyter_disttrain").check()
+    start(bare_notebook, f"-n 1 {FAST} --launcher local")
+
+
+def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster) -> None:
+    def make(cluster_id: str, age_s: float) -> Path:
+        folder = Path("/dev/shm") / f"disttrain-{cluster_id}"
+        folder.mkdir(mode=0o700)
+        (folder / "large value").write_bytes(b"x")
+        written = time.time() - age_s
+        os.utime(folder, (written, written))
+        return folder
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale = make(f"stale-{ended.pid}-abcdef", age_s=3600)
+    young = make(f"young-{ended.pid}-abcdef", age_s=0)
+    ours = make(f"ours-{os.getpid()}-abcdef", age_s=3600)
+    kept = make(f"kept-{ended.pid}-abcdef", age_s=3600)
+    try:
+        with socket.socket(socket.AF_UNIX) as controller:
+            controller.bind(str(kept / "s-1"))
+            controller.listen()
+            os.utime(kept, (0, 0))
+            plain.reset()
+            assert [folder.exists() for folder in (stale, young, ours, kept)] == [False, True, True, True]
+    finally:
+        for folder in (stale, young, ours, kept):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_another_user_s_clusters_on_this_host_are_no_hindrance(tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to be another user")
+    theirs = Path("/dev/shm/disttrain-theirs-1-abcdef")
+    link = Path("/dev/shm/disttrain-link")
+    theirs.mkdir(mode=0o700)
+    link.symlink_to("/root")
+    try:
+        os.utime(theirs, (0, 0))
+        code = (
+            "import os, pathlib, sys; from jupyter_disttrain.launchers.folders import _sweep; os.setuid(65534); "
+            "_sweep(pathlib.Path(sys.argv[1]))"
+        )
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+        assert theirs.is_dir()
+        assert link.is_symlink()
+    finally:
+        theirs.rmdir()
+        link.unlink()
+
+
+def test_what_a_cluster_of_another_host_s_notebook_has_here_stays() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    cluster_id = f"elsewhere-{ended.pid}-abcdef"
+    local = Path("/dev/shm") / f"disttrain-{cluster_id}"
+    profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id  # on a file system that the hosts share
+    ours = None
+    try:
+        profile.mkdir(parents=True)
+        local.mkdir(mode=0o700)
+        (local / NANNIES).touch()
+        os.utime(local, (0, 0))
+        with (local / NANNIES).open() as nanny:
+            fcntl.flock(nanny, fcntl.LOCK_SH)
+            ours = Folders.make("here")
+            assert local.exists()
+            assert profile.exists()
+    finally:
+        for folder in (local, profile):
+            shutil.rmtree(folder, ignore_errors=True)
+        if ours is not None:
+            ours.remove()
+
+
+def test_a_notebook_s_folder_may_hold_modules_of_any_name(bare_notebook: Notebook, tmp_path: Path) -> None:
+    for name in ("comm", "queue", "traitlets", "zmq"):
+        (tmp_path / f"{name}.py").write_text("raise SystemError('imported by what should not')")
+    bare_notebook.run(f"import os; os.chdir({str(tmp_path)!r})").check()
+    bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
+    assert bare_notebook.run("%%distributed\nprint(rank)").check().lines == ["rank 0 │ 0", "rank 1 │ 1"]
+    bare_notebook.run("%dist_shutdown").check()

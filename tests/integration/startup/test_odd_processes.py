@@ -1,0 +1,126 @@
+"""Start ranks in an odd environment, and take from them what processes rely on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import LaunchError, RankFailure
+
+from ...conftest import LAUNCHERS
+from ...support.process_tools import wait_until
+from ...support.recovery_tools import SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RESTORED = "closed or redirected by this cell, and restored for the next one"
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def odd(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two ranks whose Python leaves out assertions, which the controller can't do without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONOPTIMIZE", "2")
+        patch.setenv("PYTHONINSPECT", "1")
+        patch.setenv("PYTHONVERBOSE", "")
+        with Cluster(n=2, launcher=request.param, name="odd") as cluster:
+            yield cluster
+
+
+def test_a_cell_that_closes_all_descriptors_up_to_1024_costs_nothing(odd: Cluster) -> None:
+    odd.run("import os, subprocess, sys; os.closerange(3, 1024)")  # the first cell: later ones open some there
+    assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+def test_a_cell_with_more_than_1024_open_files_runs_commands(odd: Cluster) -> None:
+    run = odd.run(
+        "import os; files = [open(os.devnull) for _ in range(1100)]\n!echo hi\nfor file in files: file.close()"
+    )
+    assert [text.split() for text in run.stdout.values()] == [["hi"], ["hi"]]
+
+
+def test_python_variables_are_the_ranks_alone(odd: Cluster) -> None:
+    assert odd.run("(__debug__, sys.flags.optimize)").results == {0: (False, 2), 1: (False, 2)}
+
+
+@pytest.mark.parametrize(
+    ("cell", "which"),
+    [
+        ("os.close(1)", f"descriptor was {RESTORED}: 1"),
+        ("os.close(0); os.close(1); os.close(2)", f"descriptors were {RESTORED}: 0 and 1 and 2"),
+        ("os.dup2(os.open(os.devnull, os.O_WRONLY), 2)", f"descriptor was {RESTORED}: 2"),
+        ("os.closerange(0, 3)", f"descriptors were {RESTORED}: 0 and 1 and 2"),
+        ("sys.stdout.close(); sys.stderr.close()", ""),
+    ],
+)
+def test_standard_descriptors_are_restored_for_the_next_cell(odd: Cluster, cell: str, which: str) -> None:
+    run = odd.run(cell)
+    assert run.stderr == dict.fromkeys((0, 1), f"file {which}\n" if which else "")
+    run = odd.run("print('python'); rest = subprocess.run('echo child; echo error >&2; cat', shell=True, check=True)")
+    assert run.stdout == dict.fromkeys((0, 1), "python\nchild\n")
+    assert run.stderr == dict.fromkeys((0, 1), "error\n")
+
+
+def test_a_rank_that_closes_what_the_session_needs_is_replaced_and_says_why(odd: Cluster) -> None:
+    with pytest.raises(RankFailure, match="ended, most likely because the cell had closed file desc"):
+        odd.run("import os\nif rank == 1: os.closerange(3, os.sysconf('SC_OPEN_MAX'))")
+    assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    with pytest.raises(LaunchError) as caught, Cluster(n=2, launcher="local"):
+        pass
+    host = socket.gethostname()
+    assert f"GLOO_SOCKET_IFNAME=eth99 names no network interface of {host}, which has lo (127.0.0.1" in str(
+        caught.value
+    )
+
+
+def test_a_full_disk_is_named_and_the_version_before_stays(cluster: Cluster, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=False).returncode:
+        pytest.skip("a small disk can be mounted by root alone")
+    try:
+        cluster.run("small = rank; large = torch.zeros(10**6); model = torch.nn.Linear(1000, 1000)")
+        cluster.save(disk, ["small"])
+        for name in ("large", "model"):
+            with pytest.raises(RankFailure) as caught:
+                cluster.save(disk, [name])
+            (failure,) = caught.value.failures
+            assert f"the disk is full: {disk}" in failure.evalue, failure.evalue
+            assert f" on {socket.gethostname()}, " in failure.evalue
+            assert " of 1.0 MiB free; make room, or give another folder" in failure.evalue
+        cluster.run("del small")
+        cluster.load(disk)
+        assert cluster.run("small").results == {0: 0, 1: 1}
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("error", ["TimeoutError", "ValueError", "KeyboardInterrupt"])
+def test_a_signal_handler_that_raises_while_no_cell_runs_is_reported_and_costs_nothing(
+    torchless: Cluster, error: str, tmp_path: Path
+) -> None:
+    called = tmp_path / "called"
+    code = (
+        f"import os, signal\nkept = rank\ndef handler(*_):\n    os.mkdir({str(called)!r})\n    raise {error}('late')\n"
+    )
+    run = torchless.run(f"{code}signal.signal(signal.SIGALRM, handler); os.getpid()")
+    os.kill(run.results[1], signal.SIGALRM)
+    assert wait_until(called.exists)  # else it is raised in the next cell
+    told: list[str] = []
+    assert wait_until(lambda: told.append(torchless.run("kept").stderr[1]) or f"{error}: late" in "".join(told))
+    assert "a signal handler raised this while no cell ran:" in "".join(told)
+    assert "line 5, in handler" in "".join(told)
+    assert "site-packages" not in "".join(told)
+    assert torchless.run("kept, os.getpid()").results == {rank: (rank, pid) for rank, pid in run.results.items()}

@@ -1,0 +1,160 @@
+"""Processes that die while ranks start, or start again; MPI without shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import LaunchError, RankFailure
+from jupyter_disttrain.launchers.mpi import find_mpiexec
+
+from ...conftest import LAUNCHERS
+from ...support.process_tools import wait_until
+from ...support.recovery_tools import SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SMALL = """
+mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 3
+exec "$@"
+"""
+START = """
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import LaunchError
+try:
+    Cluster(n=2, launcher="mpi", backend="none").shutdown()
+except LaunchError as error:
+    print(error)
+"""
+
+
+SLOW = """#!/bin/sh
+for word do
+    shift
+    [ "$word" = "{python}" ] && set -- "$@" sh -c 'test "$OMPI_COMM_WORLD_RANK" = 0 || sleep 4; exec "$@"' sh
+    set -- "$@" "$word"
+done
+exec {mpiexec} "$@"
+"""
+
+
+def running(module: str, name: str) -> list[psutil.Process]:
+    """Return the processes below this one that run a module for the cluster of this name."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            words, identity = process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if words[1:3] == ["-m", module] and f"{name}-" in identity + " ".join(words):
+            found.append(process)
+    return found
+
+
+def parent_of(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def start_and_kill(choose: Callable[[], psutil.Process | None], launcher: str) -> tuple[str, float]:
+    """Start ranks, kill a process as soon as it is there; return the error, and the seconds from then to it."""
+    killed: list[float] = []
+
+    def kill() -> None:
+        def look() -> bool:
+            process = choose()
+            if process is not None:
+                process.kill()
+                killed.append(time.monotonic())
+            return bool(killed)
+
+        wait_until(look)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(LaunchError) as caught, Cluster(n=2, launcher=launcher, name="killed"):
+        pass
+    ended = time.monotonic()
+    killer.join()
+    return str(caught.value), ended - killed[0]
+
+
+def nanny(launcher: str) -> psutil.Process | None:
+    """Return a process that has forked a rank, once each has; the local launcher's own process has forked these."""
+    engines = {process.pid: process for process in running("jupyter_disttrain.rank", "killed")}
+    parents = {parent_of(each) for each in engines.values()}
+    ranks = [each for each in engines.values() if each.pid not in parents]
+    all_there = len(engines) == (5 if launcher == "local" else 4)
+    return next((engines[parent_of(each)] for each in ranks if parent_of(each) in engines), None) if all_there else None
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_process_that_is_killed_during_the_start_is_reported_at_once(launcher: str) -> None:
+    said, seconds = start_and_kill(lambda: nanny(launcher), launcher)
+    assert f"a rank's process on {socket.gethostname()}" in said
+    assert "ended while starting, before it could report: by SIGKILL" in said
+    assert seconds < 20  # and not when the time for a start is over
+
+
+def test_processes_of_ranks_that_come_seconds_apart_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "mpiexec"
+    slow.write_text(SLOW.format(python=sys.executable, mpiexec=find_mpiexec()))
+    slow.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with Cluster(n=2, launcher="mpi", backend="none", name="slow") as cluster:
+        assert cluster.run("comm.allreduce(rank + 1)").results == {0: 3, 1: 3}
+
+
+def test_a_controller_that_is_killed_while_it_starts_is_reported_with_its_signal() -> None:
+    def controller() -> psutil.Process | None:
+        return next(iter(running("jupyter_disttrain.client.transport.controller", "killed")), None)
+
+    said, _ = start_and_kill(controller, "local")
+    assert said.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
+
+
+def test_two_nannies_killed_at_once_cost_comm_and_say_so() -> None:
+    with Cluster(n=3, launcher="mpi", name="nannies", grace_s=0.5) as cluster:
+        pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
+        run = cluster.run("kept = rank; __import__('time').sleep(1000)", block=False)
+        assert wait_until(lambda: all(entry.state == "running" for entry in cluster.table))
+        for entry in cluster.table[1:]:
+            os.kill(entry.nanny_pid, signal.SIGKILL)
+        cluster.interrupt([0])
+        with pytest.raises(RankFailure) as caught:
+            run.wait()
+        lost = "comm is lost: several nannies were killed at once, after which Open MPI starts no process"
+        assert [note for note in caught.value.notes if note.startswith("comm")] == [
+            f"{lost}; use dist, or %dist_reset begins a new job"
+        ]
+        assert cluster.run("kept", 0).results == {0: 0}
+        assert cluster.run(SUM).results == {rank: [6.0] for rank in range(3)}
+        assert all(cluster.table[rank].info.pid != pids[rank] for rank in (1, 2))
+        ours = {pid for entry in cluster.table for pid in (entry.info.pid, entry.nanny_pid)}
+        assert {each.pid for each in running("jupyter_disttrain.rank", "nannies")} <= ours
+
+
+def test_too_little_shared_memory_is_named() -> None:
+    command = ["unshare", "--mount", "sh", "-c", SMALL, "sh", sys.executable, "-c", START]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    if ended.returncode in (1, 3) and "Operation not permitted" in ended.stderr:
+        pytest.skip("only root can mount a small /dev/shm")
+    assert f"Open MPI can't make its shared memory: /dev/shm on {socket.gethostname()} has 64 KiB" in ended.stdout
+    assert "docker run --shm-size=1g" in ended.stdout
+    assert "%dist_init --launcher local" in ended.stdout

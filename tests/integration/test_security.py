@@ -1,0 +1,138 @@
+"""Files of other users are not believed: connection files, folders of jobs, checkpoints, names that ranks send."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.client.registry import cluster_file
+from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
+from jupyter_disttrain.protocol.shared_memory import ROOT
+
+from ..support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
+from ..support.process_tools import NOBODY, as_root, give_away
+
+if TYPE_CHECKING:
+    from ..support.join_tools import Job
+
+
+@as_root
+def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_there(
+    file: Path,  # noqa: F811
+    jobs: list[Job],  # noqa: F811
+) -> None:
+    by_hand(jobs, file, 0, 2)
+    profile = Path(jobs[0].until(file)["profile"])
+    own = profile.rename(profile.with_name("moved"))
+    shutil.copytree(own, profile)  # what an attacker would put there leads to a controller of theirs
+    give_away(profile)
+    late = by_hand(jobs, file, 1, 2)
+    assert late.end() != 0
+    assert f"{profile}, which belongs to {file}, can't be used: on " in late.said
+    assert "it belongs to another user (nobody); end the job" in late.said
+    with pytest.raises(
+        UsageError, match=r"it belongs to another user \(nobody\); start the job with its file in a folder"
+    ):
+        Cluster.attach(str(file))
+    shutil.rmtree(profile)
+    profile.symlink_to(own)
+    with pytest.raises(UsageError, match="it is a link; start the job"):
+        Cluster.attach(str(file))
+    profile.unlink()
+    own.rename(profile)
+    profile.chmod(0o770)
+    with pytest.raises(UsageError, match=r"it is open to other users \(mode 770\)"):
+        Cluster.attach(str(file))
+    profile.chmod(0o700)
+
+
+@as_root
+def test_a_cluster_that_another_user_wrote_down_is_not_seen(light: Cluster) -> None:
+    profile = light._launch.folders.profile
+    assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
+    os.chown(profile / cluster_file.FILE, NOBODY, NOBODY)
+    assert light.cluster_id not in [each.cluster_id for each in cluster_file.running()]
+    os.chown(profile / cluster_file.FILE, os.geteuid(), os.getegid())
+    assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
+
+
+SENDS = """
+import pickle
+kernel = get_ipython().kernel
+before = kernel.session.send
+def send(stream, kind, content=None, *args, **kwargs):
+    if kind == "execute_reply":
+        content["value"] = {{"kind": "pickle", "shelf": {note!r}}}
+        kwargs["buffers"] = [pickle.dumps(1)]
+    return before(stream, kind, content, *args, **kwargs)
+kernel.session.send = send
+"""
+
+
+@pytest.mark.parametrize("key", ["name", "path"])
+def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: Path, key: str) -> None:
+    victim = tmp_path / "precious"
+    victim.write_text("kept")
+    up = os.path.relpath(victim, cluster._launch.folders.local)
+    for name in (str(victim), up):
+        cluster.run(SENDS.format(note={key: name, "spans": []}))
+        run = cluster.run("1")
+        cluster.run("kernel.session.send = before")
+        assert victim.read_text() == "kept"
+        with pytest.raises(UnserializableValueError, match="names no file in this cluster's shared memory"):
+            _ = run.results
+    assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+@as_root
+def test_a_checkpoint_of_another_user_is_loaded_only_when_asked(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("value = rank + 1; model = torch.nn.Linear(2, 2)")
+    cluster.save(tmp_path / "run", ["value", "model"])
+    version = tmp_path / "run" / "000001"
+    cluster.run("value = 0")
+    for each in (version / ".metadata", version / "rank1" / "value.pt", version / "rank0" / ".random.pt", version):
+        os.chown(each, NOBODY, NOBODY)
+        with pytest.raises(RankFailure) as failed:
+            cluster.load(tmp_path / "run")
+        words = str(failed.value)
+        assert f"{each} belongs to another user (nobody), and loading a checkpoint runs code" in words
+        assert "%dist_load --trust-owner" in words
+        os.chown(each, os.geteuid(), os.getegid())
+        assert cluster.run("value").results == {0: 0, 1: 0}
+    give_away(tmp_path / "run")
+    cluster.load(tmp_path / "run", trust_owner=True)
+    assert cluster.run("value").results == {0: 1, 1: 2}
+
+
+@as_root
+def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_path: Path) -> None:
+    """After the whole version was checked somebody may swap a file."""
+    cluster.run("model = torch.nn.Linear(2, 2)")
+    cluster.save(tmp_path / "run", ["model"])
+    version = tmp_path / "run" / "000001"
+    os.chown(version / ".metadata", NOBODY, NOBODY)
+    code = (
+        "from jupyter_disttrain.features.checkpoints.reader import reader_of\n"
+        "import torch.distributed.checkpoint as dcp, pathlib\n"
+        f"reader = reader_of(pathlib.Path({str(version)!r}), trust_owner=False)\n"
+        "dcp.load({'model': model.state_dict()}, storage_reader=reader)"
+    )
+    with pytest.raises(RankFailure, match="belongs to another user"):
+        cluster.run(code)
+
+
+def test_what_a_cluster_writes_is_readable_by_its_user_alone(cluster: Cluster) -> None:
+    folders = cluster._launch.folders
+    for top in (folders.profile, folders.local):
+        assert stat.S_IMODE(top.stat().st_mode) == 0o700
+    for path in (folders.profile / "security").glob("*.json"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert "key" in json.loads(path.read_text())
+    assert folders.local.parent == ROOT

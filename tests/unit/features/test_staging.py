@@ -1,0 +1,195 @@
+"""``%dist_stage``: a data set comes to each node's disk once, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from jupyter_disttrain.errors import StageError
+from jupyter_disttrain.features.staging.source import Source, SourceFile
+
+from ...support.stage_tools import MIB, Chain, data, files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["data"]  # the fixture of this module
+
+
+def test_each_node_gets_what_it_lacks_and_the_source_is_read_once(data: Path, tmp_path: Path) -> None:
+    nodes = [tmp_path / f"node{at}" for at in range(3)]
+    relays = Chain(data, nodes).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
+    assert [files(node / "data") for node in nodes] == [files(data)] * 3
+    assert [relay.read_bytes for relay in relays] == [3 * MIB + 10, 0, 0]
+    assert [path.name for path in (nodes[0] / ".data.disttrain-stage").iterdir()] == ["files.jsonl", "lock"]
+
+    (nodes[1] / "data" / "small").unlink()
+    (nodes[2] / "data" / "deep" / "large").unlink()
+    relays = Chain(data, nodes).run()
+    assert [relay.tell()["copied_bytes"] for relay in relays] == [0, 5, 3 * MIB + 5]
+    assert relays[0].read_bytes == 3 * MIB + 10
+
+    (data / "small").unlink()
+    (data / "new").write_text("new")
+    relays = Chain(data, nodes).run()
+    assert relays[0].read_bytes == 3
+    assert [files(node / "data") for node in nodes] == [files(data)] * 3
+
+
+def test_what_was_spoilt_since_is_found_by_its_hash(data: Path, tmp_path: Path) -> None:
+    nodes = [tmp_path / f"node{at}" for at in range(2)]
+    Chain(data, nodes).run()
+    (nodes[1] / "data" / "small").write_text("smell")
+    assert [relay.tell()["copied_bytes"] for relay in Chain(data, nodes).run()] == [0, 0]
+    assert [relay.tell()["copied_bytes"] for relay in Chain(data, nodes, verify=True).run()] == [0, 5]
+    assert files(nodes[1] / "data") == files(data)
+
+
+def test_a_folder_that_two_nodes_see_is_written_once(data: Path, tmp_path: Path) -> None:
+    relays = Chain(data, [tmp_path / "one", tmp_path / "shared", tmp_path / "shared"]).run()
+    assert [relay.tell()["shares_with"] for relay in relays] == ["", "", "node1"]
+    assert [relay.tell()["copied_files"] for relay in relays] == [3, 3, 0]
+    assert files(tmp_path / "shared" / "data") == files(data)
+
+
+def test_a_block_that_comes_damaged_ends_all_and_no_file_is_taken_for_whole(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(data, [tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    write = chain.stores[1].write
+    monkeypatch.setattr(
+        chain.stores[1], "write", lambda at, number, block, digest: write(at, number, bytes(len(block)), digest)
+    )
+    relays = chain.run()
+    assert "came to node1 damaged" in str(relays[1].fault)
+    assert [relay.fault for relay in (relays[0], relays[2])] == [None, None]
+    assert all("rank 1 on node1: a block of " in relay.ended for relay in (relays[0], relays[2]))
+    assert files(tmp_path / "b" / "data") == {"empty": b""}
+
+
+def test_a_machine_that_only_reads_sends_what_nodes_lack_from_the_block_on_where_they_were_cut_off(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(data, [None, tmp_path / "a", tmp_path / "b"])
+    write = chain.stores[2].write
+
+    def fail_late(at: int, number: int, block: bytes, digest: bytes) -> None:
+        if number == 2:
+            raise StageError("no more")
+        write(at, number, block, digest)
+
+    monkeypatch.setattr(chain.stores[2], "write", fail_late)
+    assert "no more" in str(chain.run()[2].fault)
+    relays = Chain(data, [None, tmp_path / "a", tmp_path / "b"]).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
+    assert relays[2].tell()["copied_bytes"] == MIB + 5
+    assert relays[0].read_bytes >= MIB + 5  # the node before may have written less
+    assert [files(tmp_path / node / "data") for node in ("a", "b")] == [files(data)] * 2
+    assert [relay.tell()["copied_bytes"] for relay in Chain(data, [tmp_path / "b"], verify=True).run()] == [0]
+
+
+def test_links_odd_names_and_rights_come_as_a_person_expects(data: Path, tmp_path: Path) -> None:
+    (data / "again").symlink_to("deep")
+    (data / "deep" / "circle").symlink_to("..")
+    (data / os.fsdecode(b"\xff.jpg")).write_text("no UTF-8")
+    (data / "small").chmod(0o4755)
+    relays = Chain(data, [tmp_path / "a", tmp_path / "b"]).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 2
+    copied = files(tmp_path / "b" / "data")
+    assert sorted(copied) == ["again/large", "deep/large", "empty", "small", os.fsdecode(b"\xff.jpg")]
+    assert copied["again/large"] == copied["deep/large"]
+    assert (tmp_path / "b" / "data" / "small").stat().st_mode == 0o100755
+
+    (data / "again").unlink()
+    (data / "again").symlink_to("/nowhere/at/all")
+    with pytest.raises(StageError, match="data/again is a link to /nowhere/at/all, which is not there"):
+        Source(str(data))
+    (data / "again").unlink()
+    at = os.open(data, os.O_RDONLY)
+    for _ in range(20):  # deeper than a path may be long, so that nobody can list it
+        os.mkdir("n" * 250, dir_fd=at)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    with pytest.raises(StageError, match=r"can't be listed: OSError: .*File name too long"):
+        Source(str(data))
+
+
+def test_a_node_whose_disk_stalls_at_the_end_waits_for_it_while_the_next_one_is_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "deep" / "large").write_bytes(os.urandom(20 * MIB))
+    chain = Chain(data / "deep", [tmp_path / "a", tmp_path / "b"])
+    write, put, send = chain.stores[0].write, chain.relays[0]._to_write.put, chain.neighbours[1].send
+    next_is_done, stalls = threading.Event(), threading.Event()
+
+    def send_and_note(side: str, head: dict[str, object], parts: tuple[object, ...] = ()) -> bool:
+        was_sent = send(side, head, parts)
+        if head["say"] == "done":
+            next_is_done.set()
+        return was_sent
+
+    def put_and_note(item: object, timeout: float) -> None:
+        was_done = next_is_done.is_set()
+        try:
+            put(item, timeout=timeout)  # type: ignore[arg-type]
+        except queue.Full:
+            if was_done:
+                stalls.set()
+            raise
+
+    def write_late(at: int, number: int, block: bytes, digest: bytes) -> None:
+        if number == 12:  # the queue has room for what follows, and not for the end
+            stalls.wait(30)
+        write(at, number, block, digest)
+
+    monkeypatch.setattr(chain.neighbours[1], "send", send_and_note)
+    monkeypatch.setattr(chain.relays[0]._to_write, "put", put_and_note)
+    monkeypatch.setattr(chain.stores[0], "write", write_late)
+    assert [(relay.fault, relay.ended) for relay in chain.run()] == [(None, "")] * 2
+    assert stalls.is_set()
+    assert [files(tmp_path / node / "deep") for node in "ab"] == [files(data / "deep")] * 2
+
+
+def test_who_has_another_key_is_not_let_in(data: Path, tmp_path: Path) -> None:
+    chain = Chain(data, [tmp_path / "a", tmp_path / "b"])
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    public, secret = zmq.curve_keypair()
+    stranger.curve_publickey, stranger.curve_secretkey = public, secret
+    stranger.curve_serverkey = chain.places[1].key.encode()
+    stranger.linger, stranger.rcvtimeo = 0, 10_000
+    monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    monitor.rcvtimeo = 10_000
+    stranger.connect(chain.places[1].url)
+    stranger.send_multipart([b'{"say": "hello"}'])
+    chain.start()
+    event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+    assert event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    assert [(relay.fault, relay.ended) for relay in chain.join()] == [(None, "")] * 2
+    assert files(tmp_path / "b" / "data") == files(data)
+    stranger.disable_monitor()
+    monitor.close()
+    stranger.close()
+    context.term()
+
+
+def test_what_is_no_copy_of_the_source_is_left_alone(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "a" / "data").mkdir(parents=True)
+    (tmp_path / "a" / "data" / "mine").write_text("mine")
+    (relay,) = Chain(data, [tmp_path / "a"]).run()
+    assert "nothing tells that it is a copy of" in str(relay.fault)
+    assert files(tmp_path / "a" / "data") == {"mine": b"mine"}
+    (tmp_path / "other" / "data").mkdir(parents=True)
+    Chain(data, [tmp_path / "b"]).run()
+    (relay,) = Chain(tmp_path / "other" / "data", [tmp_path / "b"]).run()
+    assert f"is a copy of {data}, not of" in str(relay.fault)
+    with pytest.raises(StageError, match="leads out of its folder"):
+        SourceFile.from_list(["../../etc/passwd", 1, "", 0])

@@ -1,0 +1,345 @@
+"""``%dist_stage`` in its corners: folders that are odd, disks that fail late, sources that change their kind."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from jupyter_disttrain.config.data_urls import without_secrets
+from jupyter_disttrain.errors import StageError
+from jupyter_disttrain.features.staging import partial_file
+from jupyter_disttrain.features.staging.partial_file import Part, hash_of
+from jupyter_disttrain.features.staging.peers import Neighbours
+from jupyter_disttrain.features.staging.source import Source, source_name
+from jupyter_disttrain.features.staging.store import Store
+
+from ...support.stage_tools import Chain, FileServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_disttrain.features.staging.pipeline import Relay
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data set of two files, one of several blocks."""
+    folder = tmp_path / "source" / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "large").write_bytes(os.urandom(2 * MIB + 5))
+    (folder / "small").write_text("small")
+    return folder
+
+
+def told(chain: Chain) -> list[tuple[BaseException | None, str]]:
+    return [(relay.fault, relay.ended) for relay in chain.run()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def fail_if_large(part: Part, target: Path, become: Callable[[Part, Path], None] = Part.become) -> None:
+    """Stand in for ``Part.become``: a file of several blocks is cut off at its end."""
+    if part.file.blocks > 1:
+        raise StageError("no more")
+    become(part, target)
+
+
+# Disks that fail
+
+
+@pytest.mark.parametrize(("of", "method", "opened"), [(Store, "_write_list", "_list"), (Part, "open", "_told")])
+def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_afterwards(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type, method: str, opened: str
+) -> None:
+    original = getattr(of, method)
+
+    def on_a_full_disk(self: object, *args: object) -> None:
+        original(self, *args)
+        if getattr(self, opened) is not None:
+            getattr(self, opened).close()
+            setattr(self, opened, open("/dev/full", "a", buffering=1))  # noqa: PTH123, SIM115  (its owner closes it)
+
+    chain = Chain(data, [tmp_path / "a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(of, method, on_a_full_disk)
+        (relay,) = chain.run()
+    assert "the disk of node0 is full" in str(relay.fault)
+    assert chain.neighbours[0]._context.closed
+    assert not (tmp_path / "a" / ".data.disttrain-stage" / "mark-0").exists()
+    assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+
+
+def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "a" / ".data.disttrain-stage"
+    for spoilt in (bytes(64), b"\xff" * 64, b"g" * 64):
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        chain = Chain(data, [tmp_path / "a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Part, "become", fail_if_large)
+            assert "no more" in str(chain.run()[0].fault)
+        (blocks,) = control.glob("*.blocks")
+        head, *digests = blocks.read_bytes().splitlines()
+        assert len(digests) == 3
+        blocks.write_bytes(b"\n".join([head, digests[0], spoilt]) + b"\n")
+        with (control / "files.jsonl").open("ab") as opened:
+            opened.write(spoilt + b"\n0\n")
+        assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+        assert (tmp_path / "a/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
+
+
+def test_an_address_that_is_not_this_host_s_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Context(zmq.Context):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(zmq, "Context", Context)
+    with pytest.raises(zmq.ZMQError):
+        Neighbours("192.0.2.1")
+    assert [context.closed for context in made] == [True]
+
+
+# Where it goes
+
+
+def test_a_source_that_stands_where_copies_go_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(data.parent)  # node 0 has it at the path at which the others want it
+    for copied in (2, 0):
+        chain = Chain(data, [data.parent, tmp_path / "b", tmp_path / "a"])
+        assert told(chain) == [(None, "")] * 3
+        assert [relay.tell()["path"] for relay in chain.relays][:2] == [str(data), f"{tmp_path}/b/data"]
+        assert chain.relays[2].tell()["shares_with"] == "node0"
+        assert [relay.tell()["copied_files"] for relay in chain.relays] == [0, copied, 0]
+    assert list(data.parent.iterdir()) == [data]
+    assert names(tmp_path / "b" / "data") == names(data)
+    (data / "deep" / "large").write_bytes(os.urandom(3 * MIB))
+    (tmp_path / "b" / "data" / "small").unlink()
+    assert told(Chain(data, [data.parent, tmp_path / "b"])) == [(None, "")] * 2
+    assert (tmp_path / "b/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
+
+
+def test_on_a_node_that_does_not_read_what_stands_at_the_source_s_path_may_be_anything(
+    data: Path, tmp_path: Path
+) -> None:
+    chain = Chain(data, [tmp_path / "a", data.parent])  # the path of the source, on another node
+    assert "nothing tells that it is a copy" in str([fault for fault, _ in told(chain)][1])
+
+
+def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_not_copied(
+    data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StageError, match=rf"{data}/deep/data on node0 would be inside of {data}, which is to be"):
+        Store(str(data), str(data / "deep"), "node0")
+    (tmp_path / "link").symlink_to(data)
+    with pytest.raises(StageError, match="would be inside of"):
+        Store(str(data), str(tmp_path / "link"), "node0")
+    (data / ".other.disttrain-stage").mkdir()
+    (data / ".other.disttrain-stage" / "lock").touch()
+    assert [file.name for file in Source(str(data)).files] == ["small", "deep/large"]
+    assert [file.name for file in Source(f"local://{data}").files] == ["deep/large", "small"]
+
+
+def test_a_folder_that_is_named_may_be_anybody_s_and_what_is_written_to_may_not(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid():
+        pytest.skip("root alone makes files of another user")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    os.chown(scratch, 65534, 65534)
+    scratch.chmod(0o1777)
+    monkeypatch.setenv("DISTTRAIN_STAGE_DIR", str(scratch))
+    store = Store(str(data), None, "node0")
+    assert store.path == scratch / "data"
+    store.close()
+    (tmp_path / "link").symlink_to(scratch)
+    monkeypatch.setenv("DISTTRAIN_STAGE_DIR", str(tmp_path / "link"))
+    Store(str(data), None, "node0").close()
+
+    (scratch / "data").mkdir()
+    (scratch / "data").chmod(0o777)
+    os.chown(scratch / "data", 65534, 65534)
+    assert "scratch/data on node0 belongs to another user" in str(told(Chain(data, [scratch]))[0][0])
+    assert names(scratch / "data") == []
+
+    monkeypatch.delenv("DISTTRAIN_STAGE_DIR")
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    default = scratch / f"disttrain-stage-{os.getuid()}"
+    for target in (tmp_path, tmp_path / "nowhere"):
+        default.symlink_to(target)
+        with pytest.raises(StageError, match=rf"{default} on node0 is a link to {target}, and has to be a folder"):
+            Store(str(data), None, "node0")
+        default.unlink()
+    default.mkdir()
+    os.chown(default, 65534, 65534)
+    with pytest.raises(StageError, match=f"{default} on node0 belongs to another user"):
+        Store(str(data), None, "node0")
+
+
+def test_a_variable_that_a_node_lacks_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setenv("EMPTY", "")
+    for to, name in (("$SCRATCH_/x", "SCRATCH_"), ("$HERE/${SCRATCH_}", "SCRATCH_"), ("$EMPTY/x", "EMPTY")):
+        with pytest.raises(StageError, match=rf"\${name} is not set on node0; set it on every node, or name a path"):
+            Store(str(data), to, "node0")
+    with pytest.raises(StageError, match=r"Could not determine home directory.*node0"):
+        Store(str(data), "~nobody-of-that-name/x", "node0")
+    assert list(tmp_path.iterdir()) == [tmp_path / "source"]
+    store = Store(str(data), "$HERE/${HERE}", "node0")
+    store.close()
+    assert store.path == Path(f"{tmp_path}/{tmp_path}/data")
+
+
+def test_stop_is_heeded_between_the_blocks_that_are_compared(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "become", fail_if_large)
+        assert "no more" in str(told(Chain(data, [tmp_path / "a"]))[0][0])
+    assert told(Chain(data, [tmp_path / "b"])) == [(None, "")]
+
+    for node, verify in (("a", False), ("b", True)):  # a file that was begun, and one that is whole
+        chain = Chain(data, [tmp_path / node], verify=verify)
+        compared = []
+
+        def hash_and_stop(block: bytes, relay: Relay = chain.relays[0], compared: list[int] = compared) -> bytes:
+            compared.append(len(block))
+            if len(block) == MIB:
+                relay.stop("stopped")
+            return hash_of(block)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(partial_file, "hash_of", hash_and_stop)
+            assert told(chain) == [(None, "stopped")]
+        assert compared.count(MIB) == 1
+
+
+# What the source is
+
+
+def test_folders_come_and_go_as_in_the_source(data: Path, tmp_path: Path) -> None:
+    def stage() -> list[list[str]]:
+        nodes = [tmp_path / "a", tmp_path / "b"]
+        assert told(Chain(data, nodes)) == [(None, "")] * 2
+        return [names(node / "data") for node in nodes]
+
+    (data / "dog" / "old").mkdir(parents=True)
+    (data / "dog" / "old" / "1.jpg").touch()
+    (data / "none" / "yet").mkdir(parents=True)
+    assert stage() == [names(data)] * 2
+    (tmp_path / "b" / "data" / "none" / "mine").touch()
+    shutil.rmtree(data / "dog")
+    shutil.rmtree(data / "none")
+    assert stage() == [["deep", "deep/large", "small"], ["deep", "deep/large", "none", "none/mine", "small"]]
+    shutil.rmtree(tmp_path / "b" / "data" / "none")
+
+    shutil.rmtree(data / "deep")
+    (data / "deep").write_text("a file by now")
+    (data / "small").unlink()
+    (data / "small").mkdir()
+    (data / "small" / "one").touch()
+    assert stage() == [["deep", "small", "small/one"]] * 2
+    for name in ("deep", "small/one"):
+        (data / name).unlink()
+    (data / "small").rmdir()
+    assert stage() == [[]] * 2
+
+    data.rmdir()
+    data.write_text("all of it is a file by now")
+    assert stage() == [[]] * 2
+    assert (tmp_path / "b" / "data").read_text() == data.read_text()
+    data.unlink()
+    (data / "deep").mkdir(parents=True)
+    assert stage() == [["deep"]] * 2
+
+
+def test_a_source_without_files_is_a_folder_without_files(tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert told(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
+    assert names(tmp_path / "b" / "nothing") == []
+    assert (tmp_path / "b" / "nothing").is_dir()
+
+
+@pytest.mark.parametrize("reader", ["node", "the notebook's machine"])
+def test_content_that_size_and_time_do_not_tell_is_found_by_its_hash(data: Path, tmp_path: Path, reader: str) -> None:
+    nodes = [tmp_path / "a" if reader == "node" else None, tmp_path / "b"]
+    assert told(Chain(data, nodes)) == [(None, "")] * 2
+    for name in ("small", "deep/large"):
+        times = (data / name).stat()
+        (data / name).write_bytes((data / name).read_bytes()[::-1])
+        os.utime(data / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert [relay.tell()["copied_files"] for relay in Chain(data, nodes).run()][1] == 0
+    relays = Chain(data, nodes, verify=True).run()
+    assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 2
+    assert relays[1].tell()["copied_files"] == 2
+    for name in ("small", "deep/large"):
+        assert (tmp_path / "b" / "data" / name).read_bytes() == (data / name).read_bytes()
+    os.utime(data / "small", ns=(0, 1_234_567_890))  # the other way round: the time alone is another
+    for verify in (True, False):
+        relays = Chain(data, nodes, verify=verify).run()
+        assert [relay.tell()["copied_files"] for relay in relays] == [0, 0]
+
+
+def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
+    began = time.time()
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        entry = tarfile.TarInfo("one.txt")
+        entry.size, entry.mtime = 3, 1_700_000_000  # in seconds
+        archive.addfile(entry, io.BytesIO(b"one"))
+    source = f"tar://one.txt::{tmp_path}/set.tar"
+    for copied in (1, 0):
+        (relay,) = Chain(source, [tmp_path / "a"]).run()
+        assert (relay.fault, relay.tell()["copied_files"]) == (None, copied)
+    assert relay._store.path.stat().st_mtime > began - 1
+    with FileServer(b"content", etag="12345678901234567890123456789012") as server:
+        assert told(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
+    (tmp_path / "one.txt").write_text("one")
+    os.utime(tmp_path / "one.txt", ns=(0, 1_234_567_890))
+    (relay,) = Chain(tmp_path / "one.txt", [tmp_path / "c"]).run()
+    assert relay._store.path.stat().st_mtime_ns == 1_234_567_890
+
+
+def test_an_address_that_is_signed_anew_is_the_same(tmp_path: Path) -> None:
+    with FileServer(b"content") as server:
+        for copied, signed in ((7, "v=1&sig=A%2Fb&se=2030"), (0, "v=1&sig=other&se=2031")):
+            (relay,) = Chain(f"{server.url}?{signed}", [tmp_path / "a"]).run()
+            assert (relay.fault, relay.tell()["copied_bytes"]) == (None, copied)
+        (relay,) = Chain(f"{server.url}?v=2&sig=other", [tmp_path / "a"]).run()
+        assert f"is a copy of {server.url}?v=1, not of {server.url}?v=2; remove" in str(relay.fault)
+    assert "sig" not in (tmp_path / "a" / ".file.bin.disttrain-stage" / "files.jsonl").read_text()
+    assert source_name("https://me:secret@host") == "host"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("https://me:se:c@ret@host/x?X-Amz-Signature=a&X-Amz-Date=b#c", "https://host/x#c"),
+        ("simplecache::https://key@host/x?sig=a&sp=r::", "simplecache::https://host/x::"),
+        ("zip://a::sftp://me:secret@host/x.zip", "zip://a::sftp://me@host/x.zip"),
+        ("abfs://box@account.dfs.core.windows.net/x", "abfs://box@account.dfs.core.windows.net/x"),
+        ("https://host/x?se=1&access_token=a", "https://host/x"),
+        ("https://host/x?se=1&id=a", "https://host/x?se=1&id=a"),
+        ("403, url='https://host/x?sig=a' (https://me:secret@host/)", "403, url='https://host/x' (https://host/)"),
+        ("/a/path:with@signs?sig", "/a/path:with@signs?sig"),
+    ],
+)
+def test_what_lets_others_in_is_not_shown(written: str, shown: str) -> None:
+    assert without_secrets(written) == shown

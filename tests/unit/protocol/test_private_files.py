@@ -1,0 +1,145 @@
+"""Files of other users are not believed: connection files, folders of jobs, checkpoints, names that ranks send."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from jupyter_disttrain.client.transport import ssh_tunnel
+from jupyter_disttrain.errors import LaunchError, StageError
+from jupyter_disttrain.features.staging.store import Store
+from jupyter_disttrain.launchers.folders import Folders
+from jupyter_disttrain.private_files import make_private_below, read_own
+from jupyter_disttrain.protocol.shared_memory import drop, fetch, lend
+from jupyter_disttrain.rank.startup.connection import Connection
+
+from ...support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
+from ...support.process_tools import NOBODY, as_root, give_away
+
+
+@as_root
+def test_a_rank_connects_by_no_file_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "ipcontroller-x-engine.json"
+    path.write_text("{}")
+    assert Connection.wait(str(path)).info == {}
+    give_away(path)
+    with pytest.raises(ConnectionError, match=r"can't be used: it belongs to another user \(nobody\)"):
+        Connection.wait(str(path))
+
+
+@pytest.fixture
+def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of clusters, which no other test shares."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    folder = tmp_path / "runtime" / "disttrain"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_folders_of_clusters_are_private_whatever_the_umask(clusters: Path) -> None:
+    clusters.chmod(0o775)  # as an earlier version left it with this umask
+    before = os.umask(0o002)
+    try:
+        folders = Folders.make("umask")
+    finally:
+        os.umask(before)
+    try:
+        for folder in (
+            folders.profile,
+            folders.profile.parent,
+            folders.run,
+            folders.run.parent,
+            folders.run.parents[1],
+        ):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    finally:
+        folders.remove()
+
+
+@as_root
+def test_a_folder_of_clusters_that_is_another_user_s_is_refused(clusters: Path) -> None:
+    give_away(clusters)
+    with pytest.raises(
+        LaunchError, match=r"runtime/disttrain: it belongs to another user \(nobody\).*JUPYTER_RUNTIME_DIR"
+    ):
+        Folders.make("other")
+    assert not list(clusters.iterdir())
+
+
+def test_folders_between_are_made_private(tmp_path: Path) -> None:
+    make_private_below(tmp_path / "a" / "b" / "c", tmp_path / "a")
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(OSError, match="it is not a regular file"):
+        read_own(tmp_path / "file")
+
+
+def test_what_lies_on_the_shelf_is_taken_by_its_bare_name(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    big = bytes(range(256)) * 8192
+    note, frames = lend(folder, [big])
+    assert note is not None
+    assert not frames
+    assert bytes(fetch(folder, note, [])[0]) == big
+    for bad in (
+        {"name": f"../{tmp_path.name}/{note['name']}", "spans": []},
+        {"name": 3, "spans": []},
+        {"spans": []},
+        {"name": note["name"]},
+        {"name": note["name"], "spans": [3]},
+        [],
+    ):
+        with pytest.raises(ValueError, match=r"names no file|does not say where"):
+            fetch(folder, bad, [])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names no file"):
+        drop(None, note)
+    (tmp_path / ("0" * 32)).symlink_to(tmp_path / note["name"])
+    with pytest.raises(OSError, match="symbolic link"):
+        fetch(folder, {"name": "0" * 32, "spans": []}, [])
+    os.mkfifo(tmp_path / ("1" * 32))
+    with pytest.raises((OSError, ValueError)):
+        fetch(folder, {"name": "1" * 32, "spans": []}, [])
+    drop(folder, note)
+    assert not (tmp_path / note["name"]).exists()
+
+
+@as_root
+def test_a_data_set_goes_into_no_folder_that_another_user_makes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "data"
+    source.mkdir()
+    to = tmp_path / "to"
+    to.mkdir()
+    store = Store(str(source), str(to), "node0")
+    take = store._read_list
+
+    def overtaken() -> dict[str, list[object]]:
+        found = take()
+        store.path.mkdir()
+        os.chown(store.path, NOBODY, NOBODY)
+        return found
+
+    monkeypatch.setattr(store, "_read_list", overtaken)
+    with pytest.raises(StageError, match="to/data on node0 belongs to another user"):
+        store.begin([], [], verify=False, check=lambda: None)
+    store.close()
+
+
+@pytest.mark.parametrize("host", ["$(id)", "`id`", "a;id", "[fe80::1%;id]", "a b", "-oX", "a|b", "a@$(id)"])
+def test_a_host_of_a_job_s_file_is_nothing_that_a_shell_reads(host: str) -> None:
+    assert ssh_tunnel.split(f"{host}:/tmp/job.json") is None
+
+
+def test_hosts_of_a_job_s_file_are_read() -> None:
+    assert ssh_tunnel.split("login:/x/job.json") == ("login", "/x/job.json")
+    assert ssh_tunnel.split("eva@login.example-site.org:~/job.json") == ("eva@login.example-site.org", "~/job.json")
+    assert ssh_tunnel.split("[fd00::1%eth0]:job.json") == ("fd00::1%eth0", "job.json")
+    assert ssh_tunnel.split("eva@[fd00::1]:job.json") == ("eva@fd00::1", "job.json")
