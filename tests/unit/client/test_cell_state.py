@@ -1,4 +1,4 @@
-"""The state machines of one cell and of ranks in step, with made-up events; ``test_collective_steps`` has real ranks."""
+"""State machines of one cell and of ranks in step, with made-up events; ``test_collective_steps`` has real ranks."""
 
 from __future__ import annotations
 
