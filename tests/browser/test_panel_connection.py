@@ -110,7 +110,7 @@ def test_a_cluster_whose_controller_vanishes_leaves_the_panel(
     page.locator(RUNNING).first.wait_for()
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or [])
-        if "cluster.controller" in words and str(lab_server.root.parent) in words:
+        if "transport.controller" in words and str(lab_server.root.parent) in words:
             process.kill()
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
     said = output(page, 1, "controller")

@@ -72,7 +72,7 @@ def of_cluster(cluster_id: str) -> list[psutil.Process]:
 
 def controllers_of(cluster_id: str) -> list[psutil.Process]:
     """The controller and what it forked; each is named before any is ended."""
-    return [process for process in of_cluster(cluster_id) if "cluster.controller" in " ".join(process.cmdline())]
+    return [process for process in of_cluster(cluster_id) if "transport.controller" in " ".join(process.cmdline())]
 
 
 def folders() -> set[str]:
