@@ -38,7 +38,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> None:
-    """Set variables on ranks; this and the next ones: see the methods of :class:`jupyter_disttrain.Cluster`."""
+    """Set variables on ranks."""
     pickled, buffers = dump_values(values)
     _send(launch, ranks, pickled, buffers)
     launch.journal.pushed(values, ranks, pickled, buffers)
@@ -75,7 +75,7 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
 
 
 def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
-    """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
+    """Copy variables from one rank to others, through the notebook's process, where they are not unpickled."""
     others = [rank for rank in ranks if rank != source]
     if not others:
         raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
