@@ -113,7 +113,7 @@ class Campaign:
 
     def _round(self, cluster: Cluster) -> Round:
         choose = self.random
-        is_mpi = cluster.config.launcher == "mpi" and not cluster.mpi_lost  # without its world there is no mpiexec
+        is_mpi = _has_world(cluster)  # without its world there is no mpiexec
         cells = CELLS | ({"MPI allreduce": MPI_CELL} if is_mpi else {})
         faults = [fault for fault in self.faults if is_mpi or fault not in MPI_FAULTS]
         fault, cell = choose.choice(faults), choose.choice(list(cells))
@@ -145,7 +145,7 @@ class Campaign:
     def _check(cluster: Cluster, result: Round, mark: int) -> None:
         ranks = range(cluster.world_size)
         try:
-            has_world = cluster.config.launcher == "mpi" and not cluster.mpi_lost
+            has_world = _has_world(cluster)
             found = cluster.run(CHECK.format(has_world=has_world), timeout_s=PATIENCE_S).results
         except (DisttrainError, KeyboardInterrupt) as error:
             doing = " | ".join(cluster.where())
@@ -163,6 +163,10 @@ class Campaign:
             if (kept, tensor) != expected:
                 result.forgot += survived
                 result.lost = f"rank {rank} has {kept, tensor} in place of {expected}"
+
+
+def _has_world(cluster: Cluster) -> bool:
+    return cluster.config.launcher == "mpi" and not cluster._session.launch.mpi_lost  # noqa: SLF001
 
 
 def _use_again(cluster: Cluster, result: Round) -> None:

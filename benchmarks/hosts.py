@@ -114,7 +114,7 @@ def sockets(lab: Lab | None, launcher: str) -> list[tuple[str, str, str, str]]:
     options = {"hosts": parse_hosts(HOSTS), "ssh": str(lab.ssh)} if lab else {"n": 2}
     with Cluster(launcher=launcher, **options) as cluster:
         cluster.run("dist.all_reduce(torch.ones(1))")
-        births = ClusterFile.read(cluster._launch.folders.profile).births  # noqa: SLF001
+        births = ClusterFile.read(cluster._session.launch.folders.profile).births  # noqa: SLF001
         controller = {pid for each in births["controller"] for pid in _family(int(each))}
         started = {pid for each in births["launcher"] for pid in _family(int(each))}
         rows = set(_at_head(controller, started))

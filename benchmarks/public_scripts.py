@@ -172,7 +172,7 @@ def by_session(how: str) -> Callable[[Cluster, Script, str, list[str], Path], Ou
     def run_it(cluster: Cluster, script: Script, target: str, arguments: list[str], out: Path) -> Outcome:
         os.chdir(out)
         began = time.monotonic()
-        run = cluster.run_script(target, arguments, is_module=script.is_module, how=how, block=False)
+        run = cluster.scripts.run(target, arguments, is_module=script.is_module, how=how, block=False)
         failure, displays = "", Displays()
         run.listen(displays)
         try:

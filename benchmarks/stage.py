@@ -59,7 +59,7 @@ def measure(lab: Lab, folder: Path, source: Path, repeats: int) -> dict[str, lis
             taken["scp"].append(seconds_of(lambda: lab.run("node1", scp), target))
             for nodes, name in names.items():
                 cluster = clusters[nodes]
-                taken[name].append(seconds_of(lambda: cluster.stage(source, "$BENCH"), target))  # noqa: B023
+                taken[name].append(seconds_of(lambda: cluster.staging.stage(source, "$BENCH"), target))  # noqa: B023
     finally:
         for cluster in clusters.values():
             cluster.shutdown()

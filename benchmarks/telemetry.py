@@ -123,7 +123,7 @@ def many_ranks(ranks: int, seconds: float) -> tuple[float, float, float]:
         ended, elapsed_s = here.cpu_times(), time.monotonic() - started_s
         run.wait()
         used = ended.user + ended.system - begun.user - begun.system
-        pack = cluster._launch.open_link.session.pack  # noqa: SLF001
+        pack = cluster._session.launch.open_link.session.pack  # noqa: SLF001
         size = len(pack(cluster.telemetry.ranks[0].vitals.to_content())) + FRAMES
         assert len(cluster.metrics) > ranks * 6 * seconds
         return 1000 * making_s / updates, used / elapsed_s, size / cluster.config.sample_s

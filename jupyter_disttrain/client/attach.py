@@ -1,8 +1,8 @@
-"""Attach to a cluster that outlived its notebook.
+"""Attach to a cluster that outlived its notebook, or to the ranks of a job; detach from them.
 
-Covers: connecting to its ranks, taking over the cells that had not ended, the output and the deaths that were missed.
-Does not cover: finding clusters (``client.registry.cluster_file``), observing one without the lease
-(``client.registry.observer``).
+Covers: connecting to the ranks, taking over the cells that had not ended, the output and the deaths that were missed.
+Does not cover: finding clusters (``client.registry.cluster_file``), the file of a job and identifying its ranks
+(``features.batch_jobs.client``), observing a cluster without the lease (``client.registry.observer``).
 
 Replies and output from now on arrive by themselves, because the link has the identity of the earlier one. Nannies
 replay the output since the cell began, and ranks repeat a reply that no client received.
@@ -15,27 +15,35 @@ import logging
 import threading
 import time
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import DELIM
 
 from ..errors import LaunchError, UsageError
+from ..features.batch_jobs import client as batch_jobs
+from ..launchers.folders import BROUGHT_METRICS
 from ..protocol.messages import OPTIONS, NannyHello, RankDeath
 from ..protocol.requests import RepeatHello, RepeatReply, RepeatReplyInOrder, Replay
 from ..protocol.states import RankState
 from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_HEARD_SECONDS, BEGIN_SECONDS, RANK_SECONDS
+from ..sigint import deferred_interrupts
+from .lifecycle import Lifecycle
+from .registry.cluster_file import ClusterFile, find
+from .session import Session
 from .startup.launch import Launch
 from .startup.registration import as_message
+from .transport.ssh_tunnel import tunnel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
+    from ..protocol.connection_file import JobFile
     from .cells.cell_run import CellRun
     from .cells.executor import Cells
     from .recovery.supervisor import Guardian
-    from .registry.cluster_file import ClusterFile
     from .startup.rank_table import RankEntry
     from .transport.link import Message
 
@@ -43,6 +51,91 @@ REPLY_LOST = "the cell has ended here; how, only the notebook knew that ran it"
 NEVER_CAME = "the cell was lost on its way here when the notebook ended, and did not begin; run it again"
 
 log = logging.getLogger(__name__)
+
+
+def attach(which: str | None, ssh: str, unless: Callable[[str], None]) -> Lifecycle:
+    """Attach to a cluster; see :meth:`jupyter_disttrain.Cluster.attach`."""
+    is_job = which is not None and batch_jobs.is_file(which)
+    there = batch_jobs.find(str(which), ssh) if is_job else find(which, free=True)
+    try:
+        unless(there.name)
+        if isinstance(there, ClusterFile):
+            lifecycle = Lifecycle(Session(there.load_config()))
+            _attach_again(lifecycle, there)
+        else:
+            lifecycle = Lifecycle(Session(batch_jobs.config_of(there, batch_jobs.full_path(str(which)))))
+            _attach_to_job(lifecycle, there)
+    except BaseException:  # also a KeyboardInterrupt must leave no tunnel open
+        batch_jobs.let_go(there)
+        raise
+    lifecycle.keep_until_exit()
+    return lifecycle
+
+
+def _attach_to_job(lifecycle: Lifecycle, told: JobFile) -> None:
+    """Attach to a job whose ranks have not been identified yet."""
+    session, dispatcher = lifecycle.session, lifecycle.dispatcher
+    started = time.monotonic()
+    session.launch = batch_jobs.JobLaunch(told, session.config, dispatcher.on_message, dispatcher.on_lost)
+    session.launch.decide()
+    session.launch.start()
+    with _watched(lifecycle):
+        session.is_first = True
+        session.start_seconds = time.monotonic() - started
+
+
+def _attach_again(lifecycle: Lifecycle, there: ClusterFile) -> None:
+    """Attach to a cluster that an earlier notebook has left."""
+    session, dispatcher = lifecycle.session, lifecycle.dispatcher
+    started = time.monotonic()
+    gate = Gate(dispatcher.on_message)
+    session.launch = join(there, gate, dispatcher.on_lost)
+    with _watched(lifecycle):
+        _read_metrics(session)
+        session.missed = take_up(session.launch, session.guardian, session.open_cells, gate, session.interrupt)
+        session.start_seconds = time.monotonic() - started
+
+
+@contextmanager
+def _watched(lifecycle: Lifecycle) -> Iterator[None]:
+    """Start to watch the ranks; if the block fails, stop that and leave the cluster."""
+    session = lifecycle.session
+    try:
+        with deferred_interrupts():
+            lifecycle.watch()
+        yield
+    except BaseException:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
+        session.stop_watching()
+        session.launch.leave()
+        raise
+
+
+def _read_metrics(session: Session) -> None:
+    folders = session.launch.folders
+    tunnel = tunnel_of(folders.profile)
+    if tunnel is not None:
+        try:
+            tunnel.bring_metrics(str(folders.run), folders.profile / BROUGHT_METRICS)
+        except LaunchError as error:
+            session.guardian.note(str(error))
+    if any(folders.metrics.glob("*.metrics.jsonl")):
+        session.telemetry.metrics.read(folders.metrics)
+
+
+def detach(lifecycle: Lifecycle) -> None:
+    """Close a cluster here and leave its ranks running; see :meth:`jupyter_disttrain.Cluster.detach`."""
+    session = lifecycle.session
+    if not session.config.keep:
+        name = session.config.name
+        raise UsageError(f"the cluster {name!r} ends with its notebook; start it with %dist_init --keep")
+    session.launch.check_open()
+    try:
+        session.is_closed = True
+        session.stop_watching()
+        let_begin(session.launch)
+    finally:  # also after a KeyboardInterrupt: a half detached cluster could be neither attached to nor ended
+        lifecycle.leave("was left to itself")
+        session.open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 
 
 class Gate:

@@ -1,60 +1,48 @@
 """Start and control a cluster of ranks from Python.
 
-Covers: starting, running cells, moving variables, status, shutdown.
-Does not cover: processes (``client.startup.launch``), the state of a cell (``client.cells.cell_run``), drawing
-(``notebook``).
+Covers: the interface of a cluster; each method delegates to a collaborator.
+Does not cover: the state of a running cluster (``client.session``), starting and ending it (``client.lifecycle``,
+``client.attach``), drawing (``notebook``).
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-import threading
 import time
 import warnings
-from concurrent.futures import wait
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config.cluster import ClusterConfig
 from ..config.rank_selection import parse_ranks
-from ..errors import LaunchError, UsageError
-from ..features.checkpoints.client import CheckpointKeeper
-from ..features.reloading.client import CodeSyncer
-from ..features.scripts.client import ScriptRunner
-from ..features.staging.client import DataStager
-from ..features.telemetry.client import Telemetry
+from ..features.checkpoints.client import Checkpoints
+from ..features.reloading.client import Reloading
+from ..features.scripts.client import Scripts
+from ..features.staging.client import Staging
 from ..protocol.ranks import label_ranks
-from ..protocol.requests import End, Interrupt, Signal
+from ..protocol.requests import Signal
 from ..protocol.states import RankState
-from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS
-from ..sigint import deferred_interrupts, held_interrupts, raise_interrupted
-from .cells.executor import Cells
+from . import attach
+from .cells import variables
 from .cells.history import Origin
-from .cells.variables import VariableMover
-from .joining import Joining, open_clusters
-from .recovery.state_machine import Rules
-from .recovery.supervisor import Guardian
-from .registry.cluster_file import Ledger
-from .startup.group import barrier_code, restore_group
-from .startup.job_watch import JobWatch
-from .startup.launch import Launch
-from .startup.progress import StartProgress
+from .lifecycle import Lifecycle
+from .session import Session
+from .startup.group import barrier_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from typing_extensions import Self
 
+    from ..features.telemetry.client import Telemetry
+    from ..features.telemetry.metrics_table import MetricsTable
     from .cells.cell_run import CellRun, Listener
+    from .cells.compare import Comparison
+    from .session import StartReport
     from .startup.rank_table import RankEntry
     from .transport.link import Message
 
 
-class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager, CodeSyncer):
+class Cluster:
     """A cluster of ranks that are ready to train.
 
     Parameters
@@ -97,65 +85,58 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         on_start: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        self._prepare(ClusterConfig(n=n, launcher=launcher, **options), tell)
-        self._start(self._new_launch(on_start))
-        open_clusters.add(self)
+        lifecycle = Lifecycle(Session(ClusterConfig(n=n, launcher=launcher, **options)), tell)
+        lifecycle.start(on_start)
+        self._compose(lifecycle)
 
-    def _prepare(self, config: ClusterConfig, tell: Callable[[str], None] | None = None) -> None:
-        self.config = config
-        self._tell = tell or partial(print, file=sys.stderr, flush=True)
-        self.telemetry = Telemetry(config.sample_s)
-        self.missed: list[CellRun] = []
-        self.is_met = False  # whether this is a job whose ranks no notebook had joined before
-        self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # those that nannies may not have passed on yet
-        self._cells: Cells | None = None
-        self._restarting = threading.RLock()
-        self._closed = False
-        self.killed: list[str] = []  # messages on ranks killed at the last shutdown or reset: they took too long to end
-        self._job_watch = None
-        self._places = {}
-        self._brought_code = {}
-        self._pid = os.getpid()
-        self._last_use = time.monotonic()
+    def _compose(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._session = session = lifecycle.session
+        self._checkpoints = Checkpoints(session)
+        self._reloading = Reloading(session)
+        self._scripts = Scripts(session)
+        self._staging = Staging(session)
 
-    def _new_launch(self, on_start: Callable[[str], None] | None) -> Launch:
-        progress = StartProgress(self.config, self._tell, on_start or (lambda _text: None))
-        return Launch(self.config, self._on_message, self._on_lost, progress=progress)
+    @classmethod
+    def attach(
+        cls, which: str | None = None, *, ssh: str = "ssh", unless: Callable[[str], None] = lambda _name: None
+    ) -> Self:
+        """Attach to a cluster that outlived its notebook.
 
-    def _start(self, launch: Launch) -> None:
-        """Start the ranks; decide first where they run, unless that is done."""
-        started = time.monotonic()
-        self._launch = launch
-        is_up = False
-        try:
-            if not launch.is_decided:
-                launch.decide()
-            launch.start()
-            self.start_seconds = time.monotonic() - started
-            with deferred_interrupts():
-                self._look_after()
-                is_up = True
-        except BaseException as error:  # also a KeyboardInterrupt, wherever it is raised
-            if is_up:
-                self._stop_looking()
-            launch.stop()
-            raise_interrupted(error)
-            raise
+        Parameters
+        ----------
+        which
+            Name or ID of the cluster; or a job's ``FILE``, or ``HOST:FILE`` to connect through ssh; None if there is
+            only one cluster.
+        ssh
+            The ssh command, with its options.
+        unless
+            Called with the cluster's name before attaching; raises an error to prevent it.
 
-    def _look_after(self) -> None:
-        self._guardian = Guardian(
-            self._launch, Rules.of(self.config), self.telemetry.remarks, self.reset, self.shutdown
-        )
-        ledger = Ledger(self._launch.folders.ledger if self.config.keep else None)
-        count = ledger.last if self._cells is None else self._cells.count
-        self._cells = Cells(self._launch, self._guardian, ledger, count)
-        grant = self._launch.placement.grant
-        self._job_watch = JobWatch(grant.job, self._on_job_notice, self._on_job_over) if grant else None
+        Returns
+        -------
+        Cluster
+            The cluster, whose ranks have kept their variables. Its :attr:`missed` lists the cells that had not ended
+            when the earlier notebook left; they may still run.
 
-    def _stop_looking(self) -> None:
-        if self._job_watch is not None:
-            self._job_watch.close()
-        self._guardian.close()
+        Raises
+        ------
+        UsageError
+            If there is no such cluster, or another running process holds it.
+        """
+        self = cls.__new__(cls)
+        self._compose(attach.attach(which, ssh, unless))
+        return self
+
+    def detach(self) -> None:
+        """Close the cluster here and leave its ranks and their cells running, to be attached to later.
+
+        Raises
+        ------
+        UsageError
+            If the cluster was not started with ``keep``: it would end with this process.
+        """
+        attach.detach(self._lifecycle)
 
     def __enter__(self) -> Self:
         """Return the cluster; the end of the block shuts it down."""
@@ -164,7 +145,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
     def __exit__(self, kind: object, *_exc: object) -> None:
         """Shut down; wait for a checkpoint that is being written, unless an error ends the block."""
         try:
-            told = self.finish_saves() if kind is None else ""
+            told = self.checkpoints.finish() if kind is None else ""
         finally:
             self.shutdown()
         if told:
@@ -209,35 +190,9 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         UsageError
             If a rank does not exist, has died, or still runs an earlier cell.
         """
-        self._settle()
-        chosen = parse_ranks(ranks, self.world_size)
-        # An interrupt that a nanny delivers late would hit this cell.
-        wait([future for entry, future in self._interrupts if entry.state != RankState.DEAD], CLUSTER_NANNY_SECONDS)
-        self._interrupts.clear()
-        self._last_use = time.monotonic()
-        with held_interrupts():
-            restore_group(self._launch, chosen, self._guardian.form)
-            run = self._open_cells.send(
-                code,
-                chosen,
-                self.interrupt,
-                values=values,
-                listener=listener,
-                origin=origin or Origin(),
-            )
-            return run.wait(timeout_s) if block else run
-
-    def _settle(self) -> None:
-        """Wait until the session has recovered from earlier failures and interrupts."""
-        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-        with self._restarting:  # a rank's death may have started a reset or a shutdown
-            self._launch.check_open()
-        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-
-    @property
-    def _open_cells(self) -> Cells:
-        assert self._cells is not None  # set when the cluster was started
-        return self._cells
+        return self._session.run(
+            code, ranks, timeout_s=timeout_s, values=values, block=block, listener=listener, origin=origin
+        )
 
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
         """Interrupt ranks that run a cell, through their nannies.
@@ -246,32 +201,214 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         their process group is aborted and formed again. The second interrupt of a cell, or one that is ``forced``,
         aborts the group without a check whether they wait.
         """
-        chosen = None if ranks is None else set(ranks)
-        if not forced:
-            self._guardian.note_waits({entry.info.rank for entry in self.table if entry.state == RankState.RUNNING})
-        self._guardian.on_interrupt(chosen, forced=forced)
-        for entry in self.table:
-            if entry.state == RankState.RUNNING and (chosen is None or entry.info.rank in chosen):
-                request = Interrupt(cell=entry.request)
-                self._interrupts.append((entry, self._launch.open_link.request(entry.nanny, request)))
+        self._session.interrupt(ranks, forced=forced)
 
     def interrupt_and_wait(self, ranks: str | int | Iterable[int] = "all") -> list[str]:
         """Interrupt ranks that run a cell, as :meth:`interrupt`, and wait some seconds until they have ended it.
 
         Returns messages on the outcome. Each call, and each KeyboardInterrupt during the wait, is one more interrupt.
         """
-        words = self._open_cells.interrupt_and_wait(parse_ranks(ranks, self.world_size), self.interrupt)
-        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-        return [*words, *self._guardian.take_notes()]
-
-    def take_notes(self) -> list[str]:
-        """Return messages on what happened since the last cell, e.g. that ranks recovered; each message only once."""
-        return self._guardian.take_notes()
+        return self._session.interrupt_and_wait(ranks)
 
     @property
     def running_cells(self) -> list[CellRun]:
         """The cells that have not ended on all their ranks, whether a thread waits for them or not."""
-        return self._open_cells.running
+        return self._session.open_cells.running
+
+    @property
+    def missed(self) -> list[CellRun]:
+        """The cells that had not ended when the earlier notebook left, if this process has attached to the cluster."""
+        return self._session.missed
+
+    def sync(self, timeout_s: float | None = None) -> float:
+        """Wait at a barrier of all ranks; return the time that took, in seconds.
+
+        Raises
+        ------
+        UsageError
+            If the ranks have neither a process group nor MPI.
+        """
+        start = time.monotonic()
+        code = barrier_code(self._session.launch)
+        self.run(code, timeout_s=timeout_s, values=False, origin=Origin(is_cell=False))
+        return time.monotonic() - start
+
+    # Variables
+
+    def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
+        """Set variables on ranks.
+
+        Raises
+        ------
+        UsageError
+            If a name is not a valid variable name.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        variables.check_names(values)
+        variables.push(*self._session.ready(ranks), values)
+
+    def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
+        """Return variables of ranks: by rank, then by name.
+
+        Raises
+        ------
+        UsageError
+            If a name is not valid, or a rank has no such variable.
+        UnserializableValueError
+            If a value can't be sent; the message names it and its ranks.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        variables.check_names(wanted)
+        return variables.pull(*self._session.ready(ranks), wanted)
+
+    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
+        """Copy variables from one rank to others.
+
+        Raises
+        ------
+        UsageError
+            If a name is not valid, or the source has no such variable.
+        UnserializableValueError
+            If a value can't be sent; the message names it.
+        """
+        variables.check_names(names)
+        _, (source,) = self._session.ready(source)
+        launch, chosen = self._session.ready(ranks)
+        variables.copy(launch, source, chosen, names)
+
+    def diff(self, name: str, ranks: str | int | Iterable[int] = "all") -> Comparison:
+        """Compare a variable over ranks, e.g. a model whose parameters should be the same on all.
+
+        Returns
+        -------
+        Comparison
+            True if ranks differ; its text names the first part that differs, by how much and on which ranks.
+
+        Raises
+        ------
+        UsageError
+            If the name is not valid, or a rank has no such variable.
+        """
+        variables.check_names([name])
+        return variables.diff(*self._session.ready(ranks), name)
+
+    # Features
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Saves and loads checkpoints of the ranks' variables."""
+        return self._checkpoints
+
+    @property
+    def reloading(self) -> Reloading:
+        """Reloads edited modules on the ranks."""
+        return self._reloading
+
+    @property
+    def scripts(self) -> Scripts:
+        """Runs scripts on the ranks, and exports the cells that ran as a script."""
+        return self._scripts
+
+    @property
+    def staging(self) -> Staging:
+        """Copies data sets to the nodes' local disks."""
+        return self._staging
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """The figures that ranks and nodes report over time."""
+        return self._session.telemetry
+
+    @property
+    def metrics(self) -> MetricsTable:
+        """Values that cells logged with ``log_metrics``."""
+        return self.telemetry.metrics
+
+    # State
+
+    @property
+    def config(self) -> ClusterConfig:
+        """The configuration; :meth:`change` changes it."""
+        return self._session.config
+
+    @property
+    def name(self) -> str:
+        """The name that distinguishes it from other clusters."""
+        return self.config.name
+
+    @property
+    def cluster_id(self) -> str:
+        """The unique id of the cluster."""
+        return self._session.launch.folders.cluster_id
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self._session.launch.table)
+
+    @property
+    def table(self) -> tuple[RankEntry, ...]:
+        """The identity and the state of each rank."""
+        return tuple(self._session.launch.table)
+
+    @property
+    def start_report(self) -> StartReport:
+        """When and how fast the ranks were started, and with which network and devices."""
+        return self._session.start_report
+
+    @property
+    def job(self) -> str:
+        """The Slurm job that the ranks run in and its end time, as text; empty where there is none."""
+        watch = self._session.job_watch
+        return "" if watch is None else watch.text
+
+    @property
+    def log_folder(self) -> str:
+        """The folder with one log per rank."""
+        return str(self._session.launch.folders.run)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a rank was last used, as far as this process observed."""
+        return self._session.idle_s
+
+    @property
+    def hang(self) -> list[str]:
+        """Which ranks wait for which, once that takes longer than it should; else empty."""
+        return [] if self.closed else self._session.guardian.hang()
+
+    def where(self, timeout_s: float = 1.0) -> list[str]:
+        """Describe what each rank is doing now, also while a cell runs; ranks that do the same share a line."""
+        dead = [entry.info.rank for entry in self.table if entry.state == RankState.DEAD]
+        lines = self._session.guardian.where(timeout_s)
+        return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines
+
+    def take_notes(self) -> list[str]:
+        """Return messages on what happened since the last cell, e.g. that ranks recovered; each message only once."""
+        return self._session.guardian.take_notes()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._session.is_closed
+
+    def check_open(self) -> None:
+        """Raise a ClusterClosedError with the reason if the cluster has ended."""
+        self._session.launch.check_open()
+
+    @property
+    def lost_because(self) -> str:
+        """Why its ranks are no longer reachable, and what to do; empty while they are."""
+        return self._session.launch.lost_because
+
+    def __repr__(self) -> str:
+        """Return the cluster's name, the number of ranks and their hosts."""
+        hosts = ", ".join(dict.fromkeys(entry.info.host for entry in self.table))
+        state = "closed" if self.closed else f"{label_ranks(range(self.world_size))} on {hosts}"
+        return f"<Cluster {self.name!r}: {state}>"
+
+    # Control
 
     def change(self, **rules: float | str) -> None:
         """Change ``grace_s``, ``hang_after_s`` or ``on_rank_death`` of a running cluster.
@@ -283,42 +420,18 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         ClusterClosedError
             If the cluster has ended.
         """
-        self._launch.check_open()
-        settled = rules.keys() - {"grace_s", "hang_after_s", "on_rank_death"}
-        if settled:
-            raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
-        self.config = self._launch.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
-        self._launch.write()
-        self._guardian.change(Rules.of(self.config))
+        self._session.change(**rules)
 
     def signal(self, rank: int, number: int) -> Future[Message]:
         """Send a signal to one rank's process."""
-        nanny = self._launch.table[parse_ranks(rank, self.world_size)[0]].nanny
-        return self._launch.open_link.request(nanny, Signal(number=int(number)))
-
-    def sync(self, timeout_s: float | None = None) -> float:
-        """Wait at a barrier of all ranks; return the time that took, in seconds.
-
-        Raises
-        ------
-        UsageError
-            If the ranks have neither a process group nor MPI.
-        """
-        start = time.monotonic()
-        self.run(barrier_code(self._launch), timeout_s=timeout_s, values=False, origin=Origin(is_cell=False))
-        return time.monotonic() - start
-
-    def _ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
-        self._settle()
-        chosen = parse_ranks(ranks, self.world_size)
-        self._open_cells.check_free(chosen)
-        self._last_use = time.monotonic()
-        return self._launch, chosen
+        launch = self._session.launch
+        nanny = launch.table[parse_ranks(rank, self.world_size)[0]].nanny
+        return launch.open_link.request(nanny, Signal(number=int(number)))
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Forward a front end's widget message to a rank."""
-        engine = self._launch.table[rank].engine
-        link = self._launch.open_link
+        engine = self._session.launch.table[rank].engine
+        link = self._session.launch.open_link
         link.post(engine, link.make("comm_msg", content), buffers=buffers)
 
     def replace(self, ranks: Iterable[int]) -> list[str]:
@@ -333,32 +446,9 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         LaunchError
             If a rank can't be replaced.
         """
-        self._check_own()
-        chosen = parse_ranks(ranks, self.world_size)
-        self._launch.try_lost_hosts()
-        gone = [self._launch.table[rank].pid_gone for rank in chosen]
-        for rank in chosen:
-            self._guardian.on_asked(rank)
-            if self._launch.table[rank].state != RankState.DEAD:
-                self._launch.open_link.request(self._launch.table[rank].nanny, End())
-        until = time.monotonic() + CLUSTER_END_SECONDS
-        for each in gone:
-            each.wait(until - time.monotonic())
-        self._guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-        if left := [rank for rank, each in zip(chosen, gone, strict=True) if not each.is_set()]:
-            raise LaunchError(
-                f"{label_ranks(left)} did not end: the parent process of a rank, which ends it, does not respond, as "
-                "if it was stopped or its host out of reach; a new process follows when it does, and %dist_reset "
-                "starts all ranks anew"
-            )
-        notes = self._guardian.take_notes()
-        if any(self._launch.table[rank].state == RankState.DEAD for rank in chosen):
-            raise LaunchError("; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts anew")
-        return notes
+        return self._lifecycle.replace(ranks)
 
-    # Shutdown
-
-    def reset(self, *, on_start: Callable[[str], None] | None = None) -> None:
+    def reset(self, *, on_start: Callable[[str], None] | None = None) -> list[str]:
         """End all ranks and start as many new ones; all variables are lost.
 
         Parameters
@@ -366,50 +456,27 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         on_start
             As of :class:`Cluster`.
 
+        Returns
+        -------
+        list of str
+            Messages on ranks that were killed because they took too long to end.
+
         Raises
         ------
         LaunchError
             If hosts can't be used any more; the cluster then stays as it is. Also if new ranks can't be started; the
             cluster is then closed.
         """
-        self._check_own()
-        with self._restarting:
-            fresh, is_gone = self._new_launch(on_start), False
-            try:
-                if self.config.hosts:
-                    fresh.decide()
-                is_gone = True
-                self._stop_looking()
-                try:
-                    self._launch.stop()
-                finally:  # Slurm may refuse to end a job; threads that wait for a cell must be released even then
-                    self.killed = self._launch.killed
-                    self._open_cells.abandon(f"the cluster {self.name!r} was reset while the cell ran; run it again")
-                self._start(fresh)
-            except BaseException:  # also a KeyboardInterrupt: once the old ranks are gone, the cluster is closed
-                fresh.stop()
-                if is_gone:
-                    self._closed = True
-                    open_clusters.discard(self)
-                raise
+        self._lifecycle.reset(on_start)
+        return self._lifecycle.killed
 
-    def shutdown(self) -> None:
-        """End every process of this cluster; a second call does nothing."""
-        if self._closed or self._pid != os.getpid():  # a forked child must not end its parent's ranks
-            return
-        self._closed = True
-        open_clusters.discard(self)
-        try:
-            with self._restarting:
-                self._stop_looking()
-                self._launch.stop()
-        finally:  # as above
-            self.killed = self._launch.killed
-            self._open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
+    def shutdown(self) -> list[str]:
+        """End every process of this cluster; a second call ends nothing.
 
-
-@atexit.register
-def _shutdown_all() -> None:
-    for cluster in list(open_clusters):
-        if not cluster.config.keep:
-            cluster.shutdown()
+        Returns
+        -------
+        list of str
+            Messages on ranks that were killed because they took too long to end.
+        """
+        self._lifecycle.shutdown()
+        return self._lifecycle.killed

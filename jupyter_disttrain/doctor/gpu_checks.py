@@ -60,7 +60,7 @@ def start(bench: Bench) -> str:
         in_nvml = {rank: (figures[rank].vitals.gpu or {}).get("name") for rank in ranks}
         in_cuda = cluster.run("torch.cuda.get_device_name()").results
         require(in_nvml == in_cuda, f"names of the GPUs: NVML has {in_nvml}, CUDA {in_cuda}")
-    return f"{cluster.world_size} ranks in {cluster.start_seconds:.1f} s; rank 0 has {seen[0][0]}, {seen[0][1]}"
+    return f"{cluster.world_size} ranks in {cluster.start_report.seconds:.1f} s; rank 0 has {seen[0][0]}, {seen[0][1]}"
 
 
 @_check
@@ -286,7 +286,7 @@ def script(bench: Bench) -> str:
         path = Path(folder, "script.py")
         path.write_text(SCRIPT.format(gpu=bench.device != "cpu"))
         for _ in range(2):
-            said = cluster.run_script(path, how="fresh", timeout_s=120).stdout
+            said = cluster.scripts.run(path, how="fresh", timeout_s=120).stdout
             expected = f"sum {float(cluster.world_size)} None"
             require(all(expected in each for each in said.values()), f"printed: {said}")
     bench.check_whole()
@@ -306,9 +306,9 @@ def values(bench: Bench) -> str:
     cluster.run("log_metrics(1, on_gpu=on_gpu.sum())")
     until(lambda: "on_gpu" in cluster.metrics.names, "the metric")
     with tempfile.TemporaryDirectory() as folder:
-        cluster.save(folder, ["on_gpu"])
+        cluster.checkpoints.save(folder, ["on_gpu"])
         cluster.run("on_gpu.zero_()")
-        cluster.load(folder)
+        cluster.checkpoints.load(folder)
         loaded = cluster.run("on_gpu.sum().item(), on_gpu.device.type").results[0]
     require(loaded == (7.0 * 3, bench.cluster.run("device.type").results[0]), f"loaded: {loaded}")
     return f"CPU tensors, objects, values, a metric and a checkpoint ({loaded[1]})"

@@ -68,10 +68,10 @@ def test_a_script_finds_it_as_just_imported_and_the_session_keeps_its_own(folder
     expected = {rank: ["None None None False", "2.0 True"] for rank in range(2)}
     with Cluster(n=2, name="script") as cluster:
         for _ in range(2):
-            assert ends(cluster.run_script(script)) == expected
+            assert ends(cluster.scripts.run(script)) == expected
             assert cluster.run("import deepspeed; deepspeed.comm.is_initialized()").results == {0: False, 1: False}
         cluster.run("deepspeed.init_distributed('gloo'); ours = deepspeed.comm.comm.cdb; total = torch.ones(1)")
-        assert ends(cluster.run_script(script)) == expected
+        assert ends(cluster.scripts.run(script)) == expected
         assert cluster.run("ours is deepspeed.comm.comm.cdb").results == {0: True, 1: True}
         assert cluster.run("deepspeed.comm.all_reduce(total); total.item()").results == {0: 2.0, 1: 2.0}
         assert cluster.run("deepspeed.utils.groups.mpu is None").results == {0: True, 1: True}

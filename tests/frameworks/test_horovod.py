@@ -231,7 +231,7 @@ def test_scripts_run_again_and_again(three: Cluster, folder: Path, how: str) -> 
     three.run("hvd.shutdown()")
     script = write(folder, "train.py", SCRIPT)
     for _ in range(2):
-        assert said(three.run_script(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
+        assert said(three.scripts.run(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
         assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
 
 
@@ -251,7 +251,7 @@ def test_ranks_of_the_local_launcher_are_told_what_to_do(folder: Path) -> None:
             ):
                 local.run(code)
         script = write(folder, "train.py", SCRIPT)
-        assert said(local.run_script(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
+        assert said(local.scripts.run(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
 
 
 @pytest.mark.parametrize("launch", ["mpi", "horovodrun"])
@@ -265,7 +265,7 @@ def test_what_ran_is_exported(agreeing: Cluster, tmp_path: Path, launch: str) ->
     expected = sorted(
         text.strip() for text in agreeing.run("print(f'rank {rank} {losses}')", values=False).stdout.values()
     )
-    exported = agreeing.export(tmp_path / "train.py", launch)
+    exported = agreeing.scripts.export(tmp_path / "train.py", launch)
     found = sorted(set(launched(exported.command, tmp_path)))
     if launch == "mpi":
         assert found == expected

@@ -66,6 +66,6 @@ def test_workers_and_parameter_servers() -> None:
 def test_a_script_runs_in_fresh_processes_beside_the_session_s_own(folder: Path) -> None:
     script = write(folder, "mirrored.py", SCRIPT)
     with Cluster(tf_roles=parse_roles("worker=2"), launcher="local") as cluster:
-        assert said(cluster.run_script(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
+        assert said(cluster.scripts.run(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
         for _ in range(2):
-            assert said(cluster.run_script(script, how="fresh")) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
+            assert said(cluster.scripts.run(script, how="fresh")) == {0: ["sum 4.0"], 1: ["sum 4.0"]}

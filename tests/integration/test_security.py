@@ -55,7 +55,7 @@ def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_t
 
 @as_root
 def test_a_cluster_that_another_user_wrote_down_is_not_seen(light: Cluster) -> None:
-    profile = light._launch.folders.profile
+    profile = light._session.launch.folders.profile
     assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
     os.chown(profile / cluster_file.FILE, NOBODY, NOBODY)
     assert light.cluster_id not in [each.cluster_id for each in cluster_file.running()]
@@ -80,7 +80,7 @@ kernel.session.send = send
 def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: Path, key: str) -> None:
     victim = tmp_path / "precious"
     victim.write_text("kept")
-    up = os.path.relpath(victim, cluster._launch.folders.local)
+    up = os.path.relpath(victim, cluster._session.launch.folders.local)
     for name in (str(victim), up):
         cluster.run(SENDS.format(note={key: name, "spans": []}))
         run = cluster.run("1")
@@ -94,20 +94,20 @@ def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: P
 @as_root
 def test_a_checkpoint_of_another_user_is_loaded_only_when_asked(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = rank + 1; model = torch.nn.Linear(2, 2)")
-    cluster.save(tmp_path / "run", ["value", "model"])
+    cluster.checkpoints.save(tmp_path / "run", ["value", "model"])
     version = tmp_path / "run" / "000001"
     cluster.run("value = 0")
     for each in (version / ".metadata", version / "rank1" / "value.pt", version / "rank0" / ".random.pt", version):
         os.chown(each, NOBODY, NOBODY)
         with pytest.raises(RankFailure) as failed:
-            cluster.load(tmp_path / "run")
+            cluster.checkpoints.load(tmp_path / "run")
         words = str(failed.value)
         assert f"{each} belongs to another user (nobody), and loading a checkpoint runs code" in words
         assert "%dist_load --trust-owner" in words
         os.chown(each, os.geteuid(), os.getegid())
         assert cluster.run("value").results == {0: 0, 1: 0}
     give_away(tmp_path / "run")
-    cluster.load(tmp_path / "run", trust_owner=True)
+    cluster.checkpoints.load(tmp_path / "run", trust_owner=True)
     assert cluster.run("value").results == {0: 1, 1: 2}
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_user_is_loaded_only_when_asked(cluster: Cluster
 def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_path: Path) -> None:
     """After the whole version was checked somebody may swap a file."""
     cluster.run("model = torch.nn.Linear(2, 2)")
-    cluster.save(tmp_path / "run", ["model"])
+    cluster.checkpoints.save(tmp_path / "run", ["model"])
     version = tmp_path / "run" / "000001"
     os.chown(version / ".metadata", NOBODY, NOBODY)
     code = (
@@ -129,7 +129,7 @@ def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, t
 
 
 def test_what_a_cluster_writes_is_readable_by_its_user_alone(cluster: Cluster) -> None:
-    folders = cluster._launch.folders
+    folders = cluster._session.launch.folders
     for top in (folders.profile, folders.local):
         assert stat.S_IMODE(top.stat().st_mode) == 0o700
     for path in (folders.profile / "security").glob("*.json"):

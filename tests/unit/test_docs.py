@@ -7,6 +7,7 @@ import inspect
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,11 +171,20 @@ def test_quoted_options_commands_and_settings_exist(page: Path) -> None:
 def test_the_python_api_is_that_of_the_code(title: str, kind: type) -> None:
     section = (ROOT / "docs" / "python_api.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     named = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
-    attributes = set(dir(kind)) | set(re.findall(r"self\.(\w+)", inspect.getsource(kind)))
-    for name, arguments in re.findall(r"`(\w+)(?:\(([^`]*)\))?`", " ".join(named)):
-        assert name in attributes, name
+    for path, arguments in re.findall(r"`([\w.]+)(?:\(([^`]*)\))?`", " ".join(named)):
+        *features, name = path.split(".")
+        owner = _feature(kind, features[0]) if features else kind
+        attributes = set(dir(owner)) | set(re.findall(r"self\.(\w+)", inspect.getsource(owner)))
+        assert name in attributes, path
         parameters = [part.partition("=")[0].strip() for part in arguments.split(",") if part]
-        assert not parameters or set(parameters) <= _parameters(getattr(kind, name)), name
+        assert not parameters or set(parameters) <= _parameters(getattr(owner, name)), path
+
+
+def _feature(kind: type, name: str) -> type:
+    """Return the type of a property."""
+    getter = getattr(kind, name).fget
+    found: type = getattr(sys.modules[kind.__module__], getter.__annotations__["return"])
+    return found
 
 
 def _parameters(function: Callable[..., object]) -> set[str]:

@@ -18,7 +18,6 @@ from ...protocol.requests import Digest, Numbers, Pull, Push, RankRequest
 from ...protocol.serialization import dump_values, load_from
 from ...protocol.shared_memory import drop, fetch, lend
 from ...protocol.states import RankState
-from ..part import Part
 from .compare import compare
 
 if TYPE_CHECKING:
@@ -76,7 +75,10 @@ def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int
 
 
 def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
-    """Copy variables from one rank to others; they pass through the notebook's process without being unpickled."""
+    """Copy variables from one rank to others, through the notebook's process, where they are not unpickled."""
+    others = [rank for rank in ranks if rank != source]
+    if not others:
+        raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
     reply = ask(launch, [source], Pull(names=list(names), whole=True))[source]
     content = reply["content"]
     if content["status"] == "missing":
@@ -85,12 +87,14 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
     if content["status"] == "unserializable":
         raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
     pickled, *buffers = _taken(launch, source, reply)
-    _send(launch, ranks, pickled, buffers)
-    launch.journal.copied(names, source, ranks)
+    _send(launch, others, pickled, buffers)
+    launch.journal.copied(names, source, others)
 
 
 def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     """Compare a variable over ranks."""
+    if len(ranks) < 2:  # noqa: PLR2004
+        raise UsageError(f"{label_ranks(ranks)} alone can't differ; name two ranks or more with -r")
     told = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
     missing = [rank for rank, content in told.items() if content["status"] == "missing"]
     if missing:
@@ -102,74 +106,6 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
     return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
-
-
-class VariableMover(Part):
-    """The part of a cluster that moves and compares variables."""
-
-    def push(self, values: Mapping[str, Any], ranks: str | int | Iterable[int] = "all") -> None:
-        """Set variables on ranks.
-
-        Raises
-        ------
-        UsageError
-            If a name is not a valid variable name.
-        UnserializableValueError
-            If a value can't be sent; the message names it.
-        """
-        check_names(values)
-        push(*self._ready(ranks), values)
-
-    def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
-        """Return variables of ranks: by rank, then by name.
-
-        Raises
-        ------
-        UsageError
-            If a name is not valid, or a rank has no such variable.
-        UnserializableValueError
-            If a value can't be sent; the message names it and its ranks.
-        """
-        wanted = [names] if isinstance(names, str) else list(names)
-        check_names(wanted)
-        return pull(*self._ready(ranks), wanted)
-
-    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
-        """Copy variables from one rank to others.
-
-        Raises
-        ------
-        UsageError
-            If a name is not valid, or the source has no such variable.
-        UnserializableValueError
-            If a value can't be sent; the message names it.
-        """
-        check_names(names)
-        launch, (source,) = self._ready(source)
-        launch, chosen = self._ready(ranks)
-        others = [rank for rank in chosen if rank != source]
-        if not others:
-            raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
-        copy(launch, source, others, names)
-
-    def diff(self, name: str, ranks: str | int | Iterable[int] = "all") -> Comparison:
-        """Compare a variable over ranks, e.g. a model whose parameters should be the same on all.
-
-        Returns
-        -------
-        Comparison
-            True if ranks differ; its text names the first part that differs, by how much and on which ranks.
-
-        Raises
-        ------
-        UsageError
-            If the name is not valid, or a rank has no such variable.
-        """
-        check_names([name])
-        launch, chosen = self._ready(ranks)
-        if len(chosen) < 2:  # noqa: PLR2004
-            raise UsageError(f"{label_ranks(chosen)} alone can't differ; name two ranks or more with -r")
-        return diff(launch, chosen, name)
 
 
 def _have(ranks: Sequence[int]) -> str:

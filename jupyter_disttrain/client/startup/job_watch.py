@@ -2,7 +2,7 @@
 
 Covers: a thread that polls Slurm and reports notices; whether a rank died because its job ended.
 Does not cover: the notices and their times (``launchers.slurm.monitor``), what follows from the end of the job
-(``client.transport.dispatch``).
+(``client.lifecycle``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...client.cells.history import Origin
 from ...client.cells.variables import check_names
-from ...client.part import Part
 from ...errors import RankFailure, UsageError
 from ...protocol.ranks import label_ranks
 from ...protocol.states import RankState
@@ -23,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...client.cells.cell_run import CellRun
+    from ...client.session import Session
 
 
-class CheckpointKeeper(Part):
-    """The part of a cluster that saves and loads checkpoints."""
+class Checkpoints:
+    """Saves and loads checkpoints of the ranks of one session."""
 
-    _writes_beside = False  # whether a version may still be written in the background
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._writes_beside = False  # whether a version may still be written in the background
 
     def save(
         self,
@@ -66,12 +68,14 @@ class CheckpointKeeper(Part):
             raise UsageError("name what is to be saved, e.g. model optimizer step")
         if keep is not None and keep < 1:
             raise UsageError(f"at least one version has to stay, not {keep}")
-        session = self._launch.folders.run.name
-        words = f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={session!r}"
-        self._writes_beside = self._writes_beside or (beside and self._launch.config.backend != "none")
-        return self._run_checkpoints(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
+        launch = self._session.launch
+        words = (
+            f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
+        )
+        self._writes_beside = self._writes_beside or (beside and launch.config.backend != "none")
+        return self._run(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
 
-    def finish_saves(self, **options: Any) -> str:
+    def finish(self, **options: Any) -> str:
         """Wait until versions that are written in the background are on disk, before ranks are ended.
 
         Parameters
@@ -89,11 +93,12 @@ class CheckpointKeeper(Part):
         RankFailure
             If a version could not be written.
         """
+        launch = self._session.launch
         # This process does not know whether an earlier kernel has started a write.
-        came_late = self._launch.journal.began_late and self._launch.config.backend != "none"
-        if not (self._writes_beside or came_late) or self._launch.link is None:
+        came_late = launch.journal.began_late and launch.config.backend != "none"
+        if not (self._writes_beside or came_late) or launch.link is None:
             return ""
-        others = [entry.info.rank for entry in self._launch.table if entry.state != RankState.IDLE]
+        others = [entry.info.rank for entry in launch.table if entry.state != RankState.IDLE]
         if others:
             are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
             what = "a checkpoint that is" if self._writes_beside else "a checkpoint, if one is"
@@ -102,7 +107,7 @@ class CheckpointKeeper(Part):
                 "the latest"
             )
         try:
-            self._run_checkpoints("wait()", options)
+            self._run("wait()", options)
         except RankFailure as error:
             # An interrupt ends the wait; the version is still being written.
             self._writes_beside = any(failure.ename == "KeyboardInterrupt" for failure in error.failures)
@@ -136,14 +141,14 @@ class CheckpointKeeper(Part):
         """
         check_names(names)
         call = f"load({_absolute(path)!r}, {list(names)!r}, trust_owner={trust_owner})"
-        return self._run_checkpoints(call, options, f"%dist_load {path}")
+        return self._run(call, options, f"%dist_load {path}")
 
-    def _run_checkpoints(self, call: str, options: dict[str, Any], magic: str = "") -> CellRun:
-        launch, _ = self._ready("all")
+    def _run(self, call: str, options: dict[str, Any], magic: str = "") -> CellRun:
+        launch, _ = self._session.ready("all")
         if launch.config.backend == "none":
             raise UsageError("checkpoints need torch on the ranks; start them without --backend none")
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=magic)
-        return self.run(f"get_ipython().checkpoints.{call}", values=False, **options)
+        return self._session.run(f"get_ipython().checkpoints.{call}", values=False, **options)
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...client.cells.history import Origin
 from ...client.cells.variables import ask
-from ...client.part import Part
 from ...errors import CodeError, UsageError
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import CompareFiles, ListModules, RemoveFiles, WriteFiles
@@ -23,6 +22,7 @@ from ...protocol.requests import CompareFiles, ListModules, RemoveFiles, WriteFi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ...client.session import Session
     from ...client.startup.launch import Launch
 
 
@@ -54,12 +54,14 @@ class Synced:
         return "\n".join(lines) or "no module was edited since the ranks imported it"
 
 
-class CodeSyncer(Part):
-    """The part of a cluster that copies edited modules to its ranks."""
+class Reloading:
+    """Copies edited modules to the ranks of one session and reloads them there."""
 
-    _brought_code: dict[tuple[str, str], dict[str, str]]  # hashes by file, by host and notebook's folder
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._brought: dict[tuple[str, str], dict[str, str]] = {}  # hashes by file, by host and notebook's folder
 
-    def sync_code(
+    def sync(
         self,
         paths: Sequence[str | os.PathLike[str]] = (),
         ranks: str | int | Iterable[int] = "all",
@@ -94,20 +96,20 @@ class CodeSyncer(Part):
         """
         folder = Path.cwd()
         named = [file for path in paths for file in _named(folder, path)]
-        launch, everybody = self._ready(ranks)
+        launch, everybody = self._session.ready(ranks)
         told = {rank: reply["content"] for rank, reply in ask(launch, everybody, ListModules()).items()}
         files = _with_imports(folder, [*named, *_imported(folder, told.values())])
-        removed = self._remove_code(launch, everybody, folder)
-        brought = self._bring_code(launch, everybody, folder, files)
+        removed = self._remove(launch, everybody, folder)
+        brought = self._bring(launch, everybody, folder, files)
         hosts = {host for some in brought.values() for host in some}
         stale = [rank for rank in everybody if told[rank]["edited"] or launch.table[rank].info.host in hosts]
         if not stale:
             return Synced(reloaded={}, brought=brought, removed=removed)
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
-        run = self.run("get_ipython().local_modules.reload();", stale, **options)
+        run = self._session.run("get_ipython().local_modules.reload();", stale, **options)
         return _result(run.results, brought, removed)
 
-    def _bring_code(
+    def _bring(
         self, launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
     ) -> dict[str, tuple[str, ...]]:
         """Send the files that differ on a node to one of its ranks; return the hosts by file."""
@@ -122,16 +124,16 @@ class CodeSyncer(Part):
                 request = WriteFiles(folder=str(folder), names=names)
                 ask(launch, [rank], request, [files[name] for name in names])
             for name in names:
-                self._brought_code.setdefault((host, str(folder)), {})[name] = hashes[name]
+                self._brought.setdefault((host, str(folder)), {})[name] = hashes[name]
                 brought.setdefault(name, []).append(host)
         return {name: tuple(hosts) for name, hosts in brought.items()}
 
-    def _remove_code(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
+    def _remove(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
         """Remove copied files from nodes that no longer exist here; return the hosts by file."""
         removed: dict[str, list[str]] = {}
         for rank in _one_of_each_node(launch, ranks):
             host = launch.table[rank].info.host
-            there = self._brought_code.get((host, str(folder)), {})
+            there = self._brought.get((host, str(folder)), {})
             gone = {name: hashed for name, hashed in sorted(there.items()) if not (folder / name).exists()}
             if gone:
                 request = RemoveFiles(folder=str(folder), hashes=gone)

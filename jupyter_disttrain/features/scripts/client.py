@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...client.cells.history import Origin, Ran, is_whole, last_of_each
 from ...client.cells.variables import ask
-from ...client.part import Part
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.requests import OpenPort
@@ -25,15 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ...client.cells.cell_run import CellRun
+    from ...client.session import Session
     from ..export.export import Exported
 
 HOW = ("here", "fresh", "node")
 
 
-class ScriptRunner(Part):
-    """The part of a cluster that runs scripts."""
+class Scripts:
+    """Runs scripts on the ranks of one session, and exports what ran there."""
 
-    def run_script(
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(
         self,
         target: str | os.PathLike[str],
         arguments: Sequence[str] = (),
@@ -86,7 +89,7 @@ class ScriptRunner(Part):
         }
         words = ", ".join(f"{name}={value!r}" for name, value in request.items())
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
-        return self.run(f"get_ipython().scripts.run({words})", ranks, values=False, **options)
+        return self._session.run(f"get_ipython().scripts.run({words})", ranks, values=False, **options)
 
     def export(self, path: str | os.PathLike[str], launch: str = "torchrun", *, every_run: bool = False) -> Exported:
         """Write the cells that ran on the ranks as one script, and a file that launches it.
@@ -110,18 +113,18 @@ class ScriptRunner(Part):
         UsageError
             If nothing ran, or something that ran can't be part of a script; the message names it.
         """
-        journal = self._launch.journal
+        journal = self._session.launch.journal
         done, endings = journal.entries()
         whole = [entry for entry in done if not isinstance(entry, Ran) or is_whole(entry, endings)]
         entries = whole if every_run else last_of_each(whole)
         remarks = remarks_on(done, entries, endings)
         if journal.began_late:
             remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
-        frame = frame_of(self._launch)
-        return export(Path(path), entries, frame, launch, remarks, self._launch.journal.without_group)
+        frame = frame_of(self._session.launch)
+        return export(Path(path), entries, frame, launch, remarks, journal.without_group)
 
     def _first_of_each_node(self, ranks: str | int | Iterable[int]) -> list[int]:
-        table = self._launch.table
+        table = self._session.launch.table
         first: dict[int, int] = {}
         for rank in parse_ranks(ranks, len(table)):
             first.setdefault(table[rank].info.node_rank, rank)
@@ -131,9 +134,9 @@ class ScriptRunner(Part):
         """Ask rank 0 to open a port at which the processes of one run meet, and each rank for an address of its own."""
         if how == "here":
             return {}
-        launch, wanted = self._ready(ranks)
+        launch, wanted = self._session.ready(ranks)
         everybody = len(wanted) == len(launch.table) and how == "fresh"
-        asked = wanted if everybody else self._ready(0)[1]
+        asked = wanted if everybody else self._session.ready(0)[1]
         replies = ask(launch, asked, OpenPort(served=how == "fresh"))
         told = [replies[rank]["content"] for rank in asked]
         meeting = {"port": told[0]["port"], "horovod": told[0]["horovod"]}

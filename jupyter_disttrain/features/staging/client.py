@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ...client.cells.events import Died
 from ...client.cells.history import Origin
 from ...client.cells.variables import ask, check_names, push
-from ...client.part import Part
 from ...config.data_urls import is_address, without_secrets
 from ...errors import ClusterClosedError, StageError
 from ...protocol.ranks import label_ranks
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from ...client.cells.cell_run import CellRun
     from ...client.cells.events import Event
+    from ...client.session import Session
     from ...client.startup.launch import Launch
     from ...client.transport.link import Message
 
@@ -102,8 +102,11 @@ class Staged:
         return [f"{label_ranks(some)}: {path}" for path, some in ranks.items()]
 
 
-class DataStager(Part):
-    """The part of a cluster that copies data sets to its nodes."""
+class Staging:
+    """Copies data sets to the nodes of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def stage(
         self,
@@ -153,7 +156,7 @@ class DataStager(Part):
         if name is not None:
             check_names([name])
         where = source if isinstance(source, str) and is_address(source) else _absolute(source)
-        launch, everybody = self._ready("all")
+        launch, everybody = self._session.ready("all")
         first = _first_of_each_node(launch, everybody)
         try:
             order, chain, is_seen = _get_ready(launch, first, where, None if to is None else str(to))
@@ -162,7 +165,7 @@ class DataStager(Part):
                 if sender is not None:
                     sender.start(chain, verify=verify)
                     chain.insert(0, sender.place)
-                run = self.run(
+                run = self._session.run(
                     f"get_ipython().staging.run({chain!r}, verify={verify})",
                     order,
                     listener=_Watch(launch, order, on_progress),

@@ -140,7 +140,7 @@ class Sender:
         return str(told["key"])
 
     def start(self, chain: Sequence[dict[str, Any]], *, verify: bool) -> None:
-        """Start the transfer along a chain of nodes; ``verify``: see ``staging.DataStager.stage``."""
+        """Start the transfer along a chain of nodes; ``verify``: see ``staging.client.Staging.stage``."""
         first, *others = chain
         asked = {"source": self._source, "verify": verify}
         asked["chain"] = [self.place, first | {"url": self._url}, *others]

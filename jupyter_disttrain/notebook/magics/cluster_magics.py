@@ -122,7 +122,7 @@ class DistributedMagics(FileMagics):
                 raise UsageError(f"the cluster {here.name!r} is in this notebook already; %dist_status shows it")
         cluster = Cluster.attach(args.cluster, ssh=args.ssh or self.ssh, unless=self._has)
         self._add(cluster)
-        print(started_text(cluster) if cluster.is_met else attached_text(cluster))  # noqa: T201
+        print(started_text(cluster) if cluster.start_report.is_first else attached_text(cluster))  # noqa: T201
         self._waiting[cluster.name] = [(run, None) for run in cluster.missed]
         if not args.noblock:
             self._wait_for_cells(cluster)
@@ -163,13 +163,13 @@ class DistributedMagics(FileMagics):
             try:
                 self._finish_saves(cluster)
                 line_shown.show(f"ending {label_ranks(range(cluster.world_size))}")
-                cluster.reset(on_start=line_shown.show)
+                killed = cluster.reset(on_start=line_shown.show)
             finally:
                 if cluster.closed:
                     self._forget(cluster)
             self._waiting.pop(cluster.name, None)
             self._close_relay(cluster)
-            line_shown.end("\n".join([*cluster.killed, started_text(cluster)]))
+            line_shown.end("\n".join([*killed, started_text(cluster)]))
 
     @documented
     @line_magic
@@ -178,9 +178,9 @@ class DistributedMagics(FileMagics):
         args = parse("dist_shutdown", line)
         several = len(self._clusters) > 1
         for cluster in list(self._clusters.values()) if args.all else [self._require(args)]:
-            self._end(cluster)
+            killed = self._end(cluster)
             ended = f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended"
-            print("\n".join([*cluster.killed, ended]))  # noqa: T201
+            print("\n".join([*killed, ended]))  # noqa: T201
 
     def _forget(self, cluster: Cluster) -> None:
         self._clusters.pop(cluster.name, None)
@@ -200,12 +200,14 @@ class DistributedMagics(FileMagics):
         for cluster in list(self._clusters.values()):
             self._end(cluster)
 
-    def _end(self, cluster: Cluster) -> None:
+    def _end(self, cluster: Cluster) -> list[str]:
+        """Shut down a cluster; return messages on ranks that were killed."""
         try:
             self._finish_saves(cluster)
         finally:  # an interrupt ends the wait, not the shutdown
             self._forget(cluster)
-            cluster.shutdown()
+            killed = cluster.shutdown()
+        return killed
 
     def _require(self, args: argparse.Namespace) -> Cluster:
         """Return the cluster that was named, or the one used last."""

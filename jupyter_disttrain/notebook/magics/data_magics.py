@@ -32,7 +32,7 @@ class FileMagics(ScriptMagics):
         """Copy a data set to each node's own disk: read once, checked by hash; existing files are kept."""
         args = parse("dist_stage", line)
         with StatusLine(self.shell) as line_shown:
-            staged = self._require(args).stage(
+            staged = self._require(args).staging.stage(
                 args.source,
                 args.to,
                 name=args.into,
@@ -58,7 +58,7 @@ class FileMagics(ScriptMagics):
         """Reload edited modules, and show what they print meanwhile."""
         chosen = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
         screen = self._screen(cluster, chosen, below_view=True)
-        return cluster.sync_code(paths, chosen, listener=screen, origin=origin_of(self.shell))
+        return cluster.reloading.sync(paths, chosen, listener=screen, origin=origin_of(self.shell))
 
     def _sync_before_cell(self, cluster: Cluster, ranks: Sequence[int]) -> None:
         """Reload edited modules, if enabled; print what can't be reloaded, and run the cell with the old code then.

@@ -57,7 +57,7 @@ class ScriptMagics(Settings):
         chosen = parse_ranks(args.ranks, cluster.world_size)
         if args.watch and self.views.has_page:
             self.views.show(cluster)
-        run = cluster.run_script(
+        run = cluster.scripts.run(
             args.target,
             args.arguments,
             chosen,
@@ -77,8 +77,10 @@ class ScriptMagics(Settings):
         """Save models, optimizers and other variables of all ranks as the next version of a checkpoint."""
         args = parse("dist_save", line)
         cluster = self._require(args)
-        options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
-        cluster.save(args.path, args.names, beside=args.beside, keep=args.keep, origin=origin_of(self.shell), **options)
+        screen, origin = self._screen(cluster, tuple(range(cluster.world_size))), origin_of(self.shell)
+        cluster.checkpoints.save(
+            args.path, args.names, beside=args.beside, keep=args.keep, listener=screen, origin=origin
+        )
 
     @documented
     @line_magic
@@ -86,13 +88,13 @@ class ScriptMagics(Settings):
         """Load variables on all ranks from a checkpoint, also one of another number of ranks."""
         args = parse("dist_load", line)
         cluster = self._require(args)
-        options = {"listener": self._screen(cluster, tuple(range(cluster.world_size)))}
-        cluster.load(args.path, args.names, trust_owner=args.trust_owner, origin=origin_of(self.shell), **options)
+        screen, origin = self._screen(cluster, tuple(range(cluster.world_size))), origin_of(self.shell)
+        cluster.checkpoints.load(args.path, args.names, trust_owner=args.trust_owner, listener=screen, origin=origin)
 
     def _finish_saves(self, cluster: Cluster) -> None:
         """Wait for checkpoints that are written while cells run; errors are printed, so that the ranks can be ended."""
         try:
-            told = cluster.finish_saves(listener=self._screen(cluster, tuple(range(cluster.world_size))))
+            told = cluster.checkpoints.finish(listener=self._screen(cluster, tuple(range(cluster.world_size))))
         except DisttrainError as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -105,7 +107,7 @@ class ScriptMagics(Settings):
     def dist_export(self, line: str) -> None:
         """Write the cells that ran on the ranks as one script, with a file that launches it."""
         args = parse("dist_export", line)
-        exported = self._require(args).export(args.path, args.launch, every_run=args.all)
+        exported = self._require(args).scripts.export(args.path, args.launch, every_run=args.all)
         print(exported_text(exported))  # noqa: T201  (a magic's output)
 
 

@@ -33,13 +33,13 @@ HEAD = (
 
 def started_text(cluster: Cluster) -> str:
     """Describe the started ranks, failures of the user's IPython profile, and why ranks use no accelerator."""
-    ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_seconds:.1f} s")
+    ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_report.seconds:.1f} s")
     troubles: dict[str, list[int]] = {}
     for entry in cluster.table:
         for words in entry.troubles:
             troubles.setdefault(words, []).append(entry.info.rank)
     failed = [f"{label_ranks(ranks)}, in your IPython profile: {words}" for words, ranks in troubles.items()]
-    return "\n".join(filter(None, [*failed, ready, cluster.note_of_devices]))
+    return "\n".join(filter(None, [*failed, ready, cluster.start_report.note_of_devices]))
 
 
 def attached_text(cluster: Cluster) -> str:
@@ -77,7 +77,7 @@ def _where(cluster: Cluster, what: str) -> str:
     if len(hosts) == 1:
         return f"{what} · {hosts[0]} · {places[0]} · {first.backend}"
     lines = (f"  {host}: {place}" for host, place in zip(hosts, places, strict=True))
-    network = cluster.network
+    network = cluster.start_report.network
     return "\n".join([f"{what} · {first.backend}", *lines, *([f"  {network}"] if network else [])])
 
 

@@ -161,7 +161,7 @@ def snapshot(cluster: Cluster) -> dict[str, Any]:
         "name": cluster.name,
         "launcher": cluster.config.launcher,
         "backend": table[0].info.backend,
-        "started_s": cluster.started_s,
+        "started_s": cluster.start_report.started_s,
         "notebook": "",
         "held": True,
         "kept": cluster.config.keep,

@@ -73,7 +73,7 @@ def test_ranks_are_ordered_by_host(hosted: Cluster, lab: Lab) -> None:
         2: ("node2", "1", "0", master),
         3: ("node2", "1", "1", master),
     }
-    assert hosted.network == f"network {lab.head_address.rpartition('.')[0]}.0/24 (eth0)"
+    assert hosted.start_report.network == f"network {lab.head_address.rpartition('.')[0]}.0/24 (eth0)"
 
 
 def test_a_model_is_trained_over_hosts(hosted: Cluster) -> None:
@@ -106,7 +106,7 @@ def test_no_cell_output_or_value_crosses_the_network_in_clear(hosted: Cluster, l
 def test_a_secret_stands_in_no_command_line_and_no_readable_file(hosted: Cluster, lab: Lab) -> None:
     assert set(hosted.run("import os; os.environ['HOSTED_SECRET']").results.values()) == {SECRET}
     processes = [*psutil.process_iter(), *lab.processes("node1"), *lab.processes("node2")]
-    key = hosted._launch.link.session.key.decode()
+    key = hosted._session.launch.link.session.key.decode()
     for process in processes:
         try:
             words = " ".join(process.cmdline())
@@ -114,12 +114,12 @@ def test_a_secret_stands_in_no_command_line_and_no_readable_file(hosted: Cluster
             continue
         assert SECRET not in words
         assert key not in words
-    for path in (hosted._launch.folders.profile / "security").iterdir():
+    for path in (hosted._session.launch.folders.profile / "security").iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_only_the_network_of_the_hosts_is_listened_to(hosted: Cluster, lab: Lab) -> None:
-    cluster_file = ClusterFile.read(hosted._launch.folders.profile)
+    cluster_file = ClusterFile.read(hosted._session.launch.folders.profile)
     ours = set(map(int, cluster_file.births["controller"]))
     ours |= {child.pid for pid in list(ours) for child in psutil.Process(pid).children(recursive=True)}
     at_head = [each for each in lab.listening("head") if each.pid in ours]
@@ -170,12 +170,12 @@ def test_an_interrupt_brings_ranks_on_all_hosts_back(hosted: Cluster) -> None:
 def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster, *, is_lost: bool) -> None:
     if hosted.config.launcher != "mpi":
         return
-    if hosted.mpi_lost:  # Open MPI may start no process after a nanny was killed
+    if hosted._session.launch.mpi_lost:  # Open MPI may start no process after a nanny was killed
         hosted.reset()
     if is_lost:
-        hosted._launch.mpi_lost = "an earlier death"
+        hosted._session.launch.mpi_lost = "an earlier death"
     run = hosted.run("import threading\nif rank: dist.barrier()\nthreading.Event().wait()", block=False)
-    engines = next(iter(hosted._launch._processes._cluster.engines.values()))  # type: ignore[union-attr]
+    engines = next(iter(hosted._session.launch._processes._cluster.engines.values()))  # type: ignore[union-attr]
     os.kill(engines.process.pid, signal.SIGKILL)
     with pytest.raises(RankFailure):
         run.wait()

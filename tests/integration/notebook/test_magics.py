@@ -177,7 +177,9 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     assert re.fullmatch(rf"ranks 0-2 ready in \d+\.\d s · {HOST} · cpu · none\n?", started)
     told = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
     assert told.text == ""  # a running cluster goes by it from now on
-    held = bare_notebook.run("(cluster.config.hang_after_s, cluster._guardian._state.rules.hang_after_s)").check()
+    held = bare_notebook.run(
+        "(cluster.config.hang_after_s, cluster._session.guardian._state.rules.hang_after_s)"
+    ).check()
     assert held.text == "(0.5, 0.5)"
     told = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
     assert told.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"

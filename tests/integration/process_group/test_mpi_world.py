@@ -83,7 +83,7 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
         with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
             world.run(call, 1)
     # It can be released, and help to start another, all the same.
-    world._guardian.release(forced=True)
+    world._session.guardian.release(forced=True)
     other = world.table[2].info.pid
     psutil.Process(other).kill()
     assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 60)
@@ -175,7 +175,7 @@ def test_a_new_process_has_as_long_to_start_as_the_first_ones_had(
     before = world.table[1].info.pid
     psutil.Process(before).kill()
     assert wait_until(lambda: world.table[1].info.pid != before)
-    assert not world.mpi_lost
+    assert not world._session.launch.mpi_lost
 
 
 def test_two_new_processes_at_once(world: Cluster) -> None:
@@ -192,7 +192,7 @@ def test_a_world_of_nothing_but_new_processes() -> None:
     with Cluster(n=2, name="all-new") as cluster:
         for rank in (0, 1, 0, 1):
             cluster.replace([rank])
-            if cluster.mpi_lost:  # it may be, once none is left that the job began with; then comm says so
+            if cluster._session.launch.mpi_lost:  # once none may be left that the job began with; then comm says so
                 with pytest.raises(RankFailure, match=r"MPI has no world of all ranks: .*%dist_reset"):
                     cluster.run("comm.allreduce(1)")
             else:
@@ -211,11 +211,11 @@ def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch)
             "MPI has no world of all ranks: rank 1 died, and was replaced by a process beside the MPI job; "
             "use dist, or .*%dist_reset"
         )
-        generation = cluster._launch.generation
+        generation = cluster._session.launch.generation
         for rank in (0, 1):
             with pytest.raises(RankFailure, match=expected):
                 cluster.run("comm.allreduce(1)", rank)
-        assert cluster._launch.generation == generation, "the group is whole, and not formed again and again"
+        assert cluster._session.launch.generation == generation, "the group is whole, and not formed again and again"
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         cluster.reset()
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
@@ -229,7 +229,7 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
     with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
         mpiexec = mpiexec_of(cluster)
         if mpiexec_ends:  # with its last rank, which is no news
-            before_a_new_process.enter_context(cluster._launch._one_at_a_time)
+            before_a_new_process.enter_context(cluster._session.launch._one_at_a_time)
         else:
             mpiexec.suspend()
         for pid in cluster.run("import os; os.getpid()").results.values():
@@ -237,9 +237,13 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
         if mpiexec_ends:
             assert wait_until(lambda: not mpiexec.is_running())
             before_a_new_process.close()
-        assert wait_until(lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster.mpi_lost))
+        assert wait_until(
+            lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster._session.launch.mpi_lost)
+        )
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
-        assert cluster.mpi_lost.endswith("within the MPI job: the ranks that were to start a new process have died")
+        assert cluster._session.launch.mpi_lost.endswith(
+            "within the MPI job: the ranks that were to start a new process have died"
+        )
         if not mpiexec_ends:
             mpiexec.resume()
 
@@ -274,7 +278,7 @@ def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
 
 def mpiexec_of(cluster: Cluster) -> psutil.Process:
     """Return the one of this cluster; others may run."""
-    (engines,) = cluster._launch._processes._cluster.engines.values()  # type: ignore[union-attr]
+    (engines,) = cluster._session.launch._processes._cluster.engines.values()  # type: ignore[union-attr]
     return psutil.Process(engines.process.pid)
 
 
@@ -297,7 +301,7 @@ def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -
         assert cluster.run(SUM, timeout_s=60).results == {rank: [6.0] for rank in range(3)}
         assert cluster.run("kept", [0, 1]).results == {0: 0, 1: 1}
         why = rf"mpiexec \(process {mpiexec.pid}\) was killed by SIGKILL: .*; without it MPI starts no process"
-        assert re.fullmatch(why, cluster.mpi_lost), cluster.mpi_lost
+        assert re.fullmatch(why, cluster._session.launch.mpi_lost), cluster._session.launch.mpi_lost
 
 
 def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +313,9 @@ def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkey
     cluster.detach()
     with Cluster.attach("later") as again:
         psutil.Process(again.table[1].info.pid).kill()
-        assert wait_until(lambda: bool(again.mpi_lost))
+        assert wait_until(lambda: bool(again._session.launch.mpi_lost))
         assert again.run(SUM, timeout_s=60).results == {0: [3.0], 1: [3.0]}
-        assert again.mpi_lost == "mpiexec has ended; without it MPI starts no process"
+        assert again._session.launch.mpi_lost == "mpiexec has ended; without it MPI starts no process"
 
 
 LATE = """

@@ -83,7 +83,7 @@ def test_what_an_earlier_cell_left_is_not_forgotten(three: Cluster, pids: dict[i
 
 def test_ranks_in_step_keep_their_group_when_a_cell_fails(three: Cluster, pids: dict[int, int]) -> None:
     def generation() -> int:
-        return three._launch.generation
+        return three._session.launch.generation
 
     before = generation()
     with pytest.raises(RankFailure, match="ZeroDivisionError"):  # pending on all ranks alike

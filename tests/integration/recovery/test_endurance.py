@@ -94,7 +94,7 @@ def test_cells_that_ended_are_forgotten(ranks: Cluster) -> None:
     ranks.run("pass")
     gc.collect()
     assert [run() for run in ended] == [None] * 5
-    link = ranks._launch.link
+    link = ranks._session.launch.link
     assert link is not None
     assert (link._pending, link._waiting) == ({}, {})
 
@@ -222,7 +222,7 @@ def test_logs_of_a_cluster_that_runs_are_kept(ranks: Cluster) -> None:
     ranks.run("print('in the log')")
     others = [Folders.make("other") for _ in range(KEPT_RUNS + 1)]
     try:
-        assert "in the log" in ranks._launch.folders.rank_log(0).read_text()
+        assert "in the log" in ranks._session.launch.folders.rank_log(0).read_text()
     finally:
         for folders in others:
             folders.remove()

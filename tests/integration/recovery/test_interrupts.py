@@ -34,14 +34,14 @@ def test_two_that_come_together_are_two_for_the_ranks(
 ) -> None:
     begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     stubborn = f"import time\n{begin}\ntry: time.sleep(100)\nexcept KeyboardInterrupt: pass\ntime.sleep(100)"
-    interrupt = ranks.interrupt
+    interrupt = ranks._session.interrupt
 
     def interrupt_and_press(chosen: object, *, forced: bool) -> None:
         interrupt(chosen, forced=forced)  # type: ignore[arg-type]
         if not forced:
             press()  # a double click
 
-    monkeypatch.setattr(ranks, "interrupt", interrupt_and_press)
+    monkeypatch.setattr(ranks._session, "interrupt", interrupt_and_press)
 
     def press_once_both_run() -> None:
         assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
@@ -124,7 +124,7 @@ def later():
 def test_an_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
     ranks: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = ranks._open_cells
+    cells = ranks._session.open_cells
     send = cells._send_to_rank
 
     def send_and_press(run: object, rank: int, *rest: object) -> None:

@@ -47,7 +47,7 @@ def test_functions_of_torch_use_the_default_group_of_the_moment(folder: Path) ->
     # Theirs would be that of the moment in which a script, or any optimizer in a cell, has imported them.
     (folder / "own.py").write_text(OWN_GROUP)
     with Cluster(n=2, launcher="local", grace_s=0.5, name="defaults") as cluster:
-        cluster.run_script("own.py")
+        cluster.scripts.run("own.py")
         total = "torch.distributed.nn.functional.all_reduce(torch.ones(1)).item()"
         assert cluster.run(total).results == {0: 2.0, 1: 2.0}
         with pytest.raises(RankFailure) as caught:

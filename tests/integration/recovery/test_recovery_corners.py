@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.client import cluster
+from jupyter_disttrain.client import lifecycle, session
 from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 
@@ -93,13 +93,14 @@ def test_a_cell_that_is_given_up_ends_once_and_its_rank_may_come_back(
 def test_ranks_that_nobody_ends_are_not_said_to_be_replaced(
     torchless: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "CLUSTER_END_SECONDS", 0.1)
-    monkeypatch.setattr(cluster, "CLUSTER_SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(lifecycle, "CLUSTER_END_SECONDS", 0.1)
+    monkeypatch.setattr(lifecycle, "CLUSTER_SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(session, "CLUSTER_SETTLE_SECONDS", 0.1)
     nannies = [psutil.Process(entry.nanny_pid) for entry in torchless.table]
     pids = [entry.info.pid for entry in torchless.table]
     for nanny in nannies:
         nanny.suspend()
-    torchless._guardian.note("of another rank")
+    torchless._session.guardian.note("of another rank")
     try:
         with pytest.raises(LaunchError, match="ranks 0-1 did not end: the parent process"):
             torchless.replace([0, 1])

@@ -97,7 +97,7 @@ def test_a_job_that_is_ended_ends_the_cell_with_one_message(batch: Slurm, how: s
             run.wait(60)
         assert ENDS[how] in str(caught.value)
         assert "(node1, node2)" in str(caught.value)
-        folder = cluster._launch.folders.profile
+        folder = cluster._session.launch.folders.profile
     for thread in threading.enumerate():
         if thread.name == "disttrain end":
             thread.join()
@@ -106,13 +106,13 @@ def test_a_job_that_is_ended_ends_the_cell_with_one_message(batch: Slurm, how: s
 
 def secrets_of(cluster: Cluster) -> list[str]:
     """What tells how to reach the controller, and must stand in files of the user's own alone."""
-    told = json.loads(cluster._launch.folders.engine_file.read_text())
-    assert cluster._launch.folders.engine_file.stat().st_mode & 0o077 == 0
+    told = json.loads(cluster._session.launch.folders.engine_file.read_text())
+    assert cluster._session.launch.folders.engine_file.stat().st_mode & 0o077 == 0
     return [value for name, value in told.items() if "key" in name and value]
 
 
 def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]:
-    grant = cluster._launch.placement.grant
+    grant = cluster._session.launch.placement.grant
     assert grant is not None
     yield slurm.run("scontrol", "write", "batch_script", grant.job_id, "-")
     yield Path(grant.start_file).read_text()

@@ -39,7 +39,7 @@ def back(name: str) -> Cluster:
 
 def said(cluster: Cluster, rank: int) -> str:
     """What a rank's log holds."""
-    path = cluster._launch.folders.rank_log(rank)
+    path = cluster._session.launch.folders.rank_log(rank)
     return path.read_text() if path.exists() else ""
 
 
@@ -127,7 +127,7 @@ while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
 
 def test_a_reply_that_only_the_dead_notebook_heard_is_said_to_be_lost(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    ledger = light._launch.folders.ledger
+    ledger = light._session.launch.folders.ledger
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
     run = light.run(waits, 0, block=False)
     as_if_nobody_had_heard = ledger.read_text()
@@ -159,7 +159,7 @@ def test_a_cell_that_is_on_its_way_when_the_notebook_leaves_is_not_lost(light: C
 
 
 def test_a_cell_that_never_came_is_told_so(light: Cluster, tmp_path: Path) -> None:
-    ledger, stop = light._launch.folders.ledger, tmp_path / "stop"
+    ledger, stop = light._session.launch.folders.ledger, tmp_path / "stop"
     run = light.run(COUNT.format(path=str(stop)), 0, block=False)
     as_if_nobody_had_heard = ledger.read_text()
     stop.touch()
@@ -228,7 +228,8 @@ def test_a_replaced_rank_is_known_to_who_comes_later(kept: Cluster) -> None:
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
         psutil.Process(first).kill()  # and can be replaced again
         assert wait_until(lambda: again.table[0].info.pid != first)
-        if again.config.launcher == "mpi" and not again.mpi_lost:  # it is, once none is left that the job began with
+        # MPI's world is lost once none is left that the job began with.
+        if again.config.launcher == "mpi" and not again._session.launch.mpi_lost:
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
@@ -270,7 +271,7 @@ def test_more_output_than_is_kept_is_said_to_be_in_the_log(light: Cluster, tmp_p
     with back("light") as again:
         (run,) = again.missed
         assert run.wait().stdout[0].endswith("the end\n")
-        log = again._launch.folders.rank_log(0)
+        log = again._session.launch.folders.rank_log(0)
         assert run.stderr[0] == f"... what it said before is in {log}\n"
 
 

@@ -47,7 +47,7 @@ def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
 
 
 def test_no_file_is_there_that_the_end_would_write_again(plain: Cluster) -> None:
-    files = {path.name.partition("-")[0] for path in (plain._launch.folders.profile / "security").iterdir()}
+    files = {path.name.partition("-")[0] for path in (plain._session.launch.folders.profile / "security").iterdir()}
     assert files == {"ipcontroller"}  # the connection files, which the controller writes once
 
 
@@ -96,7 +96,7 @@ def test_processes_of_another_user_keep_nobody_from_ending_the_others() -> None:
 @pytest.mark.parametrize("what", ["shutdown", "reset"])
 def test_an_end_that_fails_is_the_end_of_the_cell_that_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(n=1, launcher="local", backend="none")
-    launch, stop = cluster._launch, cluster._launch.stop
+    launch, stop = cluster._session.launch, cluster._session.launch.stop
 
     def refuse() -> None:
         raise LaunchError("scancel refused")
@@ -119,8 +119,8 @@ def test_a_folder_with_a_colon_in_its_name_is_removed_and_none_beside_it(
     (tmp_path / "exp" / "results").touch()
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "exp:1" / "rt"))
     with Cluster(n=1, launcher="local", backend="none") as cluster:
-        controller = cluster._launch._processes._cluster.controller  # type: ignore[union-attr]
-        profile = cluster._launch.folders.profile
+        controller = cluster._session.launch._processes._cluster.controller  # type: ignore[union-attr]
+        profile = cluster._session.launch.folders.profile
         os.kill(controller.process.pid, signal.SIGTERM)  # so that it alone removes them
         assert wait_until(lambda: not profile.exists())
     assert (tmp_path / "exp" / "results").exists()

@@ -69,7 +69,7 @@ def test_a_cluster_that_nobody_uses_ends_after_its_time() -> None:
     assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match="was ended, because nobody had used it for 1 s"):
         cluster.run("1")
-    assert wait_until(lambda: not cluster._launch.folders.profile.exists())
+    assert wait_until(lambda: not cluster._session.launch.folders.profile.exists())
 
 
 def test_a_kept_cluster_that_nobody_came_back_to_ends_after_its_time() -> None:
@@ -78,7 +78,7 @@ def test_a_kept_cluster_that_nobody_came_back_to_ends_after_its_time() -> None:
     cluster.detach()
     psutil.wait_procs([rank], timeout=60)
     assert not rank.is_running()
-    assert wait_until(lambda: not cluster._launch.folders.profile.exists())
+    assert wait_until(lambda: not cluster._session.launch.folders.profile.exists())
 
 
 def test_the_status_warns_before_the_end(bare_notebook: Notebook) -> None:

@@ -33,7 +33,7 @@ HOST = socket.gethostname()
 
 
 def test_a_shutdown_leaves_nothing(plain: Cluster) -> None:
-    cluster_id = plain._launch.folders.cluster_id
+    cluster_id = plain._session.launch.folders.cluster_id
     assert len(of_cluster(cluster_id)) >= 5
     plain.shutdown()
     assert is_all_gone(cluster_id)
@@ -47,14 +47,14 @@ def test_what_multiprocessing_and_mpi_made_for_ranks_goes_with_them(plain: Clust
     before = set(Path(tempfile.gettempdir()).iterdir())
     plain.run("import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1")
     if how == "killed":
-        for process in of_cluster(plain._launch.folders.cluster_id):
+        for process in of_cluster(plain._session.launch.folders.cluster_id):
             process.kill()
     plain.shutdown()
     assert set(Path(tempfile.gettempdir()).iterdir()) <= before
 
 
 def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
-    folder, run = plain._launch.folders.profile, plain._launch.folders.run
+    folder, run = plain._session.launch.folders.profile, plain._session.launch.folders.run
     for path in (folder, folder / "security", folder / "log", run):
         assert path.stat().st_mode & 0o777 == 0o700, path
     files = sorted((folder / "security").glob("ipcontroller-*.json"))
@@ -65,7 +65,7 @@ def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
 def test_only_the_store_is_heard_and_on_loopback(cluster: Cluster) -> None:
     cluster.run("dist.barrier()")
     ports = set()
-    for process in of_cluster(cluster._launch.folders.cluster_id):
+    for process in of_cluster(cluster._session.launch.folders.cluster_id):
         if "prterun" in process.cmdline()[0]:
             continue  # its own channel, which Open MPI 5 refuses to bind to loopback
         for connection in process.net_connections():
@@ -74,7 +74,7 @@ def test_only_the_store_is_heard_and_on_loopback(cluster: Cluster) -> None:
                 assert is_local or not is_heard_elsewhere(connection.laddr.port), process.cmdline()
                 ports.add(connection.laddr.port)
     assert int(cluster.run("import os; os.environ['MASTER_PORT']").results[0]) in ports
-    assert cluster._launch.folders.local.stat().st_mode & 0o777 == 0o700
+    assert cluster._session.launch.folders.local.stat().st_mode & 0o777 == 0o700
 
 
 def is_heard_elsewhere(port: int) -> bool:
@@ -93,7 +93,7 @@ def is_heard_elsewhere(port: int) -> bool:
 def test_a_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
     plain.run("x = 1")
     before = {entry.info.pid for entry in plain.table}
-    cluster_id = plain._launch.folders.cluster_id
+    cluster_id = plain._session.launch.folders.cluster_id
     plain.reset()
     assert plain.run("'x' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
     assert not before & {entry.info.pid for entry in plain.table}
@@ -108,8 +108,7 @@ def test_ranks_that_outlive_what_started_them_have_ended_after_a_shutdown(plain:
     launcher.kill()
     assert wait_until(lambda: not launcher.is_running())
     assert plain.run("rank").results == {0: 0, 1: 1}
-    plain.shutdown()
-    assert plain.killed == []
+    assert plain.shutdown() == []
     assert not any(map(runs, nannies))
 
 
@@ -155,7 +154,7 @@ def test_a_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook)
 
 def test_the_controller_s_death_ends_the_cell_with_the_remedy(plain: Cluster) -> None:
     run = plain.run("import time; time.sleep(1000)", block=False)
-    for process in controllers_of(plain._launch.folders.cluster_id):
+    for process in controllers_of(plain._session.launch.folders.cluster_id):
         with suppress(psutil.NoSuchProcess):  # it ends with the one before
             process.kill()
     says = (

@@ -44,7 +44,7 @@ def test_64_ranks_from_start_to_end(bare_notebook: Notebook) -> None:
 
 def test_ranks_outlive_the_process_that_forked_them_and_end_with_their_cluster() -> None:
     with Cluster(n=3, launcher="local", backend="none", name="forked") as cluster:
-        cluster_id = cluster._launch.folders.cluster_id
+        cluster_id = cluster._session.launch.folders.cluster_id
         keeper_of(cluster).kill()
         cluster.run("kept = rank * 11")
         with pytest.raises(RankFailure, match="killed"):

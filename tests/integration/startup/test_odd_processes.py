@@ -92,16 +92,16 @@ def test_a_full_disk_is_named_and_the_version_before_stays(cluster: Cluster, tmp
         pytest.skip("a small disk can be mounted by root alone")
     try:
         cluster.run("small = rank; large = torch.zeros(10**6); model = torch.nn.Linear(1000, 1000)")
-        cluster.save(disk, ["small"])
+        cluster.checkpoints.save(disk, ["small"])
         for name in ("large", "model"):
             with pytest.raises(RankFailure) as caught:
-                cluster.save(disk, [name])
+                cluster.checkpoints.save(disk, [name])
             (failure,) = caught.value.failures
             assert f"the disk is full: {disk}" in failure.evalue, failure.evalue
             assert f" on {socket.gethostname()}, " in failure.evalue
             assert " of 1.0 MiB free; make room, or give another folder" in failure.evalue
         cluster.run("del small")
-        cluster.load(disk)
+        cluster.checkpoints.load(disk)
         assert cluster.run("small").results == {0: 0, 1: 1}
     finally:
         subprocess.run(["umount", disk], check=True)

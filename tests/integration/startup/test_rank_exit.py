@@ -86,8 +86,7 @@ if rank == 1:
 def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) -> None:
     with Cluster(n=2, launcher=launcher, backend="gloo" if launcher == "local" else "none", name="exits") as cluster:
         cluster.run(LEFT.format(folder=str(folder), torch=launcher == "local"))
-        cluster.reset()
-        assert cluster.killed == []
+        assert cluster.reset() == []
         for rank in (0, 1):
             found = {name: (folder / f"{name}-{rank}").read_bytes() for name in FOUND}
             assert found == FOUND
@@ -98,7 +97,7 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         cluster.run(REPLACED)
         cluster.replace([1])
         assert (folder / "replaced").read_text() == "done"
-        log = cluster._launch.folders.rank_log(1).read_text()
+        log = cluster._session.launch.folders.rank_log(1).read_text()
         assert "cut off at the rank's end: pooled_0, waits" in log
         assert (folder / "late").read_text() == "buffered"
         # Also in the midst of a cell; what waits for ever is ended by the limit, and the others are not.
@@ -110,13 +109,13 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         cluster.run(code, block=False)
         for rank in (0, 1):
             assert wait_until(lambda rank=rank: (folder / f"began-{rank}").exists())  # type: ignore[misc]
-        cluster.shutdown()
+        killed = cluster.shutdown()
         assert [(folder / f"midst-{rank}").read_text() for rank in (0, 1)] == ["done", "done"]
         assert [(folder / f"kept-{rank}").read_text() for rank in (0, 1)] == ["buffered", "buffered"]
-        assert len(cluster.killed) == 1
-        assert cluster.killed[0].startswith("rank 1 on ")
-        assert "took longer than 2 s" in cluster.killed[0]
-        assert "this rank was killed: its atexit functions" in cluster._launch.folders.rank_log(1).read_text()
+        assert len(killed) == 1
+        assert killed[0].startswith("rank 1 on ")
+        assert "took longer than 2 s" in killed[0]
+        assert "this rank was killed: its atexit functions" in cluster._session.launch.folders.rank_log(1).read_text()
 
 
 def test_a_rank_that_is_ended_while_it_sends_can_send_at_its_end(torchless: Cluster, tmp_path: Path) -> None:

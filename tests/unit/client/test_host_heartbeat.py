@@ -16,7 +16,7 @@ from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.client.recovery.spare_hosts import Moves
 from jupyter_disttrain.client.startup.rank_table import RankEntry
 from jupyter_disttrain.client.startup.registration import MISSED_LOOKS, as_message, untold_deaths
-from jupyter_disttrain.client.transport.dispatch import Hearing
+from jupyter_disttrain.client.transport.dispatch import MessageDispatcher
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import HostLostError
@@ -159,15 +159,18 @@ def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() 
     asked: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead], steps=Steps())
     guardian = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
-    cluster = SimpleNamespace(
-        _launch=launch,
-        _cells=Cells(cast("Any", launch), cast("Any", guardian), cast("Any", None), 0),
-        _job_watch=SimpleNamespace(if_it_runs=asked.append),  # Slurm is asked, which takes its time
+    session = SimpleNamespace(
+        launch=launch,
+        cells=Cells(cast("Any", launch), cast("Any", guardian), cast("Any", None), 0),
+        job_watch=SimpleNamespace(if_it_runs=asked.append),  # Slurm is asked, which takes its time
         telemetry=Telemetry(1.0),
     )
-    cluster._take = lambda *said: Hearing._take(cast("Any", cluster), *said)
+    nothing = lambda *_: None  # noqa: E731
+    dispatcher = MessageDispatcher(
+        cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing
+    )
     for _ in range(3):
-        Hearing._on_rank_death(cast("Any", cluster), dead, as_message(host_heartbeat._death(dead, signal_number=9)))
+        dispatcher.on_message("iopub", as_message(host_heartbeat._death(dead, signal_number=9)))
     first, second, third = asked
     first()
     second()

@@ -19,7 +19,6 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client import attach
-from jupyter_disttrain.client.joining import Joining
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
 from ....support.join_tools import by_hand, file, jobs
@@ -77,7 +76,7 @@ def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
-@pytest.mark.parametrize("where", [(attach, "_hear"), (Joining, "_read_metrics"), (attach, "let_begin")])
+@pytest.mark.parametrize("where", [(attach, "_hear"), (attach, "_read_metrics"), (attach, "let_begin")])
 def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
     light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
 ) -> None:
@@ -104,7 +103,7 @@ def _interrupt(*_: object) -> None:
 
 def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light: Cluster) -> None:
     light.run("kept = rank * 2")
-    word = light._launch.folders.profile / f"death-{light.table[1].engine}.json"
+    word = light._session.launch.folders.profile / f"death-{light.table[1].engine}.json"
     rank = psutil.Process(light.table[1].info.pid)
     light.run("if rank == 1:\n    import time; time.sleep(1000)", block=False)
     light.detach()

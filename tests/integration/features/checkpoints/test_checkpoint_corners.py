@@ -31,42 +31,42 @@ def test_all_ranks_load_the_version_that_was_written_last(cluster: Cluster, tmp_
     cluster.run("big = torch.nn.Linear(500, 500)")
     for step in range(8):
         cluster.run(f"step = {step}")
-        cluster.save(tmp_path, ["big", "step"], beside=True)
+        cluster.checkpoints.save(tmp_path, ["big", "step"], beside=True)
         cluster.run("step = -1")
-        cluster.load(tmp_path, ["step"])
+        cluster.checkpoints.load(tmp_path, ["step"])
         assert cluster.run("step").results == {0: step, 1: step}
 
 
 def test_versions_beside_the_cells_follow_each_other(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("big = torch.nn.Linear(500, 500)")
     for _ in range(6):
-        cluster.save(tmp_path, ["big"], beside=True)
-    cluster.finish_saves()
+        cluster.checkpoints.save(tmp_path, ["big"], beside=True)
+    cluster.checkpoints.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:06}" for number in range(1, 7)]
 
 
 def test_a_version_that_could_not_be_written_is_told_by_the_next(cluster: Cluster, tmp_path: Path) -> None:
     root = tmp_path / "run"
     cluster.run("value = 1")
-    cluster.save(root, ["value"])
+    cluster.checkpoints.save(root, ["value"])
     cluster.run(
         "import jupyter_disttrain.features.checkpoints.rank as own\nwhole = own.finish\n"
         "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full"
     )
-    cluster.save(root, ["value"], beside=True)
+    cluster.checkpoints.save(root, ["value"], beside=True)
     with pytest.raises(RankFailure, match="the checkpoint before was not saved: rank 0: the disk is full: "):
-        cluster.load(root)
+        cluster.checkpoints.load(root)
     with pytest.raises(RankFailure, match="the disk is full: "):
-        cluster.save(root, ["value"])
+        cluster.checkpoints.save(root, ["value"])
     cluster.run("own.finish = whole")
-    cluster.save(root, ["value"])
+    cluster.checkpoints.save(root, ["value"])
     assert sorted(path.name for path in root.iterdir()) == ["000001", "000002"]
 
 
 def test_another_session_s_version_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / ".saving-other-1-2.abc").mkdir()
     cluster.run("value = 1")
-    cluster.save(tmp_path, ["value"])
+    cluster.checkpoints.save(tmp_path, ["value"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-other-1-2.abc", "000001"]
 
 
@@ -74,19 +74,19 @@ def test_saving_before_the_first_step_changes_nothing(cluster: Cluster, tmp_path
     cluster.run(MAKE)
     expected = cluster.run("train(3)").results
     cluster.run(MAKE)
-    cluster.save(tmp_path, ["model", "optimizer"])
+    cluster.checkpoints.save(tmp_path, ["model", "optimizer"])
     assert cluster.run("len(optimizer.state)").results == {0: 0, 1: 0}
     assert cluster.run("train(3)").results == expected
-    cluster.load(tmp_path)
+    cluster.checkpoints.load(tmp_path)
     assert cluster.run("train(3)").results == expected
 
 
 def test_moments_come_back_where_gradients_are(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(MAKE + "train(3)")
-    cluster.save(tmp_path, ["model", "optimizer"])
+    cluster.checkpoints.save(tmp_path, ["model", "optimizer"])
     expected = cluster.run("train(2)").results
     cluster.run(MAKE + "model(torch.ones(2, 4)).sum().backward()")
-    cluster.load(tmp_path)
+    cluster.checkpoints.load(tmp_path)
     assert cluster.run("net.weight.grad is not None").results == {0: True, 1: True}
     assert cluster.run("train(2)").results == expected
 
@@ -100,26 +100,26 @@ def test_odd_values_are_saved_or_named(cluster: Cluster, tmp_path: Path) -> None
         "import threading; lock = threading.Lock()"
     )
     names = ["config", "twice", "step", "loss_function", "first", "second", "both"]
-    cluster.save(tmp_path, names)
+    cluster.checkpoints.save(tmp_path, names)
     moments = "[each['momentum_buffer'].tolist() for each in both.state.values()]"
     expected = cluster.run(moments).results
     with pytest.raises(RankFailure, match=r"CheckpointError: lock can't be saved: TypeError: .*pickle"):
-        cluster.save(tmp_path, ["step", "lock"])
+        cluster.checkpoints.save(tmp_path, ["step", "lock"])
     cluster.run("del config, twice, step, Config; both.state.clear()")
-    cluster.load(tmp_path)
+    cluster.checkpoints.load(tmp_path)
     assert cluster.run("config.lr, twice(3), step").results == {0: (0.1, 6, 7), 1: (0.1, 6, 7)}
     assert cluster.run(moments).results == expected
 
 
 def test_random_numbers_stay_where_only_some_is_loaded(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = 1; torch.manual_seed(rank)")
-    cluster.save(tmp_path, ["value"])
+    cluster.checkpoints.save(tmp_path, ["value"])
     expected = cluster.run("torch.manual_seed(9); torch.rand(2)[1].item()").results
     cluster.run("torch.manual_seed(9); torch.rand(1)")
-    cluster.load(tmp_path, ["value"])
+    cluster.checkpoints.load(tmp_path, ["value"])
     assert cluster.run("torch.rand(1).item()").results == expected
     with Cluster(n=1, launcher="local", name="later") as later:
-        later.load(tmp_path)
+        later.checkpoints.load(tmp_path)
         assert later.run("value, torch.initial_seed()").results == {0: (1, 0)}
 
 
@@ -134,29 +134,29 @@ def test_what_a_person_keeps_beside_the_versions_stays(cluster: Cluster, tmp_pat
     os.utime(old, (0, 0))
     own = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(RankFailure, match="there is no checkpoint in"):
-        cluster.load(tmp_path)
+        cluster.checkpoints.load(tmp_path)
     for value in range(4):
         cluster.run(f"value = {value}")
-        cluster.save(tmp_path, ["value"], keep=2)
+        cluster.checkpoints.save(tmp_path, ["value"], keep=2)
     assert {path.name for path in tmp_path.iterdir()} == own | {"000005", "000006"}
     assert (tmp_path / "000003").read_text() == "a note of mine"
     cluster.run("value = -1")
-    cluster.load(tmp_path)
+    cluster.checkpoints.load(tmp_path)
     assert cluster.run("value").results == {0: 3, 1: 3}
 
 
 def test_an_old_version_that_is_half_removed_is_none(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = 1")
-    cluster.save(tmp_path, ["value"])
+    cluster.checkpoints.save(tmp_path, ["value"])
     cluster.run(
         "import shutil; whole = shutil.rmtree\ndef cut(path, **options): raise KeyboardInterrupt\nshutil.rmtree = cut",
         0,
     )
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        cluster.save(tmp_path, ["value"], keep=1)
+        cluster.checkpoints.save(tmp_path, ["value"], keep=1)
     cluster.run("shutil.rmtree = whole", 0)
     assert [path.name for path in tmp_path.glob("0*")] == ["000002"]
-    cluster.save(tmp_path, ["value"], keep=1)
+    cluster.checkpoints.save(tmp_path, ["value"], keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003"]
 
 
@@ -166,10 +166,10 @@ def test_a_model_that_a_cell_returned_has_the_name_it_was_given(cluster: Cluster
     cluster.run(MAKE + "net")  # IPython's names come before a person's in the namespace
     cluster.run("train(1); net")
     assert cluster.run("_ is net").results == {0: True, 1: True}
-    cluster.save(tmp_path, ["optimizer"])
+    cluster.checkpoints.save(tmp_path, ["optimizer"])
     about = json.loads((tmp_path / "000001" / "disttrain.json").read_text())
     assert about["names"] == {"optimizer": ["optimizer", "net"]}
     with Cluster(n=2, launcher="local", name="anew") as anew:
         anew.run(MAKE)
-        anew.load(tmp_path)
+        anew.checkpoints.load(tmp_path)
         assert anew.run("len(optimizer.state)").results == {0: 2, 1: 2}

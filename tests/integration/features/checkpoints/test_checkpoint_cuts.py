@@ -44,21 +44,21 @@ def cluster() -> Iterator[Cluster]:
 def begin(cluster: Cluster, folder: Path, slow: int) -> None:
     """Save a version, and be in the midst of the second, at which one rank still writes."""
     cluster.run("step, model = 1, torch.nn.Linear(20, 20)")
-    cluster.save(folder, ["model", "step"])
+    cluster.checkpoints.save(folder, ["model", "step"])
     cluster.run(SLOW, slow)
     cluster.run("step = 2")
-    cluster.save(folder, ["model", "step"], beside=True)
+    cluster.checkpoints.save(folder, ["model", "step"], beside=True)
     cluster.run("reached.wait()", slow)
 
 
 def goes_on(cluster: Cluster, folder: Path) -> bool:
     """Whether the first version is loaded, and others follow it, of which nothing half is left."""
-    cluster.load(folder, ["step"], timeout_s=SHORT_S)
+    cluster.checkpoints.load(folder, ["step"], timeout_s=SHORT_S)
     assert cluster.run("step").results == {0: 1, 1: 1}
     cluster.run("step = 3")
-    cluster.save(folder, ["step"], timeout_s=SHORT_S)
-    cluster.save(folder, ["step"], beside=True)
-    cluster.finish_saves(timeout_s=SHORT_S)
+    cluster.checkpoints.save(folder, ["step"], timeout_s=SHORT_S)
+    cluster.checkpoints.save(folder, ["step"], beside=True)
+    cluster.checkpoints.finish(timeout_s=SHORT_S)
     return sorted(path.name for path in folder.iterdir()) == ["000001", "000002", "000003"]
 
 
@@ -106,27 +106,27 @@ def test_a_cell_that_ends_the_process_group(cluster: Cluster, tmp_path: Path, to
 
 def test_a_rank_that_can_t_copy_its_part(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("step, model = 1, torch.nn.Linear(20, 20)")
-    cluster.save(tmp_path, ["step"])
+    cluster.checkpoints.save(tmp_path, ["step"])
     cluster.run(
         "import torch.distributed.checkpoint.state_dict_saver as saver\nwhole = saver.async_save\n"
         "def fails(*args, **options): raise MemoryError('no room for a copy')\nsaver.async_save = fails",
         1,
     )
     with pytest.raises(RankFailure, match="MemoryError: no room for a copy"):
-        cluster.save(tmp_path, ["model"], beside=True)
+        cluster.checkpoints.save(tmp_path, ["model"], beside=True)
     cluster.run("saver.async_save = whole", 1)
     assert goes_on(cluster, tmp_path)
 
 
 def test_a_write_that_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("step = 1")
-    cluster.save(tmp_path, ["step"])
+    cluster.checkpoints.save(tmp_path, ["step"])
     cluster.run(
         "from concurrent.futures import Future\n"
         "import torch.distributed.checkpoint.state_dict_saver as saver\nwhole, cancelled = saver.async_save, Future()\n"
         "saver.async_save = lambda *args, **options: cancelled"
     )
-    cluster.save(tmp_path, ["step"], beside=True)
+    cluster.checkpoints.save(tmp_path, ["step"], beside=True)
     cancelled = cluster.run("cancelled.cancel(); saver.async_save = whole")
     assert cancelled.stderr == {0: CUT_OFF, 1: CUT_OFF}
     assert goes_on(cluster, tmp_path)
@@ -136,7 +136,7 @@ def test_threads_that_write_are_not_counted_with_the_cell(cluster: Cluster, tmp_
     begin(cluster, tmp_path, 1)
     run = cluster.run(f"if rank: {FAST}; get_ipython().checkpoints._beside._writing.outcome.result()")
     assert run.notes == []
-    cluster.finish_saves()
+    cluster.checkpoints.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
 
 
@@ -147,9 +147,9 @@ def test_the_end_of_the_cluster(tmp_path: Path) -> None:
     left = [path.name for path in tmp_path.iterdir() if path.name != "000001"]
     assert len(left) == 1
     with Cluster(n=2, launcher="local", name="next") as after:
-        after.load(tmp_path, ["step"])
+        after.checkpoints.load(tmp_path, ["step"])
         assert after.run("step").results == {0: 1, 1: 1}
-        after.save(tmp_path, ["step"])
+        after.checkpoints.save(tmp_path, ["step"])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*left, "000001", "000002"])
 
 

@@ -59,10 +59,10 @@ WHOLE = "{name: value.full_tensor().tolist() for name, value in model.state_dict
 def test_training_goes_on_as_if_nothing_had_happened(cluster: Cluster, tmp_path: Path, beside: bool) -> None:
     cluster.run(MAKE + TRAIN)
     cluster.run("mine = ['of', rank]; train(3)")
-    run = cluster.save(tmp_path / "run", ["model", "optimizer", "scheduler", "step", "mine"], beside=beside)
+    run = cluster.checkpoints.save(tmp_path / "run", ["model", "optimizer", "scheduler", "step", "mine"], beside=beside)
     expected = cluster.run(DRAW).results, cluster.run("train(4)").results
     cluster.run("del mine; train(2)")
-    cluster.load(tmp_path / "run")
+    cluster.checkpoints.load(tmp_path / "run")
     assert (tmp_path / "run" / "000001").is_dir()
     assert (cluster.run(DRAW).results, cluster.run("train(4)").results) == expected
     assert cluster.run("mine").results == {0: ["of", 0], 1: ["of", 1]}
@@ -75,16 +75,16 @@ def test_a_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> No
     with Cluster(n=2, launcher="local", name="two") as two:
         two.run(SHARDED)
         whole = two.run(WHOLE).results[0]
-        two.save(tmp_path, ["model", "optimizer", "step"])
+        two.checkpoints.save(tmp_path, ["model", "optimizer", "step"])
         expected = two.run(
             "".join(SHARDED.splitlines(keepends=True)[7:]).replace("range(3)", "range(3, 6)") + "loss.item()"
         ).results
     for n in (1, 3):
         with Cluster(n=n, launcher="local", name=f"now{n}") as other:
             with pytest.raises(RankFailure, match="'model', 'optimizer' has to be made before it can be filled"):
-                other.load(tmp_path)
+                other.checkpoints.load(tmp_path)
             other.run(SHARDED.replace("range(3)", "range(1)"))
-            other.load(tmp_path)
+            other.checkpoints.load(tmp_path)
             assert other.run("step").results == dict.fromkeys(range(n), 2)
             assert other.run(WHOLE).results == dict.fromkeys(range(n), whole)
             again = other.run(
@@ -97,11 +97,11 @@ def test_versions_are_counted_and_old_ones_go(cluster: Cluster, tmp_path: Path) 
     cluster.run("value = 0")
     for _ in range(4):
         cluster.run("value += 1")
-        cluster.save(tmp_path, ["value"], keep=2)
+        cluster.checkpoints.save(tmp_path, ["value"], keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "000004"]
-    cluster.load(tmp_path / "000003", ["value"])
+    cluster.checkpoints.load(tmp_path / "000003", ["value"])
     assert cluster.run("value").results == {0: 3, 1: 3}
-    cluster.load(tmp_path)
+    cluster.checkpoints.load(tmp_path)
     assert cluster.run("value").results == {0: 4, 1: 4}
 
 
@@ -117,16 +117,16 @@ class Slow:
 """
     with Cluster(n=2, launcher="local", name="killed") as cluster:
         cluster.run("value = 'whole'")
-        cluster.save(tmp_path / "run", ["value"])
+        cluster.checkpoints.save(tmp_path / "run", ["value"])
         cluster.run(f"{slow}value = Slow({os.fspath(tmp_path)!r})")
-        run = cluster.save(tmp_path / "run", ["value"], block=False)
+        run = cluster.checkpoints.save(tmp_path / "run", ["value"], block=False)
         assert wait_until((tmp_path / "reached").exists)
         psutil.Process(cluster.table[1].info.pid).send_signal(signal.SIGKILL)
         with pytest.raises(RankFailure, match="RankDied"):
             run.wait()
-        cluster.load(tmp_path / "run")
+        cluster.checkpoints.load(tmp_path / "run")
         assert cluster.run("value").results == {0: "whole", 1: "whole"}
-        cluster.save(tmp_path / "run", ["value"])
+        cluster.checkpoints.save(tmp_path / "run", ["value"])
         assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000001", "000002"], (
             "no rest of the other"
         )
@@ -143,20 +143,20 @@ loose.step()
 
 def test_what_can_t_be_saved_or_loaded_is_said(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match=r"ranks 0-1 .*CheckpointError: this rank has no 'nothing'"):
-        cluster.save(tmp_path, ["nothing"])
+        cluster.checkpoints.save(tmp_path, ["nothing"])
     with pytest.raises(RankFailure, match=r"CheckpointError: there is no checkpoint in .*empty; %dist_save"):
-        cluster.load(tmp_path / "empty")
+        cluster.checkpoints.load(tmp_path / "empty")
     cluster.run(LOOSE)
     with pytest.raises(RankFailure, match="no model has all the parameters that loose steps"):
-        cluster.save(tmp_path, ["loose"])
-    cluster.save(tmp_path, ["value"])
+        cluster.checkpoints.save(tmp_path, ["loose"])
+    cluster.checkpoints.save(tmp_path, ["value"])
     with pytest.raises(RankFailure, match="has no 'other'; there is value"):
-        cluster.load(tmp_path, ["other"])
+        cluster.checkpoints.load(tmp_path, ["other"])
     with pytest.raises(UsageError, match="name what is to be saved"):
-        cluster.save(tmp_path, [])
+        cluster.checkpoints.save(tmp_path, [])
     (tmp_path / "file").write_text("")
     with pytest.raises(RankFailure, match=r"CheckpointError: .*(File exists|Not a directory)"):
-        cluster.save(tmp_path / "file", ["value"])
+        cluster.checkpoints.save(tmp_path / "file", ["value"])
     assert cluster.run("value").results == {0: 1, 1: 1}
 
 

@@ -45,7 +45,7 @@ SHOW = "print(f'rank {rank} of {world_size}: {losses[-1].hex()} {offset}\\n', en
 
 def as_new(cluster: Cluster) -> None:
     """Have nothing in the script of what other tests ran: what a reset does too, but that starts new ranks."""
-    cluster._launch.journal = Journal(began_late=False)
+    cluster._session.launch.journal = Journal(began_late=False)
 
 
 # Of torch 2.13 in any script on a busy machine: a thread of Gloo that puts the last collective away when Python ends
@@ -87,7 +87,7 @@ def test_the_script_gives_the_same_losses_to_the_last_digit(cluster: Cluster, tm
     cluster.copy(["offset"], 1, [0])
     expected = sorted(text.rstrip() for text in cluster.run(SHOW).stdout.values())
     assert len({line.split()[4] for line in expected}) == 1
-    exported = cluster.export(tmp_path / "train.py", launch)
+    exported = cluster.scripts.export(tmp_path / "train.py", launch)
     assert exported.notes == ()
     assert exported.values == tmp_path / "train_values.pkl"
     assert "lr = 0.003" in exported.script.read_text()
@@ -98,7 +98,7 @@ def test_the_script_gives_the_same_losses_to_the_last_digit(cluster: Cluster, tm
 def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster, tmp_path: Path) -> None:
     as_new(cluster)
     with pytest.raises(UsageError, match="no cell has ended well on the ranks yet"):
-        cluster.export(tmp_path / "empty.py")
+        cluster.scripts.export(tmp_path / "empty.py")
     ids = ["a", "b", "a", "c", "d"]
     codes = ["x = 1", "y = x", "x = 2", "raise ValueError(x)", "while True: pass"]
     for number, (cell_id, code) in enumerate(zip(ids, codes, strict=True), 1):
@@ -113,7 +113,7 @@ def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster
         else:
             run.wait()
     cluster.sync()
-    exported = cluster.export(tmp_path / "it.py")
+    exported = cluster.scripts.export(tmp_path / "it.py")
     text = exported.script.read_text()
     assert text.index("x = 2") < text.index("y = x") < text.index("while True")
     assert "x = 1" not in text
@@ -124,14 +124,14 @@ def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster
         "cells [1] ran again later: only the last run is in the script, in the place of the first",
         "cells [5] were interrupted; the script runs them to their end",
     )
-    assert "x = 1" in cluster.export(tmp_path / "all.py", every_run=True).script.read_text()
+    assert "x = 1" in cluster.scripts.export(tmp_path / "all.py", every_run=True).script.read_text()
 
 
 def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path) -> None:
     as_new(cluster)
     cluster.run("text = '''one\n  two\n'''\nif rank:\n    more = f'''{rank}\nlast'''\nelse:\n    more = ''", [1])
     cluster.run("print(f'rank {rank} {(text, more) if rank else None!r}\\n', end='', flush=True)")
-    exported = cluster.export(tmp_path / "some.py")
+    exported = cluster.scripts.export(tmp_path / "some.py")
     assert launched(exported.command, tmp_path) == ["rank 0 None", "rank 1 ('one\\n  two\\n', '1\\nlast')"]
 
 
@@ -148,7 +148,7 @@ def test_what_needs_ipython_is_refused_by_name(torchless: Cluster, tmp_path: Pat
     as_new(torchless)
     torchless.run(code)
     with pytest.raises(UsageError, match=message):
-        torchless.export(tmp_path / "it.py")
+        torchless.scripts.export(tmp_path / "it.py")
 
 
 def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
         "import os\n%timeit -n 1 -r 1 a = 5"
     )
     cluster.run("%%time\nb = 7\nprint(f'rank {rank} {listed} {os.environ[\"HERE\"]} {b}\\n', end='', flush=True)")
-    exported = cluster.export(tmp_path / "it.py")
+    exported = cluster.scripts.export(tmp_path / "it.py")
     text = exported.script.read_text()
     assert "get_ipython" not in text
     assert launched(exported.command, tmp_path) == [
@@ -172,10 +172,10 @@ def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) ->
     as_new(torchless)
     torchless.push({"table": np.zeros(3 << 20)})
     torchless.run("x = 1")
-    torchless.export(tmp_path / "it.py")
+    torchless.scripts.export(tmp_path / "it.py")
     torchless.run("y = table.sum()")
     with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too much to be kept"):
-        torchless.export(tmp_path / "it.py")
+        torchless.scripts.export(tmp_path / "it.py")
 
 
 def test_comm_needs_mpi(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_comm_needs_mpi(tmp_path: Path) -> None:
         with pytest.raises(
             UsageError, match=r"In \[1\] uses comm, MPI's world, which torchrun does not start; export with --mpi"
         ):
-            cluster.export(tmp_path / "it.py")
-        exported = cluster.export(tmp_path / "it.py", "mpi")
+            cluster.scripts.export(tmp_path / "it.py")
+        exported = cluster.scripts.export(tmp_path / "it.py", "mpi")
     assert launched(exported.command, tmp_path) == ["rank 0 1 0 2", "rank 1 1 0 2"]
 
 

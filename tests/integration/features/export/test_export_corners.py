@@ -47,7 +47,7 @@ def test_what_a_script_would_do_otherwise_is_refused(
     as_new(torchless)
     torchless.run(code.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError, match=message):
-        torchless.export(tmp_path / "it.py")
+        torchless.scripts.export(tmp_path / "it.py")
 
 
 def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> No
     cluster.run("%%writefile -a note.txt\nmore\n", 0)
     cluster.run("def hook(state, comm): return comm\n%time x = -y + 1")
     cluster.run("print(f'rank {rank} {x} {hook(0, 1)}\\n', end='', flush=True)")
-    exported = cluster.export(tmp_path / "it.py")
+    exported = cluster.scripts.export(tmp_path / "it.py")
     assert launched(exported.command, tmp_path) == ["rank 0 -2 1", "rank 1 -2 1"]
     assert (tmp_path / "note.txt").read_text() == "more\nmore\n"
 
@@ -68,7 +68,7 @@ def test_a_cell_that_was_edited_stands_where_it_was(cluster: Cluster, tmp_path: 
     for number, (cell_id, code) in enumerate((("a", "v = 1"), ("b", "w = v + 1"), ("a", "v = 5")), 1):
         cluster.run(code, origin=Origin(execution_count=number, cell_id=cell_id))
     cluster.run("print(f'rank {rank} {v} {w}\\n', end='', flush=True)")
-    exported = cluster.export(tmp_path / "it.py")
+    exported = cluster.scripts.export(tmp_path / "it.py")
     assert launched(exported.command, tmp_path) == ["rank 0 5 6", "rank 1 5 6"]
     assert exported.notes == (
         "cells [1] ran again later: only the last run is in the script, in the place of the first",
@@ -80,10 +80,10 @@ def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch:
     (tmp_path / "other.py").write_text("")
     as_new(cluster)
     cluster.run("value = 1")
-    cluster.save("run", ["value"])
-    cluster.load("run")
-    cluster.run_script("other.py")
-    exported = cluster.export(tmp_path / "it.py")
+    cluster.checkpoints.save("run", ["value"])
+    cluster.checkpoints.load("run")
+    cluster.scripts.run("other.py")
+    exported = cluster.scripts.export(tmp_path / "it.py")
     assert exported.notes == (
         "%dist_load run is not in the script: write it in Python",
         "%dist_run other.py is not in the script: write it in Python",
@@ -98,8 +98,8 @@ def test_horovod_is_for_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: 
     as_new(cluster)
     cluster.run(code.replace("import", "if False: import"))
     with pytest.raises(UsageError, match=r"uses Horovod, which finds no other rank under torchrun; export with --mpi"):
-        cluster.export(tmp_path / "it.py")
-    text = cluster.export(tmp_path / "it.py", "mpi").script.read_text()
+        cluster.scripts.export(tmp_path / "it.py")
+    text = cluster.scripts.export(tmp_path / "it.py", "mpi").script.read_text()
     head = text.partition("# In [")[0]
     assert ("import horovod.torch as hvd\n" in head, "\nhvd.init()\n" in head) == (needs, needs)
 
@@ -109,7 +109,7 @@ def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> Non
     cluster.run("dist.barrier()")
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
     with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
-        cluster.export(tmp_path / "it.py")
+        cluster.scripts.export(tmp_path / "it.py")
 
 
 def test_a_group_that_a_library_makes_first_is_refused_as_well(cluster: Cluster, tmp_path: Path) -> None:
@@ -117,19 +117,19 @@ def test_a_group_that_a_library_makes_first_is_refused_as_well(cluster: Cluster,
     cluster.run("def Accelerator(): pass\nAccelerator()")  # by its name, as for any library
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
     with pytest.raises(UsageError, match=r"uses Accelerator, which makes a process group, and .* makes one of its own"):
-        cluster.export(tmp_path / "it.py")
+        cluster.scripts.export(tmp_path / "it.py")
 
 
 def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Path) -> None:
     as_new(cluster)
     cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")
     cluster.run("x = 1")
-    cluster.export(tmp_path / "it.py")
+    cluster.scripts.export(tmp_path / "it.py")
     cluster.run("dist.barrier()")
     with pytest.raises(
         UsageError, match=r"uses the session's process group, which .* has ended; a script gets no other"
     ):
-        cluster.export(tmp_path / "it.py")
+        cluster.scripts.export(tmp_path / "it.py")
 
 
 def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
@@ -139,24 +139,24 @@ def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster,
         torchless.run("fn")
         if message:
             with pytest.raises(UsageError, match=message):
-                torchless.export(tmp_path / "it.py")
+                torchless.scripts.export(tmp_path / "it.py")
         else:
-            torchless.export(tmp_path / "it.py")
+            torchless.scripts.export(tmp_path / "it.py")
 
 
 def test_no_file_of_a_person_is_written_over(torchless: Cluster, tmp_path: Path) -> None:
     as_new(torchless)
     torchless.run("x = 1")
     for _ in range(2):
-        torchless.export(tmp_path / "it.py")
+        torchless.scripts.export(tmp_path / "it.py")
     (tmp_path / "mine.sh").write_text("echo mine")
     with pytest.raises(UsageError, match=r"mine\.sh is there already, and %dist_export has not written it"):
-        torchless.export(tmp_path / "mine.py")
+        torchless.scripts.export(tmp_path / "mine.py")
     with pytest.raises(UsageError, match=r"is what the file is called that launches the script; write e\.g\. same\.py"):
-        torchless.export(tmp_path / "same.sh")
+        torchless.scripts.export(tmp_path / "same.sh")
     torchless.run("global x; x = 2")
     with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
-        torchless.export(tmp_path / "it.py")
+        torchless.scripts.export(tmp_path / "it.py")
 
 
 def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster, tmp_path: Path) -> None:
@@ -166,17 +166,17 @@ def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster,
     values = tmp_path / "it's_values.pkl"
     values.write_bytes(pickle.dumps("mine"))
     with pytest.raises(UsageError, match=r"it's_values\.pkl is there already, and %dist_export has not written it"):
-        cluster.export(tmp_path / "it's.py")
+        cluster.scripts.export(tmp_path / "it's.py")
     assert list(tmp_path.iterdir()) == [values]
     values.unlink()
     for _ in range(2):
-        exported = cluster.export(tmp_path / "it's.py")
+        exported = cluster.scripts.export(tmp_path / "it's.py")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert launched(shlex.quote(str(exported.launch)), elsewhere) == ["rank 0 6.0", "rank 1 6.0"]
     (tmp_path / "folder.sh").mkdir()
     with pytest.raises(UsageError, match=r"folder\.sh is there already"):
-        cluster.export(tmp_path / "folder.py")
+        cluster.scripts.export(tmp_path / "folder.py")
 
 
 def test_the_script_s_own_names_are_none_of_the_cells(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_script_s_own_names_are_none_of_the_cells(tmp_path: Path) -> None:
         )
         expected = list(cluster.run(show).results.values())
         cluster.run(f"print({show} + '\\n', end='', flush=True)")
-        exported = cluster.export(tmp_path / "it.py")
+        exported = cluster.scripts.export(tmp_path / "it.py")
     assert expected == ["rank 10 abcdef far 6.0 2.0 2", "rank 11 abcdef far 6.0 2.0 2"]
     assert launched(exported.command, tmp_path) == expected
 
@@ -202,7 +202,7 @@ def test_a_copy_checks_in_the_script_what_it_checks_in_the_session(cluster: Clus
     cluster.run("import os\nif any(name.startswith('DISTTRAIN_') for name in os.environ):\n    x = rank\nunused = 1")
     cluster.copy(["x", "unused"], 1, [0])
     cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
-    exported = cluster.export(tmp_path / "it.py")
+    exported = cluster.scripts.export(tmp_path / "it.py")
     assert "unused'" not in exported.script.read_text()
     with pytest.raises(AssertionError, match="NameError: rank 1 has no 'x'"):
         launched(exported.command, tmp_path)
@@ -216,7 +216,7 @@ def test_a_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: P
     cluster.copy(["x"], 1, [0])
     cluster.run("x\ndist.init_process_group('gloo'); dist.barrier()")
     with pytest.raises(UsageError, match=r"%dist_copy --from 1 --to 0 x uses the session's process group"):
-        cluster.export(tmp_path / "it.py")
+        cluster.scripts.export(tmp_path / "it.py")
 
 
 def test_a_copy_without_torch_goes_by_mpi(tmp_path: Path) -> None:
@@ -225,6 +225,6 @@ def test_a_copy_without_torch_goes_by_mpi(tmp_path: Path) -> None:
         cluster.copy(["x"], 1, [0])
         cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
         with pytest.raises(UsageError, match="can copy from rank to rank by MPI only; export with --mpi"):
-            cluster.export(tmp_path / "it.py")
-        exported = cluster.export(tmp_path / "it.py", "mpi")
+            cluster.scripts.export(tmp_path / "it.py")
+        exported = cluster.scripts.export(tmp_path / "it.py", "mpi")
     assert launched(exported.command, tmp_path) == ["rank 0 1", "rank 1 1"]

@@ -89,7 +89,7 @@ def of(kind=Data, *, also=Slots): return kind, also
 maker = functools.partial(Data, x=3)""")
     for name in ("new", "newest"):
         write(folder, name)
-        assert str(ranks.sync_code()) == "reloaded m on ranks 0-1"
+        assert str(ranks.reloading.sync()) == "reloaded m on ranks 0-1"
         ranks.run("import gc; gc.collect()")  # the old classes are gone then
         says = [f"{name}!" if kind == "Child" else name for kind in KINDS]
         hold(
@@ -120,7 +120,7 @@ loaders = {Mode.TRAIN: "a", Mode.EVAL: "b", (Mode.TRAIN, 1): "c"}
 def run(mode=Mode.TRAIN): return mode
 class Settings: mode = Mode.EVAL""")
     write(folder, "new", number=7)
-    assert str(ranks.sync_code()) == "reloaded m on ranks 0-1"
+    assert str(ranks.reloading.sync()) == "reloaded m on ranks 0-1"
     hold(
         ranks,
         "is_train(mode) and m.is_train(Mode.TRAIN) and is_train(run())",
@@ -140,7 +140,7 @@ slots, evaluates, train = Slots(), Mode.EVAL, Mode.TRAIN
 slots.x = 5
 class Mine(Slots): pass""")
     write(folder, "new", old='("x",)', new='("x", "y")')
-    said = str(ranks.sync_code()).splitlines()
+    said = str(ranks.reloading.sync()).splitlines()
     assert said[0] == "reloaded m on ranks 0-1"
     assert [line.partition(" (")[0] for line in said[1:]] == ["objects of m.Slots", "objects of __main__.Mine"]
     end = "on ranks 0-1 keep the old code; make them anew"
@@ -149,7 +149,7 @@ class Mine(Slots): pass""")
     ranks.run("slots = Slots(); slots.y = 1; del Mine")
     write(folder, "newest", old="    EVAL = 2\n", new="")
     ranks.run("import gc; gc.collect();")
-    assert str(ranks.sync_code()).splitlines()[-1] == f"objects of m.Mode (EVAL is no more) {end}"
+    assert str(ranks.reloading.sync()).splitlines()[-1] == f"objects of m.Mode (EVAL is no more) {end}"
     hold(ranks, "train is Mode.TRAIN and evaluates.name_of_code() == 'new'")
 
 
@@ -160,7 +160,7 @@ def test_nobody_else_s_functions_and_classes_are_patched(ranks: Cluster, folder:
     (folder / "m.py").write_text(module)
     ranks.run("import foreign\nfrom m import A, B, Net")
     (folder / "m.py").write_text(module.replace("relu", "gelu").replace("= A", "= B"))
-    assert str(ranks.sync_code()) == "reloaded m on ranks 0-1"
+    assert str(ranks.reloading.sync()) == "reloaded m on ranks 0-1"
     assert ranks.run("foreign.relu(), Net.act(), A.n, B.n, Net.kind is B").results[1] == (
         "relu",
         "gelu",

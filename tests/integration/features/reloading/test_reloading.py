@@ -35,7 +35,7 @@ def both(): return VALUE, base.value(), {other}
 FULL_DISK = """
 from jupyter_disttrain.errors import UsageError
 def sync_code(*_, **__): raise UsageError("rank 1 on node2: OSError: no space left")
-cluster.sync_code = sync_code
+cluster.reloading.sync = sync_code
 """
 
 
@@ -56,12 +56,12 @@ def write(folder: Path, value: int, other: int = 0) -> None:
 def test_what_cells_hold_is_the_edited_code(ranks: Cluster, folder: Path) -> None:
     write(folder, 1)
     ranks.run("from base import value, Thing; from user import both; thing = Thing()")
-    assert str(ranks.sync_code()) == "no module was edited since the ranks imported it"
+    assert str(ranks.reloading.sync()) == "no module was edited since the ranks imported it"
     write(folder, 2)  # of the same size, within the same second: Python's own cache would miss it
-    assert ranks.sync_code().reloaded == {"base": (0, 1), "user": (0, 1)}
+    assert ranks.reloading.sync().reloaded == {"base": (0, 1), "user": (0, 1)}
     assert ranks.run("value(), thing.value(), both()").results[1] == (2, 2, (2, 2, 0))
     write(folder, 2, other=5)
-    assert str(ranks.sync_code()) == "reloaded base, user on ranks 0-1"
+    assert str(ranks.reloading.sync()) == "reloaded base, user on ranks 0-1"
     assert ranks.run("both()").results == {0: (2, 2, 5), 1: (2, 2, 5)}
 
 
@@ -69,7 +69,7 @@ def test_only_ranks_that_have_imported_a_module_reload_it(ranks: Cluster, folder
     write(folder, 1)
     ranks.run("import base", ranks=1)
     write(folder, 2)
-    assert ranks.sync_code().reloaded == {"base": (1,)}
+    assert ranks.reloading.sync().reloaded == {"base": (1,)}
     assert ranks.run("import base; base.value()").results == {0: 2, 1: 2}
 
 
@@ -91,11 +91,11 @@ def test_what_can_t_be_reloaded_is_named_with_its_line_and_stays(
     write(folder, 2, other=7)
     (folder / "base.py").write_text(text)
     with pytest.raises(CodeError, match=said) as caught:
-        ranks.sync_code()
+        ranks.reloading.sync()
     assert "reloaded user on ranks 0-1" in str(caught.value)
     assert ranks.run("base.value(), user.both()").results[0] == (1, (1, 1, 7))
     write(folder, 2)
-    ranks.sync_code()
+    ranks.reloading.sync()
     assert ranks.run("base.value()").results == {0: 2, 1: 2}
 
 
@@ -107,12 +107,12 @@ def test_methods_with_super_and_classes_with_slots_may_come_and_go(ranks: Cluste
     ranks.run("import kinds; child = kinds.Child()")
     for name, says in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
         (folder / "kinds.py").write_text(module.format(slots="", name=name))
-        assert ranks.sync_code().reloaded == {"kinds": (0, 1)}
+        assert ranks.reloading.sync().reloaded == {"kinds": (0, 1)}
         assert ranks.run("child.name(), kinds.Child().name()").results[1] == (says, says)
     (folder / "kinds.py").write_text(module.format(slots="    __slots__ = ('x',)\n", name="'slotted'"))
     assert re.search(
         r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; make them anew$",
-        str(ranks.sync_code()),
+        str(ranks.reloading.sync()),
         re.MULTILINE,
     )
     assert ranks.run("kinds.Child().name()").results[0] == "slotted"
@@ -120,11 +120,11 @@ def test_methods_with_super_and_classes_with_slots_may_come_and_go(ranks: Cluste
 
 def test_what_is_named_must_be_in_the_notebook_s_folder(ranks: Cluster, folder: Path) -> None:
     with pytest.raises(UsageError, match="there is no nothing in"):
-        ranks.sync_code(["nothing"])
+        ranks.reloading.sync(["nothing"])
     with pytest.raises(UsageError, match="is not below the notebook's folder"):
-        ranks.sync_code(["/etc/hostname"])
+        ranks.reloading.sync(["/etc/hostname"])
     write(folder, 1)
-    assert not ranks.sync_code(["user"]).brought  # both see the same folder
+    assert not ranks.reloading.sync(["user"]).brought  # both see the same folder
 
 
 def test_linked_modules_are_reloaded_like_others(
@@ -138,10 +138,10 @@ def test_linked_modules_are_reloaded_like_others(
     (folder / "single.py").symlink_to(lib / "single.py")
     ranks.run("from pack.inner import value as inner; from single import value as single")
     try:
-        assert str(ranks.sync_code(["pack", "single"])) == "no module was edited since the ranks imported it"
+        assert str(ranks.reloading.sync(["pack", "single"])) == "no module was edited since the ranks imported it"
         for name in ("pack/inner.py", "single.py"):
             (lib / name).write_text("def value(): return 22")
-        assert str(ranks.sync_code()) == "reloaded pack.inner, single on ranks 0-1"
+        assert str(ranks.reloading.sync()) == "reloaded pack.inner, single on ranks 0-1"
         assert ranks.run("inner(), single()").results == {0: (22, 22), 1: (22, 22)}
     finally:
         ranks.run("del sys.modules['pack.inner'], sys.modules['pack']")
@@ -157,7 +157,7 @@ def test_modules_found_beside_the_notebook_s_folder_are_reloaded(
     ranks.run(f"sys.path.insert(0, {above!r}); import base; assert '..' in base.__file__")
     try:
         write(folder, 2)
-        assert str(ranks.sync_code()) == "reloaded base on ranks 0-1"
+        assert str(ranks.reloading.sync()) == "reloaded base on ranks 0-1"
         assert ranks.run("base.value()").results == {0: 2, 1: 2}
     finally:
         ranks.run(f"sys.path.remove({above!r})")
@@ -172,25 +172,25 @@ def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeyp
     write(project, 1)
     try:
         with on_hosts(lab, 2, 1) as cluster:
-            synced = cluster.sync_code(["user"])
+            synced = cluster.reloading.sync(["user"])
             assert synced.brought == dict.fromkeys(("base.py", "user.py"), ("node1", "node2"))
             cluster.run("import sys; sys.path.insert(0, ''); from user import both")
             write(project, 2, other=4)
-            assert str(cluster.sync_code()) == (
+            assert str(cluster.reloading.sync()) == (
                 "brought base.py, user.py to node1, node2\nreloaded base, user on ranks 0-2"
             )
             assert cluster.run("both()").results == dict.fromkeys(range(3), (2, 2, 4))
             (project / "pack").mkdir()
             (project / "pack" / "__init__.py").touch()
-            assert cluster.sync_code(["pack"]).brought == {"pack/__init__.py": ("node1", "node2")}
+            assert cluster.reloading.sync(["pack"]).brought == {"pack/__init__.py": ("node1", "node2")}
             cluster.run("import pack, sys; sys.modules.pop('pack')")
             shutil.rmtree(project / "pack")
             (project / "user.py").unlink()
             lab.run("node2", f"echo >> {project}/user.py")  # somebody has made it their own
-            assert str(cluster.sync_code()) == (
+            assert str(cluster.reloading.sync()) == (
                 "removed pack/__init__.py from node1, node2\nremoved user.py from node1\nreloaded user on rank 2"
             )
-            assert str(cluster.sync_code()) == "no module was edited since the ranks imported it"
+            assert str(cluster.reloading.sync()) == "no module was edited since the ranks imported it"
             find = "from importlib.machinery import PathFinder; [bool(PathFinder.find_spec(name)) for name in {}]"
             told = cluster.run(find.format(["pack", "user", "base"])).results
             assert told == {0: [False, False, True], 1: [False, False, True], 2: [False, True, True]}
@@ -230,7 +230,7 @@ def test_the_magic_and_its_automatic(notebook: Notebook, tmp_path: Path) -> None
         notebook.run(FULL_DISK).check()
         told = notebook.run("%%rank 0\nprint(rank)").check().lines
         assert told == ["rank 1 on node2: OSError: no space left", "0"]
-        notebook.run("del cluster.sync_code").check()
+        notebook.run("del cluster.reloading.sync").check()
     finally:
         notebook.run("%dist_sync_code --auto off").check()
         notebook.run(

@@ -70,7 +70,7 @@ POOLS = {
 def test_what_a_script_has_not_closed_ends_with_it(cluster: Cluster, folder: Path, how: str, kind: str) -> None:
     script = write(folder, "it.py", "import time\n" + textwrap.dedent(POOLS[kind]))
     for _ in range(2):
-        assert said(cluster.run_script(script, ranks=0, how=how))[0][-1] == "worked"
+        assert said(cluster.scripts.run(script, ranks=0, how=how))[0][-1] == "worked"
     children = "import multiprocessing, gc; gc.collect(); [each.name for each in multiprocessing.active_children()]"
     assert wait_until(lambda: cluster.run(children, 0).results == {0: []})
 
@@ -88,7 +88,7 @@ def test_functions_for_the_end_are_called_however_it_ends(cluster: Cluster, fold
     {error}
     """
     script = write(folder, "it.py", code)
-    run = cluster.run_script(script, how=how, block=False)
+    run = cluster.scripts.run(script, how=how, block=False)
     if error:
         with pytest.raises(RankFailure, match=r"boom|exited with code [13]"):
             run.wait()
@@ -108,7 +108,7 @@ def test_a_fork_that_fails_says_so(cluster: Cluster, folder: Path, how: str) -> 
             exec(end)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    run = cluster.run_script(write(folder, "fork.py", code), ranks=0, how=how)
+    run = cluster.scripts.run(write(folder, "fork.py", code), ranks=0, how=how)
     assert said(run)[0] == ["1", "1", "4"]
     assert "ValueError: in the child" in run.stderr[0]
     assert "said in the child" in run.stderr[0]
@@ -146,13 +146,13 @@ def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Pat
     cluster.run("import random; import numpy as np; random.seed(5); np.random.seed(6); torch.manual_seed(7)")
     before = cluster.run(look).results
     for _ in range(2):
-        assert said(cluster.run_script(script))[0] == ["begins None True False"]
+        assert said(cluster.scripts.run(script))[0] == ["begins None True False"]
         assert cluster.run(look).results == before
     cluster.run("import time; time.sleep(5.2)")  # neither alarm rings
     assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
     cluster.run("torch.backends.cuda.matmul.fp32_precision = 'tf32'")
     try:
-        cluster.run_script(script)
+        cluster.scripts.run(script)
         assert cluster.run("torch.backends.cuda.matmul.fp32_precision").results == {0: "tf32", 1: "tf32"}
     finally:
         cluster.run("torch.backends.cuda.matmul.fp32_precision = 'ieee'")
@@ -167,7 +167,7 @@ def test_logging_begins_anew_and_libraries_keep_theirs(cluster: Cluster, folder:
     script = write(folder, "log.py", code)
     cluster.run("import logging; logging.basicConfig(level=logging.ERROR); kept = list(logging.root.handlers)")
     for _ in range(2):
-        assert cluster.run_script(script).stdout == {0: "heard\n", 1: "heard\n"}
+        assert cluster.scripts.run(script).stdout == {0: "heard\n", 1: "heard\n"}
     assert cluster.run("kept == logging.root.handlers, logging.root.level").results == {0: (True, 40), 1: (True, 40)}
     cluster.run("logging.root.handlers.clear()")
 
@@ -178,11 +178,11 @@ def test_a_person_s_modules_are_read_anew_wherever_they_lie(cluster: Cluster, fo
     for project in ("a", "b"):
         write(folder, f"{project}/scripts/train.py", code)
         write(folder, f"{project}/ours/model.py", f"V = '{project}'")
-        assert cluster.run_script(f"{project}/scripts/train.py", ranks=0).stdout == {0: f"{project}\n"}
+        assert cluster.scripts.run(f"{project}/scripts/train.py", ranks=0).stdout == {0: f"{project}\n"}
     write(folder, "b/ours/model.py", "V = 'edited'")
-    assert cluster.run_script("b/scripts/train.py", ranks=0).stdout == {0: "edited\n"}
+    assert cluster.scripts.run("b/scripts/train.py", ranks=0).stdout == {0: "edited\n"}
     write(folder, "psutil.py", "V = 1")
-    run = cluster.run_script(write(folder, "hidden.py", "import psutil"), ranks=0)
+    run = cluster.scripts.run(write(folder, "hidden.py", "import psutil"), ranks=0)
     assert "psutil beside the script is not what it imports" in run.stderr[0]
 
 
@@ -193,9 +193,9 @@ def test_a_script_begins_without_a_group(cluster: Cluster, folder: Path, how: st
     print(dist.is_initialized())
     """
     script = write(folder, "looks.py", code)
-    assert cluster.run_script(script, how=how).stdout == {0: "False\n", 1: "False\n"}
+    assert cluster.scripts.run(script, how=how).stdout == {0: "False\n", 1: "False\n"}
     cluster.run("kept = dist.group.WORLD")
-    assert cluster.run_script(script, ranks=0, how=how).stdout == {0: "False\n"}
+    assert cluster.scripts.run(script, ranks=0, how=how).stdout == {0: "False\n"}
     assert cluster.run("kept is dist.group.WORLD").results == {0: True, 1: True}
     assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
 
@@ -225,11 +225,11 @@ def test_switches_of_all_kinds_are_put_back(cluster: Cluster, folder: Path) -> N
     )
     before = cluster.run(look).results
     for _ in range(2):
-        assert said(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
+        assert said(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
         assert cluster.run(look).results == before
     cluster.run("torch.set_float32_matmul_precision('high')")
     try:
-        assert said(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
+        assert said(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
         assert cluster.run("torch.get_float32_matmul_precision()").results[0] == "high"
     finally:
         cluster.run("torch.set_float32_matmul_precision('highest')")
@@ -246,7 +246,7 @@ def test_a_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
     """
     script = write(folder, "server.py", code)
     for word in "AB":
-        assert said(cluster.run_script(script, [word], ranks=0))[0] == [f"['{word}']"]
+        assert said(cluster.scripts.run(script, [word], ranks=0))[0] == [f"['{word}']"]
     families = cluster.run("import psutil; [each.cmdline() for each in psutil.Process().children()]", 0).results[0]
     assert not [words for words in families if "forkserver" in " ".join(words)]
 
@@ -259,11 +259,11 @@ def test_threads_that_a_script_leaves_end_without_a_word(cluster: Cluster, folde
     thread = threading.Thread(target=loop, daemon=True, name="loop")
     thread.start()
     """
-    run = cluster.run_script(write(folder, "thread.py", code))
+    run = cluster.scripts.run(write(folder, "thread.py", code))
     ended = "import threading, time\nwhile any('loop' in each.name for each in threading.enumerate()): time.sleep(0.05)"
     assert [each.stderr for each in (run, cluster.run(ended, timeout_s=30))] == [{0: "", 1: ""}, {0: "", 1: ""}]
 
 
 def test_who_bears_the_end_of_input_bears_that_nobody_answers(cluster: Cluster, folder: Path) -> None:
     code = "try: answer = input('go on? ')\nexcept EOFError: answer = 'yes'\nprint(answer)"
-    assert said(cluster.run_script(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}
+    assert said(cluster.scripts.run(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}

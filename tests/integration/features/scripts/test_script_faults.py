@@ -29,7 +29,7 @@ def test_who_waits_for_a_rank_whose_script_failed_is_released(
         "    dist.init", "    if os.environ['RANK'] == '1': raise ValueError('the cause')\n    dist.init"
     )
     with pytest.raises(RankFailure) as caught:
-        three.run_script(write(folder, "train.py", code), how=how)
+        three.scripts.run(write(folder, "train.py", code), how=how)
     (failure,) = caught.value.failures
     assert failure.ranks == (1,)
     if how == "here":
@@ -57,7 +57,7 @@ def test_an_interrupt_ends_the_script_and_what_it_started(
         dist.barrier()
         """,
     )
-    run = three.run_script(script, how=how, block=False)
+    run = three.scripts.run(script, how=how, block=False)
     run.listen(Seen())
     assert wait_until(lambda: three.table[0].state == "running" and len(three.where()) > 0)
     assert wait_until(lambda: any("barrier" in line or "long.py" in line for line in three.where()))
@@ -99,7 +99,7 @@ def test_a_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> Non
         dist.barrier()
         """,
     )
-    run = three.run_script(script, block=False)
+    run = three.scripts.run(script, block=False)
     rank_0 = "rank 0: in Python code at stuck.py:5: while True: time.sleep(0.01)"  # or about to come there
     assert wait_until(lambda: rank_0 in run.hang)
     assert wait_until(lambda: any("at stuck.py:6: dist.barrier()" in line for line in run.hang))
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_in_a_script_is_replaced(three: Cluster, folder: Path) 
         "import os, torch.distributed as dist\nif os.environ['RANK'] == '1': os._exit(3)\ndist.barrier()",
     )
     with pytest.raises(RankFailure, match=r"rank 1 .*RankDied: process .* exited with code 3"):
-        three.run_script(script)
+        three.scripts.run(script)
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
@@ -142,7 +142,7 @@ def test_an_exit_after_an_interrupt_is_told_as_one(
 ) -> None:
     code = WAITS + EXITS[kind]
     script = write(folder, "train.py", code)
-    run = three.run_script(script, block=False) if as_script else three.run(_in(folder, code), block=False)
+    run = three.scripts.run(script, block=False) if as_script else three.run(_in(folder, code), block=False)
     assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
     three.interrupt()
     with pytest.raises(RankFailure) as caught:
@@ -156,12 +156,12 @@ def test_an_exit_after_an_interrupt_is_told_as_one(
     with pytest.raises(RankFailure, match="SystemExit: 3"):
         three.run("raise SystemExit(3)")  # the next cell's is its own
     with pytest.raises(RankFailure, match=r"ScriptExit: exits\.py exited with code 3"):
-        three.run_script(write(folder, "exits.py", "raise SystemExit(3)"))
+        three.scripts.run(write(folder, "exits.py", "raise SystemExit(3)"))
 
 
 def test_a_script_that_ends_well_after_an_interrupt_has_ended_well(three: Cluster, folder: Path) -> None:
     code = WAITS + "try: wait()\nexcept KeyboardInterrupt: sys.exit(0)"
-    run = three.run_script(write(folder, "train.py", code), block=False)
+    run = three.scripts.run(write(folder, "train.py", code), block=False)
     assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
     three.interrupt()
     run.wait()
@@ -175,7 +175,7 @@ def test_what_the_script_raises_is_its_own(cluster: Cluster, folder: Path) -> No
 
     def failure(target: str, **options: bool) -> CellFailure:
         with pytest.raises(RankFailure) as caught:
-            cluster.run_script(target, ranks=0, **options)
+            cluster.scripts.run(target, ranks=0, **options)
         return caught.value.failures[0]
 
     # Of the very folder that is entered, and of the very module that is looked for.
@@ -228,7 +228,7 @@ def test_a_working_directory_that_is_gone_is_told_and_costs_nothing_else(cluster
             cluster.run("os.chdir('sub')")
             if is_gone_before:
                 (folder / "sub").rmdir()
-            run = cluster.run_script(script)
+            run = cluster.scripts.run(script)
             assert run.stdout == {0: "1\n", 1: "1\n"}
             why = "can't be entered any more (No such file or directory)"
             told = f"the working directory {folder / 'sub'} {why}: it is {folder} now\n"
@@ -249,14 +249,14 @@ def test_a_notebook_s_folder_that_is_not_there_is_told(
             RankFailure,
             match=r"ScriptError: the notebook's folder /no/such/folder can't be entered on this host: No such",
         ):
-            cluster.run_script(script)
+            cluster.scripts.run(script)
     (folder / "sub").mkdir()
     monkeypatch.chdir(folder / "sub")
     (folder / "sub").rmdir()
     with pytest.raises(UsageError, match=r"the notebook's folder is gone; os\.chdir\(\) to one that is there"):
-        cluster.run_script(script)
+        cluster.scripts.run(script)
     monkeypatch.chdir(folder)
-    assert cluster.run_script(script).stdout == {0: "ran\n", 1: "ran\n"}
+    assert cluster.scripts.run(script).stdout == {0: "ran\n", 1: "ran\n"}
 
 
 def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder: Path) -> None:
@@ -268,11 +268,11 @@ def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder
     """
     script = write(folder, "threads.py", code)
     for _ in range(2):
-        run = cluster.run_script(script, ["0"])
+        run = cluster.scripts.run(script, ["0"])
         assert (run.stdout, run.stderr) == ({0: "went on\n", 1: "went on\n"}, {0: "", 1: ""})
     (found,) = set(cluster.run("torch.get_num_interop_threads()").results.values())
     told = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
-    for text in cluster.run_script(script, ["1"]).stderr.values():
+    for text in cluster.scripts.run(script, ["1"]).stderr.values():
         assert text.startswith(told)
         assert text.count("\n") == 1
     with pytest.raises(RankFailure, match=r"RuntimeError: .*interop threads"):
@@ -282,7 +282,7 @@ def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder
 def test_a_crash_is_told_with_the_script_s_line(three: Cluster, folder: Path, pids: dict[int, int]) -> None:
     script = write(folder, "crash.py", "import os\ndef end():\n    os.abort()\nif os.environ['RANK'] == '1': end()")
     with pytest.raises(RankFailure) as caught:
-        three.run_script(script)
+        three.scripts.run(script)
     (failure,) = caught.value.failures
     assert failure.headline.startswith(
         f"rank 1 ({HOST}), crash.py:4: RankDied: process {pids[1]} was killed by SIGABRT"
@@ -293,7 +293,7 @@ def test_a_crash_is_told_with_the_script_s_line(three: Cluster, folder: Path, pi
 
 def test_one_error_is_told_once_however_often_python_repeats_itself(three: Cluster, folder: Path) -> None:
     with pytest.raises(RankFailure) as caught:
-        three.run_script(write(folder, "deep.py", "def f(): f()\nf()"))
+        three.scripts.run(write(folder, "deep.py", "def f(): f()\nf()"))
     assert [failure.ranks for failure in caught.value.failures] == [(0, 1, 2)]
 
 
@@ -304,5 +304,5 @@ def test_the_program_that_ended_first_is_named_first(three: Cluster, folder: Pat
     time.sleep(0.3); sys.exit(1)
     """
     with pytest.raises(RankFailure) as caught:
-        three.run_script(write(folder, "codes.py", code), how="fresh")
+        three.scripts.run(write(folder, "codes.py", code), how="fresh")
     assert "codes.py exited with code 3; rank 1's was the first" in str(caught.value)

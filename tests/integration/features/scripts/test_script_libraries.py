@@ -40,7 +40,7 @@ def test_a_script_is_the_first_to_use_accelerate_again_and_again(cluster: Cluste
     script = write(folder, "train.py", ACCELERATE)
     cluster.run(FORGET)
     for _ in range(2):
-        run = cluster.run_script(script)
+        run = cluster.scripts.run(script)
         assert run.stdout == dict.fromkeys(range(2), "[0, 0, 0] 2 3\n")
         assert all("once" in text for text in run.stderr.values()), "as in a new process"
         assert cluster.run(LOOK).results == {0: True, 1: True}
@@ -58,10 +58,10 @@ def test_the_session_s_accelerator_is_itself_after_a_script(cluster: Cluster, fo
     expected = dict.fromkeys(range(2), ("no", 5, 2, True))
     assert cluster.run(look).results == expected
     try:
-        assert said(cluster.run_script(script))[0] == ["[0, 0, 0] 2 3"]
+        assert said(cluster.scripts.run(script))[0] == ["[0, 0, 0] 2 3"]
         assert cluster.run(look).results == expected
         with pytest.raises(RankFailure, match="boom"):
-            cluster.run_script(write(folder, "fails.py", ACCELERATE + "raise RuntimeError('boom')"))
+            cluster.scripts.run(write(folder, "fails.py", ACCELERATE + "raise RuntimeError('boom')"))
         assert cluster.run(look).results == expected
     finally:
         cluster.run("accelerator.free_memory(); accelerator.state._reset_state(reset_partial_state=True)")
@@ -119,11 +119,11 @@ def test_deepspeed_begins_anew_with_a_script(cluster: Cluster, folder: Path) -> 
         "comm.cdb, comm.comms_logger.calls, groups._EXPERT_PARALLEL_GROUP, groups.mpu"
     )
     for _ in range(2):
-        assert cluster.run_script(script).stdout == {0: BEGIN, 1: BEGIN}
+        assert cluster.scripts.run(script).stdout == {0: BEGIN, 1: BEGIN}
         assert cluster.run(look).results == dict.fromkeys(range(2), (None, {}, {}, None))
     cluster.run(
         "comm.init_distributed(); ours = comm.cdb, comm.comms_logger; groups._EXPERT_PARALLEL_GROUP[1] = 'ours'"
     )
-    assert cluster.run_script(script).stdout == {0: BEGIN, 1: BEGIN}
+    assert cluster.scripts.run(script).stdout == {0: BEGIN, 1: BEGIN}
     found = "ours == (comm.cdb, comm.comms_logger), comm.comms_logger.calls, groups._EXPERT_PARALLEL_GROUP, groups.mpu"
     assert cluster.run(found).results == dict.fromkeys(range(2), (True, {"init": 1}, {1: "ours"}, None))

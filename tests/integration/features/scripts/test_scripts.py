@@ -60,11 +60,11 @@ def test_a_torchrun_script_runs_again_and_again(cluster: Cluster, folder: Path, 
     expected = {rank: [f"rank {rank} of 2 local {rank} sum 4.0 lr 0.5"] for rank in range(2)}
     cluster.run("kept = rank; helper = 'mine'")
     for _ in range(2):
-        assert said(cluster.run_script(script, ["--lr", "0.5"], how=how)) == expected
+        assert said(cluster.scripts.run(script, ["--lr", "0.5"], how=how)) == expected
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}, "the session's group is there"
     # What was edited meanwhile is what runs.
     write(folder, "helper.py", "def double(x): return 4 * x")
-    assert said(cluster.run_script(script, how=how)) == {
+    assert said(cluster.scripts.run(script, how=how)) == {
         rank: [f"rank {rank} of 2 local {rank} sum 6.0 lr 0.1"] for rank in range(2)
     }
     assert cluster.run("kept, helper").results == {0: (0, "mine"), 1: (1, "mine")}
@@ -94,10 +94,10 @@ def test_a_group_that_a_script_leaves_is_ended(three: Cluster, folder: Path) -> 
     script = write(folder, "leaves.py", code)
     three.run(HELD)
     for _ in range(2):
-        three.run_script(script)
+        three.scripts.run(script)
         assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
         with pytest.raises(RankFailure, match=r"leaves\.py exited: on purpose"):
-            three.run_script(script, ["on purpose"])
+            three.scripts.run(script, ["on purpose"])
         assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
         assert three.run(STEP).results == dict.fromkeys(range(3), (True, 3.0, 3.0))
 
@@ -120,7 +120,7 @@ def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
     )
     cluster.run("import os; os.environ['RANK'] = '7'; torch.manual_seed(rank)")
     try:
-        run = cluster.run_script(
+        run = cluster.scripts.run(
             "inner/show.py", ["--node", "gpu$LOCAL_RANK", "${local_rank}", "$HOME", "a b"], how=how
         )
     finally:
@@ -141,9 +141,9 @@ def test_a_module_and_a_folder_run(cluster: Cluster, folder: Path, how: str) -> 
     write(folder, "tool/part.py", "word = 'part'")
     write(folder, "tool/__main__.py", "import sys; from .part import word; print(__package__, word, sys.argv[1:])")
     write(folder, "plain/__main__.py", "import sys; print('folder', sys.argv)")
-    run = cluster.run_script("tool", ["x"], is_module=True, how=how)
+    run = cluster.scripts.run("tool", ["x"], is_module=True, how=how)
     assert run.stdout == dict.fromkeys(range(2), "tool part ['x']\n")
-    assert cluster.run_script("plain", how=how).stdout == dict.fromkeys(range(2), "folder ['plain']\n")
+    assert cluster.scripts.run("plain", how=how).stdout == dict.fromkeys(range(2), "folder ['plain']\n")
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -159,8 +159,8 @@ def test_a_module_and_a_folder_run(cluster: Cluster, folder: Path, how: str) -> 
 )
 def test_an_exit_code_is_told(cluster: Cluster, folder: Path, how: str, code: str, message: str) -> None:
     with pytest.raises(RankFailure, match=message.format(host=HOST)):
-        cluster.run_script(write(folder, "it.py", code), how=how)
-    assert cluster.run_script(write(folder, "well.py", "import sys\nsys.exit(0)"), how=how).stdout == {0: "", 1: ""}
+        cluster.scripts.run(write(folder, "it.py", code), how=how)
+    assert cluster.scripts.run(write(folder, "well.py", "import sys\nsys.exit(0)"), how=how).stdout == {0: "", 1: ""}
 
 
 def test_of_programs_that_fail_together_the_first_is_named(cluster: Cluster, folder: Path) -> None:
@@ -172,12 +172,12 @@ def test_of_programs_that_fail_together_the_first_is_named(cluster: Cluster, fol
     dist.all_reduce(torch.ones(1))
     """
     with pytest.raises(RankFailure, match=r"train\.py exited with code 1; rank 1's was the first"):
-        cluster.run_script(write(folder, "train.py", code), how="fresh")
+        cluster.scripts.run(write(folder, "train.py", code), how="fresh")
 
 
 def test_an_exit_with_a_message_is_told(cluster: Cluster, folder: Path) -> None:
     with pytest.raises(RankFailure, match=r"ScriptExit: it\.py exited: no data here"):
-        cluster.run_script(write(folder, "it.py", "import sys\nsys.exit('no data here')"))
+        cluster.scripts.run(write(folder, "it.py", "import sys\nsys.exit('no data here')"))
 
 
 def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Cluster, folder: Path) -> None:
@@ -185,7 +185,7 @@ def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Clu
         folder, "broken.py", "import os\n\ndef main():\n    if os.environ['RANK'] == '1':\n        1 / 0\n\nmain()"
     )
     with pytest.raises(RankFailure) as caught:
-        cluster.run_script(script)
+        cluster.scripts.run(script)
     (failure,) = caught.value.failures
     assert failure.headline == f"rank 1 ({HOST}), broken.py:5: ZeroDivisionError: division by zero"
     text = "\n".join(failure.traceback)
@@ -198,17 +198,17 @@ def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Clu
 def test_what_can_t_be_run_is_said_in_one_line(cluster: Cluster, folder: Path, how: str) -> None:
     if how == "here":
         with pytest.raises(RankFailure, match=f"ScriptError: there is no missing.py in {folder}") as caught:
-            cluster.run_script("missing.py")
+            cluster.scripts.run("missing.py")
         assert len(caught.value.failures[0].traceback) == 1
         with pytest.raises(
             RankFailure, match="ScriptError: no module that can be run is named 'no_such_module' on this host"
         ):
-            cluster.run_script("no_such_module", is_module=True)
+            cluster.scripts.run("no_such_module", is_module=True)
     else:
         with pytest.raises(RankFailure, match=r"ranks 0-1 .*ProgramExit: missing.py exited with code 2"):
-            cluster.run_script("missing.py", how=how)
+            cluster.scripts.run("missing.py", how=how)
     with pytest.raises(UsageError, match="can't run 'sideways'"):
-        cluster.run_script("missing.py", how="sideways")
+        cluster.scripts.run("missing.py", how="sideways")
 
 
 def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
     )
     cluster.run("torch.manual_seed(5)")
     before = cluster.run(look).results
-    runs = [cluster.run_script(script).stdout[0] for _ in range(2)]
+    runs = [cluster.scripts.run(script).stdout[0] for _ in range(2)]
     assert runs[0] == runs[1], "each begins as in a new process"
     assert runs[0].splitlines()[0] == "log heard once"
     assert runs[0].splitlines()[-1] == "at the end"
@@ -263,13 +263,13 @@ def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Pat
             print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
     )
-    lines = said(cluster.run_script(fork, how=how))
+    lines = said(cluster.scripts.run(fork, how=how))
     assert all(sorted(told) == ["child", "ended with 0", "parent"] for told in lines.values())
     close = write(
         folder, "close.py", "import os, sys\nprint('before', flush=True)\nsys.stdout.close()\nos.close(1)\nos.close(2)"
     )
     for _ in range(2):
-        assert cluster.run_script(close, how=how).stdout == {0: "before\n", 1: "before\n"}
+        assert cluster.scripts.run(close, how=how).stdout == {0: "before\n", 1: "before\n"}
     assert cluster.run("print('still', rank)").stdout == {0: "still 0\n", 1: "still 1\n"}
 
 
@@ -285,7 +285,7 @@ def test_a_closed_stdout_is_nobody_elses_file(cluster: Cluster, folder: Path) ->
     try: os.write(1, b"x")
     except OSError as error: assert error.errno == 9
     """
-    run = cluster.run_script(write(folder, "closed.py", code))
+    run = cluster.scripts.run(write(folder, "closed.py", code))
     assert all(text.endswith("0\n") for text in run.stderr.values())
     later = "import subprocess, time; print('half', end=''); time.sleep(0.5); done = subprocess.run(['echo', 'whole'])"
     assert cluster.run(later).stdout == {0: "halfwhole\n", 1: "halfwhole\n"}
@@ -308,12 +308,12 @@ def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> No
             print(queue.get())
         """,
     )
-    assert cluster.run_script(script, ranks=0).stdout == {0: "(0, '__mp_main__')\n"}
+    assert cluster.scripts.run(script, ranks=0).stdout == {0: "(0, '__mp_main__')\n"}
 
 
 def test_a_process_of_its_own_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "told.py", "import os, sys; print(os.environ.get('FORCE_COLOR'), sys.stdout.isatty())")
-    assert cluster.run_script(script, how="fresh").stdout == {0: "None False\n", 1: "None False\n"}
+    assert cluster.scripts.run(script, how="fresh").stdout == {0: "None False\n", 1: "None False\n"}
 
 
 @pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
@@ -337,12 +337,12 @@ def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, fol
             mp.spawn(work, (2,), nprocs=2)
         """,
     )
-    run = cluster.run_script(script, how="node")
+    run = cluster.scripts.run(script, how="node")
     assert said(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"]}
-    assert said(cluster.run_script(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
+    assert said(cluster.scripts.run(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
     train = write(folder, "train.py", TRAIN.replace("from helper import double", "double = float"))
     launch = ["--standalone", f"--log-dir={folder}", "--nproc-per-node=2", "--nnodes=$NNODES", train]
-    run = cluster.run_script("torch.distributed.run", launch, is_module=True, how="node")
+    run = cluster.scripts.run("torch.distributed.run", launch, is_module=True, how="node")
     assert sorted(said(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
 
 

@@ -54,9 +54,9 @@ def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted
     content = os.urandom(MIB) + b"a word in clear" * (20 * MIB // 15)
     told = []
     with FileServer(content, breakable.head_address) as server, breakable.capture() as capture:
-        staged = nodes.stage(server.url, breakable.local_disk, name="data", on_progress=told.append)
+        staged = nodes.staging.stage(server.url, breakable.local_disk, name="data", on_progress=told.append)
         assert server.sent == len(content)
-        nodes.stage(server.url, breakable.local_disk)
+        nodes.staging.stage(server.url, breakable.local_disk)
         assert server.sent == len(content)
     path = f"{breakable.local_disk}/file.bin"
     assert nodes.run("data").results == dict.fromkeys(range(4), path) == dict(staged.paths)
@@ -78,35 +78,35 @@ def test_what_the_notebooks_machine_alone_has_is_sent_from_there_and_through_ssh
         hashed = hashlib.sha256((source / "large").read_bytes()).hexdigest()
         to = f"{breakable.local_disk}/to"
         with breakable.capture() as capture:
-            staged = nodes.stage(source, to)
+            staged = nodes.staging.stage(source, to)
         assert staged.read_on == f"{socket.gethostname()}, the notebook's machine"
         assert f"; read once, on {staged.read_on}\n" in str(staged)
         assert hashes(breakable, f"{to}/only-here/large") == {hashed}
         assert not any(b"a word in clear" in sent for sent in capture.streams().values())
         (source / "small").write_text("small")
         breakable.close_to_head("node1")
-        staged = nodes.stage(source, to)
+        staged = nodes.staging.stage(source, to)
         assert staged.read_bytes == len("small")
         assert staged.read_on.endswith(f"the notebook's machine, and sent through ssh to {breakable.address('node1')}")
         os.mkfifo(source / "pipe")
         with pytest.raises(StageError, match=rf"not on every node: {socket.gethostname()}: .*/pipe is no file that"):
-            nodes.stage(source, to)
+            nodes.staging.stage(source, to)
     finally:
         shutil.rmtree(source)
     assert own_children("-L") == []
 
 
 def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(breakable: Lab, nodes: Cluster, data: Path) -> None:
-    nodes.stage(data, breakable.local_disk)
+    nodes.staging.stage(data, breakable.local_disk)
     for number in range(400):  # a file takes more room than its bytes, which nobody knows beforehand
         (data / f"{number}").write_text("x")
     breakable.fill("node2")
     breakable.run("node2", f"truncate --size -1M {breakable.local_disk}/filler")
     with pytest.raises(RankFailure, match=r"rank 2 \(node2\).*the disk of node2 is full.*name another disk with --to"):
-        nodes.stage(data, breakable.local_disk)
+        nodes.staging.stage(data, breakable.local_disk)
     there = breakable.run("node2", f"cd {breakable.local_disk}/data; find . -type f -size 1c | wc -l")
     breakable.run("node2", f"rm {breakable.local_disk}/filler")
-    staged = nodes.stage(data, breakable.local_disk)
+    staged = nodes.staging.stage(data, breakable.local_disk)
     assert staged.copied_bytes <= 400 - int(there) + 1
     assert {breakable.run(host, f"ls {breakable.local_disk}/data | wc -l").strip() for host in breakable.hosts} == {
         "403"
@@ -125,10 +125,10 @@ def test_an_interrupted_file_goes_on_at_its_last_block(breakable: Lab, nodes: Cl
                 is_written.set()
 
         with when(is_written, nodes.interrupt), pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            nodes.stage(server.url, breakable.local_disk, on_progress=told)
+            nodes.staging.stage(server.url, breakable.local_disk, on_progress=told)
         assert not any(breakable.run(host, f"ls {path}", check=False).strip() for host in breakable.hosts)
         server.release()
-        assert nodes.stage(server.url, breakable.local_disk).read_bytes == 8 * MIB
+        assert nodes.staging.stage(server.url, breakable.local_disk).read_bytes == 8 * MIB
     assert hashes(breakable, path) == {hashlib.sha256(content).hexdigest()}
 
 
@@ -146,7 +146,7 @@ def test_a_port_that_is_closed_between_nodes_is_named(
     monkeypatch.setattr(client, "_get_ready", closed)
     where = f"node1 did not reach node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
     with pytest.raises(RankFailure, match=where) as caught:
-        nodes.stage(data, breakable.local_disk)
+        nodes.staging.stage(data, breakable.local_disk)
     assert len(caught.value.failures) == 1
     nodes.run("relay.GREET_SECONDS = 20.0; del relay")
 
@@ -159,7 +159,7 @@ def test_a_node_that_dies_ends_the_others(breakable: Lab) -> None:
     ):
         server.hold(16 * MIB)
         with when(server.holding, lambda: breakable.kill("node3")), pytest.raises((RankFailure, StageError)) as caught:
-            cluster.stage(server.url, breakable.local_disk)
+            cluster.staging.stage(server.url, breakable.local_disk)
         assert "node3" in str(caught.value)
 
 
@@ -181,11 +181,11 @@ class when:  # noqa: N801  (it reads as a word)
 
 def test_what_can_t_be_staged_is_said(torchless: Cluster, tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"nothing is not there on .*; put it on a file system that a node sees"):
-        torchless.stage(tmp_path / "nothing")
+        torchless.staging.stage(tmp_path / "nothing")
     with pytest.raises(RankFailure, match="s3://bucket/x can't be read by the ranks' Python; run: pip install s3fs"):
-        torchless.stage("s3://bucket/x", tmp_path)
+        torchless.staging.stage("s3://bucket/x", tmp_path)
     with pytest.raises(StageError, match=r"rank 0: .* can't write /proc/"):
-        torchless.stage(tmp_path, "/proc/nothing")
+        torchless.staging.stage(tmp_path, "/proc/nothing")
 
 
 def test_the_magic_shows_one_line(notebook: Notebook, data: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_an_address_that_can_t_be_read_is_shown_without_what_signs_it(torchless:
         address = server.url.replace("://", "://me:secret@")
     for refused in (f"{address}?sig=hidden", "s3://me:secret@bucket/x?sig=hidden", "http://me:secret@[x/?sig=hidden"):
         with pytest.raises(RankFailure) as caught:
-            torchless.stage(refused, tmp_path)
+            torchless.staging.stage(refused, tmp_path)
         shown = str(caught.value) + "".join(str(failure) for failure in caught.value.failures)
         assert "hidden" not in shown
         assert "secret" not in shown
@@ -37,8 +37,8 @@ def test_where_rank_0_is_stays_known_whatever_cells_do_to_the_variable(
     before = torchless.run("import os; os.environ['MASTER_ADDR']").results[0]
     torchless.run(change)
     try:
-        assert torchless.stage(data, tmp_path / "a").copied_bytes == 3 * MIB + 10
-        run = torchless.run_script(script, how="fresh")
+        assert torchless.staging.stage(data, tmp_path / "a").copied_bytes == 3 * MIB + 10
+        run = torchless.scripts.run(script, how="fresh")
         assert [line for text in run.stdout.values() for line in text.split()] == [before] * 2
     finally:
         torchless.run(f"os.environ['MASTER_ADDR'] = {before!r}")

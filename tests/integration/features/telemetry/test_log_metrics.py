@@ -161,7 +161,7 @@ def test_metrics_outlive_the_kernel_and_come_back_once(tmp_path: Path) -> None:
         assert again.metrics.gather("early").values.shape == (5, 2)
     finally:
         again.shutdown()
-    files = sorted(path.name for path in again._launch.folders.run.glob("*.jsonl"))
+    files = sorted(path.name for path in again._session.launch.folders.run.glob("*.jsonl"))
     assert files == ["rank0.metrics.jsonl", "rank1.metrics.jsonl"]
 
 

@@ -335,7 +335,7 @@ def test_without_samples_there_are_none_and_metrics_still_come(tmp_path: Path) -
 def test_what_a_rank_tells_stays_small(quick: Cluster) -> None:
     """At the default of one a second, below 2 kB a second."""
     assert wait_until(lambda: bool(quick.telemetry.ranks) and bool(quick.telemetry.nodes))
-    pack = quick._launch.open_link.session.pack
+    pack = quick._session.launch.open_link.session.pack
     overhead = 1000  # frames for the topic, the signature and the header
     size = len(pack(told(quick, 0).to_content())) + len(pack(quick.telemetry.nodes[0].to_content())) + overhead
     assert size < 2000

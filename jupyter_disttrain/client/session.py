@@ -1,0 +1,235 @@
+"""Hold what a running cluster consists of, and run cells once it has settled.
+
+Covers: configuration, launch, recovery, cells and the watch of the Slurm job, which a reset replaces; running and
+interrupting cells; when the ranks were last used.
+Does not cover: starting, resetting and ending the ranks (``client.lifecycle``), messages that ranks publish
+(``client.transport.dispatch``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..config.rank_selection import parse_ranks
+from ..errors import UsageError
+from ..features.telemetry.client import Telemetry
+from ..protocol.requests import Interrupt
+from ..protocol.states import RankState
+from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS
+from ..sigint import held_interrupts
+from .cells.executor import Cells
+from .cells.history import Origin
+from .recovery.state_machine import Rules
+from .recovery.supervisor import Guardian
+from .registry.cluster_file import Ledger
+from .startup.group import restore_group
+from .startup.job_watch import JobWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+
+    from ..config.cluster import ClusterConfig
+    from .cells.cell_run import CellRun, Listener
+    from .startup.launch import Launch
+    from .startup.rank_table import RankEntry
+    from .transport.link import Message
+
+CHANGEABLE = frozenset({"grace_s", "hang_after_s", "on_rank_death"})  # fields of the configuration of running ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReport:
+    """How the ranks were started, or attached to."""
+
+    started_s: float  # when the ranks were started, in seconds since the epoch
+    seconds: float  # how long this process took to start them, or to attach to them
+    network: str  # the network of their hosts, as text; empty where all are on the notebook's machine
+    note_of_devices: str  # why ranks use the CPU although there is an accelerator, as text; empty if none does
+    is_first: bool  # whether they are those of a job that no notebook had attached to before
+
+
+class Session:
+    """The state of one cluster, which its collaborators share.
+
+    Parameters
+    ----------
+    config
+        The configuration of the cluster.
+    """
+
+    launch: Launch  # set before the ranks are started
+    guardian: Guardian  # set by ``watch``
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self.telemetry = Telemetry(config.sample_s)
+        self.cells: Cells | None = None  # None until the ranks are ready
+        self.job_watch: JobWatch | None = None  # present if the ranks run in a Slurm job
+        self.restarting = threading.RLock()  # held while ranks are started or ended
+        self.is_closed = False
+        self.start_seconds = 0.0
+        self.is_first = False  # see ``StartReport``
+        self.missed: list[CellRun] = []  # cells that had not ended when an earlier notebook left
+        self._last_use = time.monotonic()
+        self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # those that nannies may not have passed on yet
+
+    # Watching the ranks
+
+    def watch(
+        self, *, reset: Callable[[], None], shutdown: Callable[[], None], on_job_over: Callable[[str], None]
+    ) -> None:
+        """Start to watch the ranks of the launch, and accept cells for them.
+
+        Parameters
+        ----------
+        reset, shutdown
+            Called to recover from a rank's death, as configured.
+        on_job_over
+            Called with the reason when the Slurm job of the ranks has ended.
+        """
+        self.guardian = Guardian(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
+        ledger = Ledger(self.launch.folders.ledger if self.config.keep else None)
+        count = ledger.last if self.cells is None else self.cells.count
+        self.cells = Cells(self.launch, self.guardian, ledger, count)
+        grant = self.launch.placement.grant
+        self.job_watch = JobWatch(grant.job, self._on_job_notice, on_job_over) if grant else None
+
+    def stop_watching(self) -> None:
+        """Stop to watch the ranks, before they are ended or left."""
+        if self.job_watch is not None:
+            self.job_watch.close()
+        self.guardian.close()
+
+    def _on_job_notice(self, words: str) -> None:
+        """Report a notice on the job: in the running cell, in the status, and with the next cell."""
+        self.telemetry.remarks.job = words
+        self.guardian.note(words)
+
+    # Cells
+
+    @property
+    def open_cells(self) -> Cells:
+        """The cells of the started cluster."""
+        assert self.cells is not None  # set when the cluster was started
+        return self.cells
+
+    def abandon_cells(self, reason: str) -> None:
+        """End the wait for every cell with an error: the ranks can't be reached any more."""
+        if self.cells is not None:
+            self.cells.abandon(reason)
+
+    def settle(self) -> None:
+        """Wait until the session has recovered from earlier failures and interrupts.
+
+        Raises
+        ------
+        ClusterClosedError
+            If the cluster has ended.
+        """
+        self.guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        with self.restarting:  # a rank's death may have started a reset or a shutdown
+            self.launch.check_open()
+        self.guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+
+    def ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
+        """Wait until ranks accept requests; return the launch and the ranks.
+
+        Raises
+        ------
+        UsageError
+            If a rank does not exist, has died, or still runs a cell.
+        ClusterClosedError
+            If the cluster has ended.
+        """
+        self.settle()
+        chosen = parse_ranks(ranks, len(self.launch.table))
+        self.open_cells.check_free(chosen)
+        self.mark_used()
+        return self.launch, chosen
+
+    def run(
+        self,
+        code: str,
+        ranks: str | int | Iterable[int] = "all",
+        *,
+        timeout_s: float | None = None,
+        values: bool = True,
+        block: bool = True,
+        listener: Listener | None = None,
+        origin: Origin | None = None,
+    ) -> CellRun:
+        """Run code on ranks as an IPython cell; see :meth:`jupyter_disttrain.Cluster.run`."""
+        self.settle()
+        chosen = parse_ranks(ranks, len(self.launch.table))
+        # An interrupt that a nanny delivers late would hit this cell.
+        wait([future for entry, future in self._interrupts if entry.state != RankState.DEAD], CLUSTER_NANNY_SECONDS)
+        self._interrupts.clear()
+        self.mark_used()
+        with held_interrupts():
+            restore_group(self.launch, chosen, self.guardian.form)
+            run = self.open_cells.send(
+                code,
+                chosen,
+                self.interrupt,
+                values=values,
+                listener=listener,
+                origin=origin or Origin(),
+            )
+            return run.wait(timeout_s) if block else run
+
+    def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
+        """Interrupt ranks that run a cell, through their nannies; see :meth:`jupyter_disttrain.Cluster.interrupt`."""
+        chosen = None if ranks is None else set(ranks)
+        table = self.launch.table
+        if not forced:
+            self.guardian.note_waits({entry.info.rank for entry in table if entry.state == RankState.RUNNING})
+        self.guardian.on_interrupt(chosen, forced=forced)
+        for entry in table:
+            if entry.state == RankState.RUNNING and (chosen is None or entry.info.rank in chosen):
+                request = Interrupt(cell=entry.request)
+                self._interrupts.append((entry, self.launch.open_link.request(entry.nanny, request)))
+
+    def interrupt_and_wait(self, ranks: str | int | Iterable[int]) -> list[str]:
+        """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""
+        chosen = parse_ranks(ranks, len(self.launch.table))
+        words = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
+        self.guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        return [*words, *self.guardian.take_notes()]
+
+    # State
+
+    def change(self, **rules: float | str) -> None:
+        """Change fields of the configuration while ranks run; see :meth:`jupyter_disttrain.Cluster.change`."""
+        self.launch.check_open()
+        settled = rules.keys() - CHANGEABLE
+        if settled:
+            raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
+        self.config = self.launch.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
+        self.launch.write()
+        self.guardian.change(Rules.of(self.config))
+
+    def mark_used(self) -> None:
+        """Record that the ranks are used now."""
+        self._last_use = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a rank was last used, as far as this process observed."""
+        busy = any(entry.state == RankState.RUNNING for entry in self.launch.table)
+        return 0.0 if busy else time.monotonic() - self._last_use
+
+    @property
+    def start_report(self) -> StartReport:
+        """How the ranks were started, or attached to."""
+        return StartReport(
+            started_s=self.launch.started_s,
+            seconds=self.start_seconds,
+            network=self.launch.placement.words,
+            note_of_devices=self.launch.note_of_devices,
+            is_first=self.is_first,
+        )
