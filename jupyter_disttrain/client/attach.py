@@ -206,7 +206,7 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
             return  # the cluster was closed in the meantime
         answer = done.result()
         content: dict[str, Any] = answer["content"]
-        launch.generation = max(launch.generation, content["generation"])
+        launch.state.generation = max(launch.generation, content["generation"])
         if content["ended"]:
             _hand_in(launch, entry, content["reply"], content["told"], answer["buffers"])
         elif entry.state == RankState.IDLE:

@@ -33,12 +33,12 @@ from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_NANNY_SECONDS, C
 from ..sigint import deferred_interrupts, held_interrupts, raise_interrupted
 from .cells.executor import Cells
 from .cells.history import Origin
+from .cells.session_group import barrier_code, restore_group
 from .cells.variables import VariableMover
 from .joining import Joining, open_clusters
 from .recovery.state_machine import Rules
 from .recovery.supervisor import Guardian
 from .registry.cluster_file import Ledger
-from .startup.group import barrier_code, restore_group
 from .startup.job_watch import JobWatch
 from .startup.launch import Launch
 from .startup.progress import StartProgress
@@ -287,7 +287,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         settled = rules.keys() - {"grace_s", "hang_after_s", "on_rank_death"}
         if settled:
             raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
-        self.config = self._launch.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
+        self.config = self._launch.state.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
         self._launch.write()
         self._guardian.change(Rules.of(self.config))
 
@@ -335,7 +335,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
         """
         self._check_own()
         chosen = parse_ranks(ranks, self.world_size)
-        self._launch.try_lost_hosts()
+        self._launch.replacer.try_lost_hosts()
         gone = [self._launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
             self._guardian.on_asked(rank)

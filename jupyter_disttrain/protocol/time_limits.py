@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # The notebook's process
 
-# arrivals
+# registration
 QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client checks whether it still has to wait
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
 

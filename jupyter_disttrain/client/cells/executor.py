@@ -65,7 +65,7 @@ class Cells:
             self._launch.check_open()
             config = self._launch.config
             dead = [rank for rank in ranks if self._launch.table[rank].state == RankState.DEAD]
-            helps = self._launch.why_hosts_lost or remedy(config, dead)
+            helps = self._launch.replacer.why_hosts_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
             for msg_id, (run, _) in self._cells.items():
@@ -238,7 +238,7 @@ class Cells:
             uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
             broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
-                self._launch.mpi_revoked = broken = True
+                self._launch.state.mpi_revoked = broken = True
             self._guardian.on_reply(rank, failed=failed, broken=broken)
             self._put(run, event)  # after the guardian: the wait for the cell then checks whether the session settled
 

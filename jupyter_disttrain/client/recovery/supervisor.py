@@ -52,7 +52,7 @@ class Guardian(Looking):
     ) -> None:
         super().__init__()
         self._launch = launch
-        launch.on_note = self.note
+        launch.state.on_note = self.note
         self._rules = rules
         self.remarks = remarks
         self._reset, self._stop = reset, stop
@@ -159,7 +159,7 @@ class Guardian(Looking):
     def take_notes(self) -> list[str]:
         """Return the messages for the user since the last call."""
         with self._changed:
-            return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
+            return self._notes.take(self._launch.replacer.why_hosts_lost, self._launch.replacer.ranks_of_lost_hosts)
 
     def out_of_step(self) -> list[str]:
         """Return messages on ranks that have called more collectives than others, except those returned before."""
@@ -254,7 +254,7 @@ class Guardian(Looking):
     def _replace(self, rank: int) -> None:
         host = self._launch.table[rank].info.host
         try:
-            self._launch.replace(rank)
+            self._launch.replacer.replace(rank)
         except IrreplaceableError as error:  # its message includes the remedy
             with self._changed:
                 if isinstance(error, HostLostError):
@@ -286,7 +286,7 @@ class Guardian(Looking):
 
     def _form(self) -> None:
         try:
-            lost = self._launch.form()
+            lost = self._launch.assignment.form()
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)

@@ -159,7 +159,7 @@ class Hearing(Overview):
         threading.Thread(target=self._drop, args=(because,), name="disttrain leave").start()  # it joins this thread
 
     def _end_because(self, reason: str) -> None:
-        self._launch.closed_because = reason
+        self._launch.state.closed_because = reason
         self._abandon(f"the cluster {self.name!r} {reason}; start one with %dist_init")
         threading.Thread(target=self.shutdown, name="disttrain end").start()  # it joins this thread
 

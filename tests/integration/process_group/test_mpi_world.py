@@ -229,7 +229,7 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
     with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
         mpiexec = mpiexec_of(cluster)
         if mpiexec_ends:  # with its last rank, which is no news
-            before_a_new_process.enter_context(cluster._launch._one_at_a_time)
+            before_a_new_process.enter_context(cluster._launch.replacer.one_at_a_time)
         else:
             mpiexec.suspend()
         for pid in cluster.run("import os; os.getpid()").results.values():
@@ -274,7 +274,7 @@ def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
 
 def mpiexec_of(cluster: Cluster) -> psutil.Process:
     """Return the one of this cluster; others may run."""
-    (engines,) = cluster._launch._processes._cluster.engines.values()  # type: ignore[union-attr]
+    (engines,) = cluster._launch.state.processes._cluster.engines.values()  # type: ignore[union-attr]
     return psutil.Process(engines.process.pid)
 
 
