@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .cells.cell_run import CellRun
     from .cells.executor import Cells
-    from .recovery.supervisor import Guardian
+    from .recovery.supervisor import Supervisor
     from .registry.cluster_file import ClusterFile
     from .startup.rank_table import RankEntry
     from .transport.link import Message
@@ -116,7 +116,7 @@ def _hear(launch: Launch, gate: Gate) -> None:
 
 
 def take_up(
-    launch: Launch, guardian: Guardian, cells: Cells, gate: Gate, interrupt: Callable[..., None]
+    launch: Launch, guardian: Supervisor, cells: Cells, gate: Gate, interrupt: Callable[..., None]
 ) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
     runs = [cells.adopt(cell, interrupt) for cell in cells.ledger.open_cells]
@@ -257,7 +257,7 @@ def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, bu
     )
 
 
-def _mend(launch: Launch, guardian: Guardian) -> None:
+def _mend(launch: Launch, guardian: Supervisor) -> None:
     """Form the process group again if the earlier notebook ended while it was being formed.
 
     Ranks that still wait for each other there are released first.

@@ -37,7 +37,7 @@ from .cells.session_group import barrier_code, restore_group
 from .cells.variables import VariableMover
 from .joining import Joining, open_clusters
 from .recovery.state_machine import Rules
-from .recovery.supervisor import Guardian
+from .recovery.supervisor import Supervisor
 from .registry.cluster_file import Ledger
 from .startup.job_watch import JobWatch
 from .startup.launch import Launch
@@ -143,7 +143,7 @@ class Cluster(Joining, VariableMover, ScriptRunner, CheckpointKeeper, DataStager
             raise
 
     def _look_after(self) -> None:
-        self._guardian = Guardian(
+        self._guardian = Supervisor(
             self._launch, Rules.of(self.config), self.telemetry.remarks, self.reset, self.shutdown
         )
         ledger = Ledger(self._launch.folders.ledger if self.config.keep else None)

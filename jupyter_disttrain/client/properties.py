@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..config.cluster import ClusterConfig
     from ..features.telemetry.client import Telemetry
     from ..features.telemetry.metrics_table import MetricsTable
-    from .recovery.supervisor import Guardian
+    from .recovery.supervisor import Supervisor
     from .startup.job_watch import JobWatch
     from .startup.launch import Launch
     from .startup.rank_table import RankEntry
@@ -28,7 +28,7 @@ class Overview:
     config: ClusterConfig
     telemetry: Telemetry
     _launch: Launch
-    _guardian: Guardian
+    _guardian: Supervisor
     _closed: bool
     _job_watch: JobWatch | None  # present if the ranks run in a Slurm job
     _last_use: float  # time of a monotonic clock

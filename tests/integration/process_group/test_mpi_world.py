@@ -145,9 +145,10 @@ def test_a_hang_in_mpi_explains_itself_and_a_loop_is_none(world: Cluster) -> Non
     with pytest.raises(RankFailure):
         run.wait()
     run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
-    assert wait_until(lambda: run._guardian.looks[0].answered_at - run._guardian.looks[0].asked_at > 0)
+    reports = run._supervisor.stacks.reports
+    assert wait_until(lambda: reports[0].answered_at - reports[0].asked_at > 0)
     for _ in range(8):
-        looks = run._guardian.look_now({0, 1, 2}, 5)
+        looks = run._supervisor.stacks.collect({0, 1, 2}, 5)
         assert max(look.waits_s or 0.0 for look in looks.values()) < 1.0
     world.interrupt()
     with pytest.raises(RankFailure):
