@@ -10,8 +10,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyter_disttrain.notebook.extension import MAGICS
 from jupyter_disttrain.notebook.magics.arguments import PARSERS
-from jupyter_disttrain.notebook.magics.cluster_magics import DistributedMagics
+from jupyter_disttrain.notebook.magics.settings import DistributedMagics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,8 @@ def _magic(name: str) -> str:
     options = [action for action in parser._actions if action.help != argparse.SUPPRESS]  # noqa: SLF001  (not public)
     positionals = [_positional(action) for action in options if not action.option_strings]
     synopsis = " ".join([parser.prog, *(["[OPTIONS]"] if len(positionals) < len(options) else []), *positionals])
-    doc, _, _ = (getattr(DistributedMagics, name).__doc__ or "").partition("\n\nusage:")
+    (function,) = (getattr(kind, name) for kind in MAGICS if hasattr(kind, name))
+    doc, _, _ = (function.__doc__ or "").partition("\n\nusage:")
     text = "\n".join(line.strip() for line in doc.strip().splitlines()).replace("``", "`")
     text += f"\n\nMore: {MORE[name]}." if name in MORE else ""
     rows = [f"| {_names(action)} | {_help(action)} |\n" for action in options]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..protocol.connection_file import JobFile
     from .cells.cell_run import CellRun
     from .cells.executor import Cells
-    from .recovery.supervisor import Guardian
+    from .recovery.supervisor import Supervisor
     from .startup.rank_table import RankEntry
     from .transport.link import Message
 
@@ -209,7 +209,7 @@ def _hear(launch: Launch, gate: Gate) -> None:
 
 
 def take_up(
-    launch: Launch, guardian: Guardian, cells: Cells, gate: Gate, interrupt: Callable[..., None]
+    launch: Launch, guardian: Supervisor, cells: Cells, gate: Gate, interrupt: Callable[..., None]
 ) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
     runs = [cells.adopt(cell, interrupt) for cell in cells.ledger.open_cells]
@@ -299,7 +299,7 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
             return  # the cluster was closed in the meantime
         answer = done.result()
         content: dict[str, Any] = answer["content"]
-        launch.generation = max(launch.generation, content["generation"])
+        launch.state.generation = max(launch.generation, content["generation"])
         if content["ended"]:
             _hand_in(launch, entry, content["reply"], content["told"], answer["buffers"])
         elif entry.state == RankState.IDLE:
@@ -350,7 +350,7 @@ def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, bu
     )
 
 
-def _mend(launch: Launch, guardian: Guardian) -> None:
+def _mend(launch: Launch, guardian: Supervisor) -> None:
     """Form the process group again if the earlier notebook ended while it was being formed.
 
     Ranks that still wait for each other there are released first.

@@ -23,9 +23,9 @@ from ..protocol.states import RankState
 from . import attach
 from .cells import variables
 from .cells.history import Origin
+from .cells.session_group import barrier_code
 from .lifecycle import Lifecycle
 from .session import Session
-from .startup.group import barrier_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

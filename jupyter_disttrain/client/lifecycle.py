@@ -137,7 +137,7 @@ class Lifecycle:
         self._check_restartable()
         launch, guardian = self.session.launch, self.session.guardian
         chosen = parse_ranks(ranks, len(launch.table))
-        launch.try_lost_hosts()
+        launch.replacer.try_lost_hosts()
         gone = [launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
             guardian.on_asked(rank)
@@ -195,7 +195,7 @@ class Lifecycle:
 
     def end_because(self, reason: str) -> None:
         """End the wait for cells at once, and the ranks on a thread of its own."""
-        self.session.launch.closed_because = reason
+        self.session.launch.state.closed_because = reason
         name = self.session.config.name
         self.session.abandon_cells(f"the cluster {name!r} {reason}; start one with %dist_init")
         threading.Thread(target=self.shutdown, name="disttrain end").start()  # it joins the calling thread

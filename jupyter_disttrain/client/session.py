@@ -23,10 +23,10 @@ from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import held_interrupts
 from .cells.executor import Cells
 from .cells.history import Origin
+from .cells.session_group import restore_group
 from .recovery.state_machine import Rules
-from .recovery.supervisor import Guardian
+from .recovery.supervisor import Supervisor
 from .registry.cluster_file import Ledger
-from .startup.group import restore_group
 from .startup.job_watch import JobWatch
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Session:
     """
 
     launch: Launch  # set before the ranks are started
-    guardian: Guardian  # set by ``watch``
+    guardian: Supervisor  # set by ``watch``
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
@@ -92,7 +92,7 @@ class Session:
         on_job_over
             Called with the reason when the Slurm job of the ranks has ended.
         """
-        self.guardian = Guardian(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
+        self.guardian = Supervisor(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
         ledger = Ledger(self.launch.folders.ledger if self.config.keep else None)
         count = ledger.last if self.cells is None else self.cells.count
         self.cells = Cells(self.launch, self.guardian, ledger, count)
@@ -209,7 +209,7 @@ class Session:
         settled = rules.keys() - CHANGEABLE
         if settled:
             raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
-        self.config = self.launch.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
+        self.config = self.launch.state.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
         self.launch.write()
         self.guardian.change(Rules.of(self.config))
 

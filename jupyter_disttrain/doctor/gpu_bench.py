@@ -106,7 +106,7 @@ def waiting(run: CellRun, ranks: set[int], limit_s: float = GPU_BENCH_LIMIT_SECO
     """Wait until ranks are observed waiting for others."""
 
     def seen() -> bool:
-        looks = run._guardian.look_now(ranks, 5)  # noqa: SLF001
+        looks = run._supervisor.stacks.collect(ranks, 5)  # noqa: SLF001
         return all(look.waits_s is not None for look in looks.values())
 
     until(seen, f"ranks {sorted(ranks)} are seen waiting", limit_s)

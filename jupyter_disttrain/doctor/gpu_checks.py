@@ -121,7 +121,7 @@ def interrupts(bench: Bench) -> str:
         code = f"if rank < {last}: dist.all_reduce(torch.ones(4, device=device))\nwhile True: pass"
         run = cluster.run(code, block=False)
         time.sleep(1.0)
-        looks = [run._guardian.look_now(set(range(last)), 5) for _ in range(3)]  # noqa: SLF001
+        looks = [run._supervisor.stacks.collect(set(range(last)), 5) for _ in range(3)]  # noqa: SLF001
         seen = [look for each in looks for look in each.values() if look.waits_s is not None]
         require(not seen, f"a loop in Python is called a wait: {seen}")
         cluster.interrupt()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # The notebook's process
 
-# arrivals
+# registration
 QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client checks whether it still has to wait
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
 
@@ -40,8 +40,8 @@ OWNER_SECONDS = 0.2  # between two checks whether the owner runs, where the syst
 REMOVAL_SECONDS = 5.0  # for folders to be removed, into which ending processes may still write
 FOLDERS_STALE_SECONDS = 600.0  # since the last write to a folder; a younger one may be of a cluster that is starting
 
-# guardian
-GUARDIAN_FORM_SECONDS = 120.0  # for the process group to be formed
+# supervisor
+SUPERVISOR_FORM_SECONDS = 120.0  # for the process group to be formed
 RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
 
 # hang

@@ -61,7 +61,7 @@ def waits(run: CellRun, ranks: set[int], what: str = "") -> Callable[[], bool]:
     """Whether these ranks are seen waiting for others."""
 
     def look() -> bool:
-        looks = run._guardian.look_now(ranks, 5)
+        looks = run._supervisor.stacks.collect(ranks, 5)
         seen = [look for look in looks.values() if look.waits_s is not None and what in str(look.told)]
         return len(seen) == len(ranks)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ...protocol.messages import CellFailure
-    from ..recovery.supervisor import Guardian
+    from ..recovery.supervisor import Supervisor
 
 _ENDS = Replied, Silent, Died  # events that a cell still needs after the wait for it was given up
 
@@ -76,7 +76,7 @@ class CellRun:
         ranks: tuple[int, ...],
         hosts: Mapping[int, str],
         interrupt: Callable[..., None],
-        guardian: Guardian,
+        supervisor: Supervisor,
         listener: Listener | None = None,
         stuck_remedy: Callable[[Collection[int]], str] = lambda _ranks: "",
     ) -> None:
@@ -90,7 +90,7 @@ class CellRun:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes the waiting thread
         self._abandoned: ClusterClosedError | None = None
         self._interrupt = interrupt
-        self._guardian = guardian
+        self._supervisor = supervisor
         self._stuck_remedy = stuck_remedy
         self.notes: list[str] = []
         self._listener = listener
@@ -120,7 +120,7 @@ class CellRun:
             self._arrived.apply(event)
             if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are shown no more
                 for words in self._arrived.cut_imports(self._stuck_remedy):
-                    self._guardian.note(words)
+                    self._supervisor.note(words)
             self._events.put(event)
         return True
 
@@ -301,36 +301,36 @@ class CellRun:
     @property
     def hang(self) -> list[str]:
         """Lines that state which ranks wait for which, once they have waited too long; else empty."""
-        return self._guardian.hang()
+        return self._supervisor.hang()
 
     @property
     def remarks(self) -> list[str]:
         """Messages on the job, the cell's metrics and the ranks' speed while it runs."""
-        remarks = self._guardian.remarks
+        remarks = self._supervisor.remarks
         return remarks.of_job() + remarks.of_values(self.number) + remarks.of_speed(self.running_now)
 
     @property
     def progress(self) -> str:
         """A text on the progress of the loop that the ranks run; empty if unknown."""
-        return self._guardian.remarks.of_progress(self.running_now, self.number)
+        return self._supervisor.remarks.of_progress(self.running_now, self.number)
 
     @property
     def coming_back(self) -> str:
         """A text on the recovery that is in progress; empty if none is."""
-        return self._guardian.doing
+        return self._supervisor.doing
 
     def _settle(self) -> None:
         """Wait until the session has recovered from what this cell did to it; an interrupt ends the wait."""
         deadline = time.monotonic() + CELL_RUN_SETTLE_SECONDS
-        while not self._guardian.wait_until_settled(SETTLE_LOOK_SECONDS) and time.monotonic() < deadline:
+        while not self._supervisor.wait_until_settled(SETTLE_LOOK_SECONDS) and time.monotonic() < deadline:
             if self._listener is not None:
                 self._listener.on_events((), self)
             if self._held.waiting:
                 break
-        self.notes += self._guardian.take_notes() + ([] if self.state.failures else self._guardian.out_of_step())
-        self.notes += self.state.cut_imports(self._stuck_remedy) + self._guardian.remarks.of_values(self.number)
-        if any(failure.of_group for failure in self.state.failures.values()) and self._guardian.waits_for:
-            self.notes.append(self._guardian.waits_for)
+        self.notes += self._supervisor.take_notes() + ([] if self.state.failures else self._supervisor.out_of_step())
+        self.notes += self.state.cut_imports(self._stuck_remedy) + self._supervisor.remarks.of_values(self.number)
+        if any(failure.of_group for failure in self.state.failures.values()) and self._supervisor.waits_for:
+            self.notes.append(self._supervisor.waits_for)
 
     def _take_events(self) -> list[Event]:
         """Return the queued events; wait a moment for the first one."""

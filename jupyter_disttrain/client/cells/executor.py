@@ -26,7 +26,7 @@ from .history import Origin, Ran
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ..recovery.supervisor import Guardian
+    from ..recovery.supervisor import Supervisor
     from ..registry.cluster_file import Ledger
     from ..startup.launch import Launch
     from ..startup.rank_table import RankEntry
@@ -40,9 +40,9 @@ LATE_LIMIT = 1000  # events kept for the next cell, from threads that earlier ce
 class Cells:
     """The cells that run on the ranks of one launch."""
 
-    def __init__(self, launch: Launch, guardian: Guardian, ledger: Ledger, count: int) -> None:
+    def __init__(self, launch: Launch, supervisor: Supervisor, ledger: Ledger, count: int) -> None:
         self._launch = launch
-        self._guardian = guardian
+        self._supervisor = supervisor
         self.ledger = ledger
         self._lock = threading.RLock()
         self._cells: dict[str, tuple[CellRun, int]] = {}  # cell and rank by the message ID of the request
@@ -65,7 +65,7 @@ class Cells:
             self._launch.check_open()
             config = self._launch.config
             dead = [rank for rank in ranks if self._launch.table[rank].state == RankState.DEAD]
-            helps = self._launch.why_hosts_lost or remedy(config, dead)
+            helps = self._launch.replacer.why_hosts_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
             for msg_id, (run, _) in self._cells.items():
@@ -96,7 +96,7 @@ class Cells:
         with held_interrupts() as held:
             interrupt(cells)
             pressed = 1
-            while not self._guardian.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
+            while not self._supervisor.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
                 held.heard()
                 if held.waiting and pressed < PATIENT_INTERRUPTS:
                     held.obeyed += 1
@@ -179,13 +179,13 @@ class Cells:
         try:
             write()
         except OSError as error:
-            self._guardian.note(f"%dist_attach would not know of this cell: {error}")
+            self._supervisor.note(f"%dist_attach would not know of this cell: {error}")
 
     def _open(
         self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
     ) -> CellRun:
         hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
-        return CellRun(number, ranks, hosts, interrupt, self._guardian, listener, self._launch.stuck_remedy)
+        return CellRun(number, ranks, hosts, interrupt, self._supervisor, listener, self._launch.stuck_remedy)
 
     def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
         """Take over a cell that an earlier notebook sent, from that notebook's ledger."""
@@ -200,7 +200,7 @@ class Cells:
                 entry.state, entry.cell, entry.request = RankState.RUNNING, cell["execution_count"], msg_id
                 self._cells[msg_id] = (run, rank)
                 self._launch.steps.sent([rank])
-                self._guardian.on_sent(rank, run.number)
+                self._supervisor.on_sent(rank, run.number)
                 self._launch.open_link.expect(msg_id, self._taker(run, entry))
         return run
 
@@ -208,7 +208,7 @@ class Cells:
         entry = self._launch.table[rank]
         entry.state, entry.cell, entry.request = RankState.RUNNING, execution_count, message["header"]["msg_id"]
         self._cells[entry.request] = (run, rank)
-        self._guardian.on_sent(rank, run.number)
+        self._supervisor.on_sent(rank, run.number)
         self._launch.open_link.post(entry.engine, message, on_reply=self._taker(run, entry))
 
     def _taker(self, run: CellRun, entry: RankEntry) -> Callable[[Message], None]:
@@ -230,17 +230,17 @@ class Cells:
             # A cell that fails between the end of one group and the creation of the next leaves none.
             broken = entry.group == "broken" or (failed and not entry.group)
             if memory_shortage.is_shortage(content):
-                self._guardian.note(memory_shortage.held(self._launch.table))
+                self._supervisor.note(memory_shortage.held(self._launch.table))
             if memory_shortage.is_shortage_of_gpu(content):
-                self._guardian.note(memory_shortage.held_on_gpus(self._guardian.remarks.vitals))
+                self._supervisor.note(memory_shortage.held_on_gpus(self._supervisor.remarks.vitals))
             if content.get("device_lost"):
-                self._guardian.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
+                self._supervisor.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
             uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
             broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
-                self._launch.mpi_revoked = broken = True
-            self._guardian.on_reply(rank, failed=failed, broken=broken)
-            self._put(run, event)  # after the guardian: the wait for the cell then checks whether the session settled
+                self._launch.state.mpi_revoked = broken = True
+            self._supervisor.on_reply(rank, failed=failed, broken=broken)
+            self._put(run, event)  # after the supervisor: the wait for the cell then checks whether the session settled
 
         return on_reply
 
@@ -272,14 +272,14 @@ class Cells:
             self._launch.steps.died(entry.info.rank)
             if memory_shortage.may_be_shortage(event.record):
                 peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
-                self._guardian.note(memory_shortage.held(self._launch.table, peaks))
+                self._supervisor.note(memory_shortage.held(self._launch.table, peaks))
             # Before the cells: the wait for a cell then checks whether the session has settled.
-            self._guardian.on_death(entry.info.rank)
+            self._supervisor.on_death(entry.info.rank)
             runs = [run for run, rank in list(self._cells.values()) if rank == entry.info.rank]
             for run in runs:
                 self._put(run, event)
             if not runs and event.record.host_silent_s:
-                self._guardian.note(f"rank {entry.info.rank} was {event.record.cause}")  # shown with the next cell
+                self._supervisor.note(f"rank {entry.info.rank} was {event.record.cause}")  # shown with the next cell
         entry.pid_gone.set()
 
     def _put(self, run: CellRun, event: Event) -> bool:
@@ -299,7 +299,7 @@ class Cells:
         if back:
             has, their = ("has", "its") if len(back) == 1 else ("have", "their")
             number = self._launch.table[back[0]].cell
-            self._guardian.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
+            self._supervisor.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
 
     def abandon(self, reason: str) -> None:
         """End the wait for every cell with a :class:`ClusterClosedError`: the ranks can't be reached any more."""

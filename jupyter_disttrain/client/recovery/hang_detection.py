@@ -31,7 +31,7 @@ _ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "reduce_sc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class HangReport:
     """The latest known state of one rank; times are those of ``time.monotonic``."""
 
     asked_at: float
@@ -40,16 +40,16 @@ class Look:
     outside: str = ""  # the rank's stack as obtained by its nanny, the innermost call first
     still_since: float = 0.0  # time since which replies show the same place of the same call
 
-    def asked_again(self, now: float) -> Look:
+    def asked_again(self, now: float) -> HangReport:
         """Return a copy with a new request pending."""
         return replace(self, asked_at=now)
 
-    def answered(self, now: float, told: dict[str, Any] | None) -> Look:
+    def answered(self, now: float, told: dict[str, Any] | None) -> HangReport:
         """Return a copy with the reply ``told``; None if the rank failed to report its state."""
         same = self.told is not None and told is not None and _place(self.told) == _place(told)
         return replace(self, answered_at=now, told=told, outside="", still_since=self.still_since if same else now)
 
-    def seen_from_outside(self, stack: str) -> Look:
+    def seen_from_outside(self, stack: str) -> HangReport:
         """Return a copy with the stack that the nanny obtained."""
         return replace(self, outside=stack)
 
@@ -98,12 +98,14 @@ def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
     return cell.get("number"), told["call"], told.get("values"), told["stack"] and tuple(map(tuple, told["stack"]))
 
 
-def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Mapping[int, str] | None = None) -> list[str]:
+def explain(
+    reports: Mapping[int, HangReport], idle: Iterable[int], ended: Mapping[int, str] | None = None
+) -> list[str]:
     """Return lines on where ranks wait and which are missing; ranks in the same state share a line.
 
     Parameters
     ----------
-    looks
+    reports
         State of the ranks that run the cell.
     idle
         Ranks that run no cell.
@@ -111,12 +113,12 @@ def explain(looks: Mapping[int, Look], idle: Iterable[int], ended: Mapping[int, 
         Those of ``idle`` that have ended the cell which the others run, with its error; empty text for none.
     """
     groups: dict[str, list[int]] = {}
-    for rank, look in sorted(looks.items()):
-        groups.setdefault(_doing(look), []).append(rank)
+    for rank, report in sorted(reports.items()):
+        groups.setdefault(_doing(report), []).append(rank)
     for rank in idle:
-        groups.setdefault(_done(rank, ended or {}) if looks else "idle", []).append(rank)
+        groups.setdefault(_done(rank, ended or {}) if reports else "idle", []).append(rank)
     lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
-    collectives = [look.collective for look in looks.values()]
+    collectives = [report.collective for report in reports.values()]
     if len(lines) == 1 and collectives and collectives[0] is not None and collectives[0]["name"] in _WITH_ROOT:
         lines.append("all of them wait in it: do they name the same src or dst?")
     return lines
@@ -148,9 +150,9 @@ def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[s
     return [f"{label_ranks(ranks)}: {doing}" for doing, ranks in groups.items()]
 
 
-def waited_for(looks: Iterable[Look]) -> list[tuple[Any, Any, Any]]:
+def waited_for(reports: Iterable[HangReport]) -> list[tuple[Any, Any, Any]]:
     """Return group, number and backend of each collective that ranks wait in; each backend has its own numbers."""
-    found = (look.collective for look in looks)
+    found = (report.collective for report in reports)
     return sorted({_key(each) for each in found if each is not None and not each["is_p2p"]})
 
 
@@ -158,17 +160,17 @@ def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return collective["group"], collective["number"], collective.get("backend", "")
 
 
-def _doing(look: Look) -> str:
-    told = look.told
-    if look.silent_s > HANG_PATIENCE_SECONDS:
-        return f"not responding for {look.silent_s:.0f} s{_from_outside(look)}"
+def _doing(report: HangReport) -> str:
+    told = report.told
+    if report.silent_s > HANG_PATIENCE_SECONDS:
+        return f"not responding for {report.silent_s:.0f} s{_from_outside(report)}"
     if told is None or told["cell"] is None:
         return "between cells"
-    if look.collective is not None:
-        return f"waits in {_name(look.collective)}{_at(told)}"
+    if report.collective is not None:
+        return f"waits in {_name(report.collective)}{_at(told)}"
     if told["call"] is not None:
         return f"waits in {told['call']}{_at(told)}"
-    return f"waits for {look.program}" if look.program else f"in Python code{_at(told)}"
+    return f"waits for {report.program}" if report.program else f"in Python code{_at(told)}"
 
 
 def _done(rank: int, ended: Mapping[int, str]) -> str:
@@ -178,14 +180,14 @@ def _done(rank: int, ended: Mapping[int, str]) -> str:
     return f"its cell failed: {first:.200}" if first else "has ended the cell"
 
 
-def _from_outside(look: Look) -> str:
+def _from_outside(report: HangReport) -> str:
     """Return where a rank is that does not reply: in C code that holds the GIL, or unknown if it is stopped."""
-    frames = _FRAME.findall(look.outside)
+    frames = _FRAME.findall(report.outside)
     own = [(line, name) for path, line, name in frames if _CELL in path]
     if own:
         inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
         return f", in code that lets no other thread run, at line {own[0][0]}{inner}"
-    return f", last seen{_at(look.told)}" if look.told is not None and look.told["line"] else ""
+    return f", last seen{_at(report.told)}" if report.told is not None and report.told["line"] else ""
 
 
 def _at(told: Mapping[str, Any]) -> str:
@@ -222,16 +224,16 @@ def _shape(collective: Mapping[str, Any]) -> str:
     return f" ({dtypes} {sizes})" if sizes else ""
 
 
-def mismatches(looks: Mapping[int, Look]) -> list[str]:
+def mismatches(reports: Mapping[int, HangReport]) -> list[str]:
     """Return lines on mismatched collectives: ranks wait in one of them, and others called another in its place.
 
-    ``looks`` has the state of all ranks, also of those that run no cell: with Gloo some ranks return from a mismatched
-    collective.
+    ``reports`` has the state of all ranks, also of those that run no cell: with Gloo some ranks return from a
+    mismatched collective.
     """
     found: dict[tuple[Any, Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
-    found = {place: {} for place in waited_for(looks.values())}
-    for rank, look in sorted(looks.items()):
-        for each in look.called:
+    found = {place: {} for place in waited_for(reports.values())}
+    for rank, report in sorted(reports.items()):
+        for each in report.called:
             kinds = found.get(_key(each))
             if kinds is not None:
                 kinds.setdefault(_kind(each), (each["name"] + _shape(each), {}))[1][rank] = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.requests import Stack, Where
 from ...protocol.time_limits import GLANCE_SECONDS, HANG_PATIENCE_SECONDS, LONG_SECONDS, OUTSIDE_SECONDS
 from ..startup.rank_table import ended
-from .hang_detection import Look, explain, mismatches, waited_for
+from .hang_detection import HangReport, explain, mismatches, waited_for
 
 if TYPE_CHECKING:
     import threading
@@ -23,117 +23,127 @@ if TYPE_CHECKING:
     from ..startup.launch import Launch
     from ..transport.link import Message
     from .notes import Notes
-    from .state_machine import Recovery, Rules
+    from .state_machine import Recovery
 
 
 log = logging.getLogger(__name__)
 
 
-class Looking:
-    """The part of a guardian that requests the state of ranks."""
+class StackCollector:
+    """Requests what the ranks of one cluster are doing, and keeps their latest reports.
 
-    _launch: Launch
-    _rules: Rules
-    _state: Recovery
-    _changed: threading.Condition
-    _notes: Notes
+    Parameters
+    ----------
+    launch
+        The ranks and the sockets to them.
+    state
+        What recovery knows: which ranks run a cell, which are dead. It receives each report.
+    changed
+        Guards ``state``, ``notes`` and the reports; notified of each report.
+    notes
+        Receives notes for the user.
+    """
 
-    def __init__(self) -> None:
-        self.looks: dict[int, Look] = {}  # latest known state, by rank
+    def __init__(self, launch: Launch, state: Recovery, changed: threading.Condition, notes: Notes) -> None:
+        self._launch = launch
+        self._state = state
+        self._changed = changed
+        self._notes = notes
+        self.reports: dict[int, HangReport] = {}  # the latest of each rank
 
     def hang(self) -> list[str]:
         """Return lines on which ranks wait for which, once one has waited ``hang_after_s``; a mismatch at once."""
         with self._changed:
-            fresh, running = self._fresh_looks(), self._state.running
-            looks = {rank: look for rank, look in fresh.items() if rank in running}
+            fresh, running = self.fresh(), self._state.running
+            reports = {rank: report for rank, report in fresh.items() if rank in running}
             certain = mismatches(fresh)  # these can't succeed, however long they wait
-            if not certain and not any(look.is_hang(self._rules.hang_after_s) for look in looks.values()):
+            if not certain and not any(report.is_hang(self._state.rules.hang_after_s) for report in reports.values()):
                 return []
-            return [*certain, *self._explain(looks)]
+            return [*certain, *self._explain(reports)]
 
-    def _fresh_looks(self) -> dict[int, Look]:
+    def fresh(self) -> dict[int, HangReport]:
         """Return the ranks' states that were reported since the running cells began; without dead ranks.
 
         For a rank that runs a cell, that is since its own cell began. Ranks that owe a reply get a state without one.
         """
         dead = self._state.dead
-        found = {rank: look for rank, look in self.looks.items() if rank not in dead}
-        return {rank: look for rank, look in found.items() if look.answered_at >= self._state.since(rank)} | {
-            rank: Look(asked_at=look.asked_at)
-            for rank, look in found.items()
-            if look.asked_at >= self._state.since(rank) > look.answered_at
+        found = {rank: report for rank, report in self.reports.items() if rank not in dead}
+        return {rank: report for rank, report in found.items() if report.answered_at >= self._state.since(rank)} | {
+            rank: HangReport(asked_at=report.asked_at)
+            for rank, report in found.items()
+            if report.asked_at >= self._state.since(rank) > report.answered_at
         }
 
-    def _explain(self, looks: Mapping[int, Look]) -> list[str]:
+    def _explain(self, reports: Mapping[int, HangReport]) -> list[str]:
         """Return lines on the state of ranks that run a cell, and of those that run none."""
         running = self._state.running
         idle = set(range(len(self._launch.table))) - running - self._state.dead
-        return explain(looks, sorted(idle), ended(self._launch.table, running))
+        return explain(reports, sorted(idle), ended(self._launch.table, running))
 
     def where(self, timeout_s: float) -> list[str]:
         """Return lines on what each rank is doing now; ranks in the same state share a line."""
-        looks = self.look_now(self._state.running, timeout_s)
+        reports = self.collect(self._state.running, timeout_s)
         with self._changed:
-            if waited_for(looks.values()):
+            if waited_for(reports.values()):
                 self._ask(set(range(len(self._launch.table))) - self._state.dead, timeout_s)
-            return [*mismatches(self._fresh_looks()), *self._explain(looks)]
+            return [*mismatches(self.fresh()), *self._explain(reports)]
 
-    def look_now(self, ranks: set[int], timeout_s: float) -> dict[int, Look]:
+    def collect(self, ranks: set[int], timeout_s: float) -> dict[int, HangReport]:
         """Request the state of ranks and wait for the replies; ranks that don't reply in time are included."""
         with self._changed:
             began = time.monotonic()
             self._ask(ranks, timeout_s)
             for rank in self._silent(ranks, began):
-                self._look_from_outside(rank)
+                self._ask_nanny(rank)
             self._changed.wait_for(
-                lambda: all(self.looks[rank].outside for rank in self._silent(ranks, began)), OUTSIDE_SECONDS
+                lambda: all(self.reports[rank].outside for rank in self._silent(ranks, began)), OUTSIDE_SECONDS
             )
-            return {rank: self.looks[rank] for rank in ranks}
+            return {rank: self.reports[rank] for rank in ranks}
 
     def _ask(self, ranks: set[int], timeout_s: float) -> None:
         began = time.monotonic()
-        self._look_at(ranks)
+        self.request(ranks)
         self._changed.wait_for(lambda: not self._silent(ranks, began), timeout_s)
 
     def note_waits(self, ranks: set[int]) -> None:
         """Add a note on which ranks have waited long, when the user interrupts them: afterwards it would be unknown."""
         with self._changed:
             self._ask(ranks, GLANCE_SECONDS)
-            fresh = self._fresh_looks()
-            looks = {rank: look for rank, look in fresh.items() if rank in ranks}
-            if max((look.waits_s or 0.0 for look in looks.values()), default=0.0) < LONG_SECONDS:
+            fresh = self.fresh()
+            reports = {rank: report for rank, report in fresh.items() if rank in ranks}
+            if max((report.waits_s or 0.0 for report in reports.values()), default=0.0) < LONG_SECONDS:
                 return
-            lines = [*mismatches(fresh), *self._explain(looks)]
+            lines = [*mismatches(fresh), *self._explain(reports)]
             self._notes.add(f"when it was interrupted: {'; '.join(lines)}")
 
     def _silent(self, ranks: set[int], began: float) -> list[int]:
-        return [rank for rank in ranks if self.looks[rank].answered_at < began]
+        return [rank for rank in ranks if self.reports[rank].answered_at < began]
 
     # Requests
 
-    def _look_at(self, ranks: Collection[int]) -> None:
+    def request(self, ranks: Collection[int]) -> None:
         """Ask ranks what they are doing, and whether they have called the collectives that others wait in."""
         running = self._state.running
-        about = waited_for(look for rank, look in self.looks.items() if rank in running)
+        about = waited_for(report for rank, report in self.reports.items() if rank in running)
         for rank in ranks:
-            self._look(rank, about)
+            self._request(rank, about)
 
-    def _look(self, rank: int, about: list[tuple[Any, Any, Any]]) -> None:
+    def _request(self, rank: int, about: list[tuple[Any, Any, Any]]) -> None:
         """Send a request to a rank, unless it still owes a reply; then ask its nanny after a while."""
-        look = self.looks.get(rank)
-        if look is not None and look.asked_at > look.answered_at:
+        report = self.reports.get(rank)
+        if report is not None and report.asked_at > report.answered_at:
             # The nanny sends a signal, which makes C code return early that does not resume: only if it is needed.
-            patience_s = self._rules.hang_after_s if self._state.is_calm else 0.0
-            if look.silent_s > max(patience_s, HANG_PATIENCE_SECONDS):
-                self._look_from_outside(rank)
+            patience_s = self._state.rules.hang_after_s if self._state.is_calm else 0.0
+            if report.silent_s > max(patience_s, HANG_PATIENCE_SECONDS):
+                self._ask_nanny(rank)
             return
         asked_at = time.monotonic()
-        self.looks[rank] = Look(asked_at=asked_at) if look is None else look.asked_again(asked_at)
+        self.reports[rank] = HangReport(asked_at=asked_at) if report is None else report.asked_again(asked_at)
         engine = self._launch.table[rank].engine
         future = self._launch.open_link.request(engine, Where(about=about))
-        future.add_done_callback(lambda done: self._on_look(rank, done))
+        future.add_done_callback(lambda done: self._on_reply(rank, done))
 
-    def _look_from_outside(self, rank: int) -> None:
+    def _ask_nanny(self, rank: int) -> None:
         """Ask the nanny for the stack of a rank that does not reply."""
         nanny = self._launch.table[rank].nanny
         future = self._launch.open_link.request(nanny, Stack())
@@ -141,12 +151,12 @@ class Looking:
         def on_stack(done: Future[Message]) -> None:
             if done.exception() is None:
                 with self._changed:
-                    self.looks[rank] = self.looks[rank].seen_from_outside(done.result()["content"].get("stack", ""))
+                    self.reports[rank] = self.reports[rank].seen_from_outside(done.result()["content"].get("stack", ""))
                     self._changed.notify_all()
 
         future.add_done_callback(on_stack)
 
-    def _on_look(self, rank: int, done: Future[Message]) -> None:
+    def _on_reply(self, rank: int, done: Future[Message]) -> None:
         if done.exception() is not None:
             return  # the cluster was closed
         content: dict[str, Any] | None = done.result()["content"]
@@ -155,7 +165,7 @@ class Looking:
             log.warning("rank %d could not say what it does: %s", rank, content)
             content = None
         with self._changed:
-            look = self.looks[rank] = self.looks[rank].answered(time.monotonic(), content)
+            report = self.reports[rank] = self.reports[rank].answered(time.monotonic(), content)
             in_mpi = content is not None and bool(content.get("mpi"))
-            self._state.on_look(rank, look.asked_at, look.waits_s, in_program=bool(look.program), in_mpi=in_mpi)
+            self._state.on_look(rank, report.asked_at, report.waits_s, in_program=bool(report.program), in_mpi=in_mpi)
             self._changed.notify_all()

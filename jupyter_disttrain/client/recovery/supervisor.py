@@ -22,11 +22,11 @@ from ...errors import ClusterClosedError, HostLostError, IrreplaceableError, Lau
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import Release, Signal
 from ...protocol.states import RankState
-from ...protocol.time_limits import GUARDIAN_FORM_SECONDS, RECOVERY_LOOK_SECONDS, RELEASE_SECONDS
+from ...protocol.time_limits import RECOVERY_LOOK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
 from .explanations import remedy, words_of
-from .hang_detection import Look, waited_for, waits_in_mpi
+from .hang_detection import HangReport, waited_for, waits_in_mpi
 from .notes import Notes
-from .stack_collection import Looking
+from .stack_collection import StackCollector
 from .state_machine import Do, Phase, Recovery
 
 if TYPE_CHECKING:
@@ -44,16 +44,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Guardian(Looking):
+class Supervisor:
     """The recovery thread of one started cluster; runs until it is closed."""
 
     def __init__(
         self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
     ) -> None:
-        super().__init__()
         self._launch = launch
-        launch.on_note = self.note
-        self._rules = rules
+        launch.state.on_note = self.note
         self.remarks = remarks
         self._reset, self._stop = reset, stop
         self._state = Recovery(len(launch.table), rules)
@@ -61,8 +59,9 @@ class Guardian(Looking):
         self._closed = False
         self._sleeps_long = True  # whether the thread waits without a timeout
         self._notes = Notes()
+        self.stacks = StackCollector(launch, self._state, self._changed, self._notes)
         self._helpers: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._run, name="disttrain guardian", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="disttrain supervisor", daemon=True)
         self._thread.start()
 
     # Events
@@ -93,7 +92,6 @@ class Guardian(Looking):
 
     def change(self, rules: Rules) -> None:
         """Apply other rules from now on."""
-        self._rules = rules
         self._tell(lambda state, _now: state.change(rules))
 
     def form(self) -> None:
@@ -105,7 +103,7 @@ class Guardian(Looking):
             If the group can't be formed.
         """
         self._tell(lambda state, _now: state.on_group_ended())
-        self.wait_until_settled(GUARDIAN_FORM_SECONDS)
+        self.wait_until_settled(SUPERVISOR_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
             raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed anew")
 
@@ -159,7 +157,19 @@ class Guardian(Looking):
     def take_notes(self) -> list[str]:
         """Return the messages for the user since the last call."""
         with self._changed:
-            return self._notes.take(self._launch.why_hosts_lost, self._launch.ranks_of_lost_hosts)
+            return self._notes.take(self._launch.replacer.why_hosts_lost, self._launch.replacer.ranks_of_lost_hosts)
+
+    def hang(self) -> list[str]:
+        """Return lines on which ranks wait for which: see :meth:`StackCollector.hang`."""
+        return self.stacks.hang()
+
+    def where(self, timeout_s: float) -> list[str]:
+        """Return lines on what each rank is doing now: see :meth:`StackCollector.where`."""
+        return self.stacks.where(timeout_s)
+
+    def note_waits(self, ranks: set[int]) -> None:
+        """Add a note on which ranks have waited long, when the user interrupts them."""
+        self.stacks.note_waits(ranks)
 
     def out_of_step(self) -> list[str]:
         """Return messages on ranks that have called more collectives than others, except those returned before."""
@@ -191,9 +201,10 @@ class Guardian(Looking):
         if action.do is Do.LOOK:
             with self._changed:
                 ranks = self._state.running
-                if waited_for(self.looks[rank] for rank in ranks if rank in self.looks):
+                reports = self.stacks.reports
+                if waited_for(reports[rank] for rank in ranks if rank in reports):
                     ranks = set(range(len(self._launch.table))) - self._state.dead  # which collectives did they call?
-                self._look_at(ranks)
+                self.stacks.request(ranks)
         elif action.do is Do.RELEASE:
             self.release(forced=action.forced)
         elif self._launch.is_being_stopped:
@@ -218,7 +229,7 @@ class Guardian(Looking):
         because all take part in the release then.
         """
         with self._changed:
-            mpi = waits_in_mpi(look.told for look in self._fresh_looks().values() if look.told is not None)
+            mpi = waits_in_mpi(report.told for report in self.stacks.fresh().values() if report.told is not None)
         request = Release(generation=self._launch.generation, forced=forced, mpi=mpi)
         for entry in self._launch.table:
             if entry.state != RankState.DEAD:
@@ -234,7 +245,7 @@ class Guardian(Looking):
 
     def _kill(self, rank: int) -> None:
         """Kill a rank that does not return from an MPI call; recovery continues as after any death."""
-        entry, told = self._launch.table[rank], self.looks[rank].told or {}
+        entry, told = self._launch.table[rank], self.stacks.reports[rank].told or {}
         self.note(
             f"rank {rank} on {entry.info.host} was in {told.get('call', 'MPI')}, which does not end when its "
             "communicator is revoked: after three interrupts its process was ended"
@@ -246,7 +257,7 @@ class Guardian(Looking):
         try:
             helper.start()
         except RuntimeError:  # no more threads are allowed: run it in this thread, where a failure is reported too
-            log.exception("what brings the session back runs in the guardian's own thread")
+            log.exception("what brings the session back runs in the supervisor's own thread")
             work(*args)
             return
         self._helpers = [*(each for each in self._helpers if each.is_alive()), helper]
@@ -254,7 +265,7 @@ class Guardian(Looking):
     def _replace(self, rank: int) -> None:
         host = self._launch.table[rank].info.host
         try:
-            self._launch.replace(rank)
+            self._launch.replacer.replace(rank)
         except IrreplaceableError as error:  # its message includes the remedy
             with self._changed:
                 if isinstance(error, HostLostError):
@@ -270,7 +281,7 @@ class Guardian(Looking):
             return
         self._write_down()
         with self._changed:
-            self.looks[rank] = Look(asked_at=-1.0)  # no request was sent to the new process yet
+            self.stacks.reports[rank] = HangReport(asked_at=-1.0)  # no request was sent to the new process yet
         where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
         note = f"rank {rank} was replaced by a new process{where} with fresh variables"
         if (source := self._state.survivor) is not None:
@@ -286,7 +297,7 @@ class Guardian(Looking):
 
     def _form(self) -> None:
         try:
-            lost = self._launch.form()
+            lost = self._launch.assignment.form()
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)

@@ -206,7 +206,8 @@ class Ledger:
 
 
 def _write(path: Path, content: Any) -> None:
-    temporary = path.with_suffix(f".new-{threading.get_native_id()}")  # the cell's thread and the guardian's both write
+    # One file per thread: the cell's thread and the supervisor's both write.
+    temporary = path.with_suffix(f".new-{threading.get_native_id()}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file)
     temporary.replace(path)

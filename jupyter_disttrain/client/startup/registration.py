@@ -2,7 +2,7 @@
 
 Covers: hellos of processes that were just started, refusing those that can't be ranks, deaths that no nanny could
 report.
-Does not cover: assigning ranks (``launch``), recovery after a death (``client.recovery.supervisor``).
+Does not cover: assigning ranks (``rank_assignment``), recovery after a death (``client.recovery.supervisor``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...errors import LaunchError
 from ...protocol.messages import NannyHello, RankDeath, RankHello
 from ...protocol.ranks import label_ranks
-from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello
+from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello, End
 from ...protocol.states import RankState
 from ...protocol.time_limits import QUIET_SECONDS, UNCHECKED_SECONDS
 from .processes import tail
@@ -28,18 +28,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..transport.link import Link, Message
+    from .cluster_state import ClusterState
     from .rank_table import RankEntry
 
 MISSED_LOOKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
 
 
-class Arrivals:
-    """Hellos and deaths of processes that have no rank yet."""
+class Registration:
+    """Hellos and deaths of processes that have no rank yet.
 
-    def __init__(self) -> None:
+    Hellos are acknowledged while the ranks start, or a replacement does; a process that registers later is ended.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.awaits_rank = False  # a replacement process is starting
         self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
         self._checked_at = time.monotonic()
         self._buried: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
+
+    def on_message(self, message: Message) -> None:
+        """Handle a message if it is a hello or a death; called on the link's thread."""
+        if not self._state.is_started or self.awaits_rank:
+            self.take(message)
+            if self._state.link is not None:  # else the sender repeats the message
+                _answer(self._state.link, message)
+        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._state.is_visitor:
+            self._send_away(NannyHello.from_content(message["content"]))
+
+    def _send_away(self, hello: NannyHello) -> None:
+        """End a rank that registered too late to be used."""
+        link = self._state.link
+        if link is not None and all(entry.engine != hello.engine for entry in self._state.table):
+            link.request(hello.nanny, End())
 
     def take(self, message: Message) -> None:
         """Queue a message if it is a hello or a death; called on the link's thread."""
@@ -47,7 +68,7 @@ class Arrivals:
             if message["header"]["msg_type"] == record.msg_type:
                 self._queue.put(record.from_content(message["content"]))
 
-    def hear_from_all(
+    def wait_for_all(
         self,
         n: int,
         on_silence: Callable[[int], None],
@@ -79,7 +100,7 @@ class Arrivals:
             on_arrival(len(hellos))
         return list(hellos.values()), nannies
 
-    def hear_from_one(
+    def wait_for_one(
         self,
         known: Collection[str],
         timeout_s: float,
@@ -119,7 +140,7 @@ class Arrivals:
                 _check_hello(arrival)
                 hello = arrival
             else:
-                self._heed_untaken(arrival)
+                self._fail_once(arrival)
         return hello, nannies[hello.engine]
 
     def _next(self, check: Callable[[], None]) -> RankHello | NannyHello | RankDeath | None:
@@ -136,14 +157,14 @@ class Arrivals:
             self._checked_at = time.monotonic()
         return arrival
 
-    def _heed_untaken(self, death: RankDeath) -> None:
+    def _fail_once(self, death: RankDeath) -> None:
         """Fail at the first report of the death of a process that has no rank yet; ignore repeated reports."""
         process = death.host, death.pid
         if process not in self._buried:
             self._buried.add(process)
             _fail_dead(death, ())
 
-    def heed_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
+    def check_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
         """Raise a LaunchError if one of these ranks, or with ``others`` any process, has died while starting."""
         engines = {entry.engine for entry in table}
         while not self._queue.empty():
@@ -152,7 +173,7 @@ class Arrivals:
                 _fail_dead(arrival, table)
 
 
-def answer(link: Link, message: Message) -> None:
+def _answer(link: Link, message: Message) -> None:
     """Acknowledge a hello, so that the process stops repeating it so often."""
     msg_type, content = message["header"]["msg_type"], message["content"]
     if msg_type == RankHello.msg_type:

@@ -32,7 +32,7 @@ from ...protocol.shared_memory import NOTEBOOK
 from ...protocol.time_limits import JOB_MEET_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...client.transport.link import Message
     from ...protocol.messages import NannyHello, RankHello
@@ -179,24 +179,21 @@ class JobLaunch(Launch):
         self._told = told
         super().__init__(config, on_message, on_lost)
 
-    def _make_folders(self) -> Folders:
-        told = self._told
+    def decide(self) -> None:
+        """Set folders, addresses and world size from the job's file."""
+        told, state = self._told, self.state
         profile = Path(told.profile)
         # Not in shared memory, so large values are sent as messages.
         local = _own_part(profile)
         local.mkdir(mode=0o700, exist_ok=True)
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
-        return Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
-
-    def decide(self) -> None:
-        """Set folders, addresses and world size from the job's file."""
-        self.folders = self._make_folders()
-        self._taken.callback(self.folders.remove)
-        self.started_s = self._told.started_s
-        self.placement = Placement(listen=self._told.address, network=self._told.network)
-        self.gpus = []
-        self.n, self.address = self._told.world_size, self._told.address
-        self.is_decided = True
+        state.folders = Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
+        self._taken.callback(state.folders.remove)
+        state.started_s = told.started_s
+        state.placement = Placement(listen=told.address, network=told.network)
+        state.gpus = []
+        state.n, state.address = told.world_size, told.address
+        state.is_decided = True
 
     def start(self) -> None:
         """Identify all ranks; when it returns, they have joined their process group.
@@ -208,14 +205,14 @@ class JobLaunch(Launch):
         UsageError
             If another notebook has just joined the job.
         """
-        self._processes = self._make_processes()
+        self.state.processes = self._make_processes()
         try:
             self._hold = Hold(self.folders.profile)
         except BlockingIOError as error:
             raise UsageError(f"the ranks of {self.config.job_file} were just taken by another notebook") from error
         try:
             self._connect(self._wait_for_connection(), self.folders.cluster_id)
-            self._introduce(self._hear_from_ranks())
+            self.assignment.introduce(self._assign(*self.registration.wait_for_all(self.state.n, self._check_time)))
         except BaseException:  # also a KeyboardInterrupt: the job must be left so that others can join it
             if self.table:  # the ranks may be identified already, and then send no more hellos
                 for entry in self.table:
@@ -223,31 +220,34 @@ class JobLaunch(Launch):
                 self.write()
             self.leave()
             raise
-        self._started = True
+        self.state.is_started = True
         self.write()
         self._show()
 
-    def _hear_from_ranks(self) -> list[tuple[RankInfo, RankHello, NannyHello]]:
-        hellos, nannies = self._arrivals.hear_from_all(self.n, self._check_time)
+    def _assign(
+        self, hellos: Sequence[RankHello], nannies: Mapping[str, NannyHello]
+    ) -> list[tuple[RankInfo, RankHello, NannyHello]]:
+        """Assign ranks as the job's launcher has numbered them; learn the hosts from the hellos."""
+        told, state = self._told, self.state
         hellos = tell_apart(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
         names = [hello.launch_host for hello in hellos]
-        self.placement = Placement(
+        state.placement = Placement(
             hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),
-            listen=self._told.address,
-            network=self._told.network,
-            addresses={self._told.host: self._told.address},
-            words=f"network {self._told.network}",
+            listen=told.address,
+            network=told.network,
+            addresses={told.host: told.address},
+            words=f"network {told.network}",
         )
-        self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
-        backend, count, self.note_of_devices = devices_of_job(self.config, hellos)
-        self.gpus = [str(gpu) for gpu in range(count)]
+        state.mpi_heals = told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
+        backend, count, state.note_of_devices = devices_of_job(self.config, hellos)
+        state.gpus = [str(gpu) for gpu in range(count)]
         decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
     def _check_time(self, heard: int = 0) -> None:
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self.state.start_deadline:
             raise LaunchError(
-                f"{heard} of {counted(self.n, 'rank')} of {self.config.job_file} came within "
+                f"{heard} of {counted(self.state.n, 'rank')} of {self.config.job_file} came within "
                 f"{self.config.start_timeout_s:g} s; the job's own output tells what keeps the others, and "
                 "%dist_attach can be tried again"
             )

@@ -1,30 +1,19 @@
 """Define the settings that ``%config DistributedMagics`` shows and sets.
 
-Covers: the defaults of the magics' options, and the effect of a change on running clusters.
-Does not cover: the options (``arguments``), what they do (``client``).
+Covers: the defaults of the magics' options.
+Does not cover: the options (``arguments``), the effect of a change on running clusters (``clusters``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from IPython.core.magic import Magics
-from traitlets import Bool, Enum, Float, Int, Unicode, observe
+from traitlets import Bool, Enum, Float, Int, Unicode
+from traitlets.config import Configurable
 
 from ...config.cluster import BACKENDS, LAUNCHERS, ON_RANK_DEATH
 
-if TYPE_CHECKING:
-    from traitlets.utils.bunch import Bunch
 
-    from ...client import Cluster
-
-# Settings that a running cluster can change, by their names in ClusterConfig; the rest is fixed when ranks start.
-_CHANGEABLE = {"grace": "grace_s", "hang_after": "hang_after_s", "on_rank_death": "on_rank_death"}
-_FIXED = ("launcher", "backend", "num_ranks", "address", "timeout", "start_timeout", "idle_timeout", "keep", "sample")
-
-
-class Settings(Magics):
-    """Defaults as traitlets."""
+class DistributedMagics(Configurable):
+    """Distributed training from a notebook: the defaults of the magics."""
 
     launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
     backend = Enum(BACKENDS, "auto", help="Process group backend.").tag(config=True)
@@ -44,22 +33,3 @@ class Settings(Magics):
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
     auto_sync = Bool(False, help="Reload edited modules on the ranks before every cell.").tag(config=True)
     progress_after = Float(2.0, help="Seconds until a line shows which ranks still run.").tag(config=True)
-
-    def __init__(self, shell: Any, **kwargs: Any) -> None:
-        self._clusters: dict[str, Cluster] = {}
-        super().__init__(shell=shell, **kwargs)
-
-    @property
-    def _running(self) -> list[Cluster]:
-        return [cluster for cluster in self._clusters.values() if not cluster.closed]
-
-    @observe(*_CHANGEABLE)
-    def _change_clusters(self, change: Bunch) -> None:
-        for cluster in self._running:
-            cluster.change(**{_CHANGEABLE[change.name]: change.new})
-
-    @observe(*_FIXED)
-    def _say_when(self, change: Bunch) -> None:
-        if self._running:
-            names = ", ".join(repr(cluster.name) for cluster in self._running)
-            print(f"{change.name} is settled when ranks start: {names} keeps its own, the next %dist_init takes this")  # noqa: T201

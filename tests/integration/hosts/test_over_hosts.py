@@ -173,9 +173,9 @@ def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster, *,
     if hosted._session.launch.mpi_lost:  # Open MPI may start no process after a nanny was killed
         hosted.reset()
     if is_lost:
-        hosted._session.launch.mpi_lost = "an earlier death"
+        hosted._session.launch.state.mpi_lost = "an earlier death"
     run = hosted.run("import threading\nif rank: dist.barrier()\nthreading.Event().wait()", block=False)
-    engines = next(iter(hosted._session.launch._processes._cluster.engines.values()))  # type: ignore[union-attr]
+    engines = next(iter(hosted._session.launch.state.processes._cluster.engines.values()))  # type: ignore[union-attr]
     os.kill(engines.process.pid, signal.SIGKILL)
     with pytest.raises(RankFailure):
         run.wait()

@@ -123,7 +123,7 @@ def test_python_code_beside_a_pending_collective_is_no_wait(device: Cluster, pid
     code = "gpu.all_reduce(4)\nif rank == 0: value = gpu.item()\nwhile True: pass"
     run = device.run(code, block=False)
     assert wait_until(waits(run, {0}))
-    looks = [run._guardian.look_now({1, 2}, 5) for _ in range(3)]
+    looks = [run._supervisor.stacks.collect({1, 2}, 5) for _ in range(3)]
     assert all(look.waits_s is None for each in looks for look in each.values())
     assert wait_until(lambda: any("ranks 1-2: in Python code at line 3" in line for line in device.where()))
     device.interrupt()

@@ -145,9 +145,10 @@ def test_a_hang_in_mpi_explains_itself_and_a_loop_is_none(world: Cluster) -> Non
     with pytest.raises(RankFailure):
         run.wait()
     run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
-    assert wait_until(lambda: run._guardian.looks[0].answered_at - run._guardian.looks[0].asked_at > 0)
+    reports = run._supervisor.stacks.reports
+    assert wait_until(lambda: reports[0].answered_at - reports[0].asked_at > 0)
     for _ in range(8):
-        looks = run._guardian.look_now({0, 1, 2}, 5)
+        looks = run._supervisor.stacks.collect({0, 1, 2}, 5)
         assert max(look.waits_s or 0.0 for look in looks.values()) < 1.0
     world.interrupt()
     with pytest.raises(RankFailure):
@@ -229,7 +230,7 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
     with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
         mpiexec = mpiexec_of(cluster)
         if mpiexec_ends:  # with its last rank, which is no news
-            before_a_new_process.enter_context(cluster._session.launch._one_at_a_time)
+            before_a_new_process.enter_context(cluster._session.launch.replacer.one_at_a_time)
         else:
             mpiexec.suspend()
         for pid in cluster.run("import os; os.getpid()").results.values():
@@ -278,7 +279,7 @@ def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
 
 def mpiexec_of(cluster: Cluster) -> psutil.Process:
     """Return the one of this cluster; others may run."""
-    (engines,) = cluster._session.launch._processes._cluster.engines.values()  # type: ignore[union-attr]
+    (engines,) = cluster._session.launch.state.processes._cluster.engines.values()  # type: ignore[union-attr]
     return psutil.Process(engines.process.pid)
 
 

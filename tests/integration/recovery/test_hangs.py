@@ -34,7 +34,7 @@ def test_a_hang_explains_itself(three: Cluster, pids: dict[int, int]) -> None:
         "rank 1: in Python code at line 6: time.sleep(1000)",
     ]
     assert wait_until(lambda: run.hang == lines)
-    assert wait_until(lambda: (run._guardian.look_now({0}, 5)[0].waits_s or 0) > LONG_SECONDS)
+    assert wait_until(lambda: (run._supervisor.stacks.collect({0}, 5)[0].waits_s or 0) > LONG_SECONDS)
     three.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait()

@@ -144,7 +144,7 @@ def test_a_failure_in_one_cell_leaves_alone_who_waits_in_another(three: Cluster,
     assert wait_until(waits(waiting, {0}))
     with pytest.raises(RankFailure, match="ZeroDivisionError"):
         three.run("1 / 0", "1-2")
-    assert wait_until(lambda: (waiting._guardian.look_now({0}, 5)[0].waits_s or 0) > 2 * three.config.grace_s)
+    assert wait_until(lambda: (waiting._supervisor.stacks.collect({0}, 5)[0].waits_s or 0) > 2 * three.config.grace_s)
     three.run("x = torch.ones(1); dist.all_reduce(x)", "1-2")
     assert waiting.wait().results == {0: 3.0}
     assert is_whole(three, pids)

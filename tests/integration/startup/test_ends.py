@@ -119,7 +119,7 @@ def test_a_folder_with_a_colon_in_its_name_is_removed_and_none_beside_it(
     (tmp_path / "exp" / "results").touch()
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "exp:1" / "rt"))
     with Cluster(n=1, launcher="local", backend="none") as cluster:
-        controller = cluster._session.launch._processes._cluster.controller  # type: ignore[union-attr]
+        controller = cluster._session.launch.state.processes._cluster.controller  # type: ignore[union-attr]
         profile = cluster._session.launch.folders.profile
         os.kill(controller.process.pid, signal.SIGTERM)  # so that it alone removes them
         assert wait_until(lambda: not profile.exists())

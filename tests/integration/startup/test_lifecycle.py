@@ -141,7 +141,7 @@ def test_a_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook)
     bare_notebook.run("%%distributed -o pids\nimport os; kept = rank; os.getpid()").check()
     pid = int(bare_notebook.run("print(pids[1])").text)
     os.kill(pid, signal.SIGKILL)
-    new_pid = "next(iter(get_ipython()._disttrain_magics._clusters.values())).table[1].info.pid"
+    new_pid = "next(iter(get_ipython()._disttrain.clusters.open.values())).table[1].info.pid"
     assert wait_until(lambda: bare_notebook.run(new_pid).text != str(pid))
     assert bare_notebook.run("%%distributed -r 0\nprint(kept)").check().text.startswith("0\nrank 1 was replaced")
     assert bare_notebook.run("%%distributed\nprint('kept' in globals())").check().lines == [

@@ -6,30 +6,36 @@ import threading
 
 import pytest
 
-from jupyter_disttrain.client.startup.registration import Arrivals
+from jupyter_disttrain.client.startup.cluster_state import ClusterState
+from jupyter_disttrain.client.startup.registration import Registration
+from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.protocol.messages import NannyHello
 
 
+def registration() -> Registration:
+    return Registration(ClusterState.before_start(ClusterConfig()))
+
+
 def test_how_long_a_new_process_was_waited_for_is_told_in_tenths_of_a_second() -> None:
     with pytest.raises(LaunchError, match=r"no new process came up within 0\.1 s"):
-        Arrivals().hear_from_one((), 0.12345)
+        registration().wait_for_one((), 0.12345)
 
 
 def test_hellos_that_are_repeated_all_the_time_do_not_keep_a_start_from_timing_out() -> None:
-    arrivals, has_ended = Arrivals(), threading.Event()
+    registered, has_ended = registration(), threading.Event()
     hello = NannyHello(engine="known", nanny="nanny")
     message = {"header": {"msg_type": NannyHello.msg_type}, "content": hello.to_content()}
 
     def repeat() -> None:
         while not has_ended.wait(0.02):
-            arrivals.take(message)
+            registered.take(message)
 
     thread = threading.Thread(target=repeat)
     thread.start()
     try:
         with pytest.raises(LaunchError, match=r"no new process came up within 0\.1 s"):
-            arrivals.hear_from_one(("known",), 0.1)
+            registered.wait_for_one(("known",), 0.1)
     finally:
         has_ended.set()
         thread.join()

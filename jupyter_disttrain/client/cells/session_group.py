@@ -17,7 +17,7 @@ from ..recovery.explanations import remedy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .launch import Launch
+    from ..startup.launch import Launch
 
 
 def barrier_code(launch: Launch) -> str:

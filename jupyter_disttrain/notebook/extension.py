@@ -1,0 +1,51 @@
+"""Register the magics in a shell, and remove them.
+
+Covers: the settings, the clusters of the notebook, the magics of every subject, input transformers, completion.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .magics.cell_magics import CellMagics
+from .magics.checkpoint_magics import CheckpointMagics
+from .magics.cluster_magics import ClusterMagics
+from .magics.clusters import Clusters
+from .magics.completion import install
+from .magics.data_magics import FileMagics
+from .magics.script_magics import RankScriptMagics
+from .magics.settings import DistributedMagics
+from .magics.variable_magics import VariableMagics
+from .output.cell_places import watch_cells
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+MAGICS = (ClusterMagics, CellMagics, VariableMagics, RankScriptMagics, CheckpointMagics, FileMagics)
+
+
+class Extension:
+    """The parts of this extension in one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.settings = DistributedMagics(parent=shell)
+        self.clusters = Clusters(shell, self.settings)
+        self._magics = [kind(shell, self.clusters) for kind in MAGICS]
+        watch_cells(shell)
+        shell.register_magics(*self._magics)
+        shell.configurables.append(self.settings)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
+        self.clusters.transformers.install()
+        install(shell)
+
+    def close(self) -> None:
+        """End the clusters and remove the magics."""
+        self.clusters.close()
+        self.clusters.transformers.remove()
+        for magics in self._magics:
+            for kind, names in magics.magics.items():
+                for name in names:
+                    self._shell.magics_manager.magics[kind].pop(name, None)
+            self._shell.magics_manager.registry.pop(type(magics).__name__, None)
+        for configurable in (*self._magics, self.settings):  # IPython has added the magics
+            self._shell.configurables.remove(configurable)  # type: ignore[arg-type]  # as above

@@ -1,0 +1,209 @@
+"""Hold the clusters of one notebook, which its magics share.
+
+Covers: the open clusters by name, the one used last, their views, the screens of their cells, cells in the background.
+Does not cover: the magics (``cluster_magics``, ``cell_magics`` and others), drawing (``notebook.output.renderer``).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from IPython.core.magic import Magics
+
+from ...client import Cluster
+from ...client.cells.history import Origin
+from ...errors import DisttrainError, UsageError
+from ...protocol.ranks import label_ranks
+from ..output.comms import CommRelay
+from ..output.displays import sink_for
+from ..output.renderer import Screen
+from ..output.terminal_renderer import TerminalScreen
+from ..views.status_text import kept_text
+from ..views.views import Views
+from .input_transformers import Transformers
+
+if TYPE_CHECKING:
+    import argparse
+
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.utils.bunch import Bunch
+
+    from ...client import CellRun
+    from .settings import DistributedMagics
+
+# Settings that a running cluster can change, by their names in ClusterConfig; the rest is fixed when ranks start.
+_CHANGEABLE = {"grace": "grace_s", "hang_after": "hang_after_s", "on_rank_death": "on_rank_death"}
+_FIXED = ("launcher", "backend", "num_ranks", "address", "timeout", "start_timeout", "idle_timeout", "keep", "sample")
+
+
+class Clusters:
+    """The clusters of one notebook."""
+
+    def __init__(self, shell: InteractiveShell, settings: DistributedMagics) -> None:
+        self.settings = settings
+        self.transformers = Transformers(shell)
+        self.views = Views(shell)
+        self.open: dict[str, Cluster] = {}  # by name
+        self.waiting: dict[str, list[tuple[CellRun, str | None]]] = {}  # by cluster: with the name for the values
+        self._shell = shell
+        self._last = ""  # the name of the cluster that was used last
+        self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
+        settings.observe(self._change_clusters, names=list(_CHANGEABLE))
+        settings.observe(self._say_when, names=list(_FIXED))
+
+    def close(self) -> None:
+        """Shut down every cluster and stop showing them."""
+        for cluster in list(self.open.values()):
+            self.end(cluster)
+        self.views.close()
+
+    @property
+    def origin(self) -> Origin:
+        """The position of the current cell in the notebook."""
+        shell = self._shell
+        parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+        cell_id = parent.get("metadata", {}).get("cellId") or ""
+        return Origin(execution_count=_prompt(shell), cell_id=str(cell_id))
+
+    # Settings
+
+    @property
+    def _running(self) -> list[Cluster]:
+        return [cluster for cluster in self.open.values() if not cluster.closed]
+
+    def _change_clusters(self, change: Bunch) -> None:
+        for cluster in self._running:
+            cluster.change(**{_CHANGEABLE[change.name]: change.new})
+
+    def _say_when(self, change: Bunch) -> None:
+        if self._running:
+            names = ", ".join(repr(cluster.name) for cluster in self._running)
+            print(f"{change.name} is settled when ranks start: {names} keeps its own, the next %dist_init takes this")  # noqa: T201
+
+    # Open clusters
+
+    def add(self, cluster: Cluster) -> None:
+        """Add a cluster that was started or attached to; the next magics use it."""
+        if cluster.name in self.open:
+            self.forget(self.open[cluster.name])  # it was closed
+        self.open[cluster.name] = cluster
+        self._last = cluster.name
+        if isinstance(self._shell.user_ns.get("cluster"), (Cluster, type(None))):  # not a variable of the user's own
+            self._shell.user_ns["cluster"] = cluster
+
+    def check_free(self, name: str) -> None:
+        """Refuse a cluster with the name of an open one."""
+        if name in self.open and not self.open[name].closed:
+            raise UsageError(
+                f"another cluster {name!r} is in this notebook; end it first with %dist_shutdown, or leave it to "
+                "itself with %dist_detach"
+            )
+
+    def require(self, args: argparse.Namespace) -> Cluster:
+        """Return the cluster that was named, or the one used last."""
+        name = args.name or self._last
+        cluster = self.open.get(name)
+        if cluster is None and args.name:
+            there = ", ".join(self.open) or "none"
+            raise UsageError(
+                f"no cluster is named {args.name!r} (there: {there}); start it with %dist_init --name {args.name}"
+            )
+        if cluster is None:
+            kept = "".join(f"; {words}" for words in kept_text())
+            raise UsageError(f"no cluster is running; start one with %dist_init, e.g. %dist_init -n 2{kept}")
+        self._last = name
+        if cluster.closed:
+            cluster.check_open()
+        return cluster
+
+    def forget(self, cluster: Cluster) -> None:
+        """Remove a cluster that has ended or is left to itself."""
+        self.open.pop(cluster.name, None)
+        self.waiting.pop(cluster.name, None)
+        self.close_relay(cluster)
+        self._last = next(reversed(self.open), "")
+        if not self.open:
+            self.transformers.everywhere = False
+
+    def close_relay(self, cluster: Cluster) -> None:
+        """Stop forwarding widget messages to a cluster's ranks."""
+        relay = self._relays.pop(cluster.name, None)
+        if relay is not None:
+            relay.close()
+
+    def end(self, cluster: Cluster) -> list[str]:
+        """Shut down a cluster once its checkpoints are written; return messages on ranks that were killed."""
+        try:
+            self.finish_saves(cluster)
+        finally:  # an interrupt ends the wait, not the shutdown
+            self.forget(cluster)
+            killed = cluster.shutdown()
+        return killed
+
+    def finish_saves(self, cluster: Cluster) -> None:
+        """Wait for checkpoints that are written while cells run; errors are printed, so that the ranks can be ended."""
+        try:
+            told = cluster.checkpoints.finish(listener=self.screen(cluster, tuple(range(cluster.world_size))))
+        except DisttrainError as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            told = str(error)
+        if told:
+            sys.stderr.write(f"{told}\n")
+
+    # Cells
+
+    def screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
+        """Return the listener that shows a cell."""
+        relay = self._relays.setdefault(cluster.name, CommRelay(cluster.send_comm))
+        return (Screen if hasattr(self._shell, "kernel") else TerminalScreen)(
+            sink_for(self._shell),
+            ranks,
+            cluster.world_size,
+            cluster.log_folder,
+            max_lines=self.settings.max_output_lines,
+            max_bytes=self.settings.max_output_bytes,
+            progress_after_s=self.settings.progress_after,
+            forward_comm=relay.forward,
+            below_view=below_view,
+        )
+
+    def wait_later(self, cluster: Cluster, run: CellRun, out: str | None) -> None:
+        """Have %dist_wait show the cell's output."""
+        self.waiting.setdefault(cluster.name, []).append((run, out))
+        ranks = label_ranks(run.ranks)
+        print(f"running on {ranks}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
+
+    def keep_values(self, run: CellRun, out: str | None) -> None:
+        """Keep a cell's values, if they were requested."""
+        if out is not None:
+            self._shell.user_ns[out] = run.results
+
+    def show_waiting(self, cluster: Cluster) -> None:
+        """Show the output of the background cells that are not waited for yet."""
+        waiting = self.waiting.get(cluster.name, [])
+        while waiting:
+            run, out = waiting[0]
+            run.listen(self.screen(cluster, run.ranks))
+            try:
+                self.keep_values(run.wait(), out)
+            finally:
+                if run.done:  # else the wait was interrupted, and can be resumed
+                    waiting.pop(0)
+
+
+class ClusterUsingMagics(Magics):
+    """Base class of the magics of one subject, each of which uses the clusters of its notebook."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, clusters: Clusters) -> None:
+        super().__init__(shell=shell)
+        self.clusters = clusters
+
+
+def _prompt(shell: InteractiveShell) -> int:
+    """Return the number of the current cell; IPython's own counter is ahead of it since 9.0."""
+    history = shell.history_manager
+    return shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)
