@@ -92,7 +92,7 @@ def _attach_again(lifecycle: Lifecycle, there: ClusterFile) -> None:
     session.launch = join(there, gate, dispatcher.on_lost)
     with _watched(lifecycle):
         _read_metrics(session)
-        session.missed = take_up(session.launch, session.guardian, session.open_cells, gate, session.interrupt)
+        session.missed = take_up(session.launch, session.supervisor, session.open_cells, gate, session.interrupt)
         session.start_seconds = time.monotonic() - started
 
 
@@ -117,7 +117,7 @@ def _read_metrics(session: Session) -> None:
         try:
             tunnel.bring_metrics(str(folders.run), folders.profile / BROUGHT_METRICS)
         except LaunchError as error:
-            session.guardian.note(str(error))
+            session.supervisor.note(str(error))
     if any(folders.metrics.glob("*.metrics.jsonl")):
         session.telemetry.metrics.read(folders.metrics)
 
@@ -209,7 +209,7 @@ def _hear(launch: Launch, gate: Gate) -> None:
 
 
 def take_up(
-    launch: Launch, guardian: Supervisor, cells: Cells, gate: Gate, interrupt: Callable[..., None]
+    launch: Launch, supervisor: Supervisor, cells: Cells, gate: Gate, interrupt: Callable[..., None]
 ) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
     runs = [cells.adopt(cell, interrupt) for cell in cells.ledger.open_cells]
@@ -221,7 +221,7 @@ def take_up(
     gate.open([*earlier, *deaths.values()], launch.open_link.take_reply)
     repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
     wait(repeated, RANK_SECONDS)
-    _mend(launch, guardian)
+    _mend(launch, supervisor)
     return runs
 
 
@@ -350,7 +350,7 @@ def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, bu
     )
 
 
-def _mend(launch: Launch, guardian: Supervisor) -> None:
+def _mend(launch: Launch, supervisor: Supervisor) -> None:
     """Form the process group again if the earlier notebook ended while it was being formed.
 
     Ranks that still wait for each other there are released first.
@@ -358,7 +358,7 @@ def _mend(launch: Launch, guardian: Supervisor) -> None:
     tags = {entry.group for entry in launch.table if entry.state != RankState.DEAD}
     formed = {tag for tag in tags if tag.startswith("session/")}
     if "broken" in tags or len(formed) > 1:
-        guardian.release()
+        supervisor.release()
         for entry in launch.table:
             if entry.state == RankState.IDLE:
-                guardian.on_reply(entry.info.rank, failed=True, broken=True)
+                supervisor.on_reply(entry.info.rank, failed=True, broken=True)

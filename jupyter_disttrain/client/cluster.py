@@ -376,17 +376,17 @@ class Cluster:
     @property
     def hang(self) -> list[str]:
         """Which ranks wait for which, once that takes longer than it should; else empty."""
-        return [] if self.closed else self._session.guardian.hang()
+        return [] if self.closed else self._session.supervisor.stacks.hang()
 
     def where(self, timeout_s: float = 1.0) -> list[str]:
         """Describe what each rank is doing now, also while a cell runs; ranks that do the same share a line."""
         dead = [entry.info.rank for entry in self.table if entry.state == RankState.DEAD]
-        lines = self._session.guardian.where(timeout_s)
+        lines = self._session.supervisor.stacks.where(timeout_s)
         return [*lines, f"{label_ranks(dead)}: dead"] if dead else lines
 
     def take_notes(self) -> list[str]:
         """Return messages on what happened since the last cell, e.g. that ranks recovered; each message only once."""
-        return self._session.guardian.take_notes()
+        return self._session.supervisor.take_notes()
 
     @property
     def closed(self) -> bool:

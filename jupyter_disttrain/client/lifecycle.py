@@ -135,25 +135,25 @@ class Lifecycle:
     def replace(self, ranks: Iterable[int]) -> list[str]:
         """End the processes of some ranks and start new ones; see :meth:`jupyter_disttrain.Cluster.replace`."""
         self._check_restartable()
-        launch, guardian = self.session.launch, self.session.guardian
+        launch, supervisor = self.session.launch, self.session.supervisor
         chosen = parse_ranks(ranks, len(launch.table))
         launch.replacer.try_lost_hosts()
         gone = [launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
-            guardian.on_asked(rank)
+            supervisor.on_asked(rank)
             if launch.table[rank].state != RankState.DEAD:
                 launch.open_link.request(launch.table[rank].nanny, End())
         until = time.monotonic() + CLUSTER_END_SECONDS
         for each in gone:
             each.wait(until - time.monotonic())
-        guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         if left := [rank for rank, each in zip(chosen, gone, strict=True) if not each.is_set()]:
             raise LaunchError(
                 f"{label_ranks(left)} did not end: the parent process of a rank, which ends it, does not respond, as "
                 "if it was stopped or its host out of reach; a new process follows when it does, and %dist_reset "
                 "starts all ranks anew"
             )
-        notes = guardian.take_notes()
+        notes = supervisor.take_notes()
         if any(launch.table[rank].state == RankState.DEAD for rank in chosen):
             raise LaunchError("; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts anew")
         return notes

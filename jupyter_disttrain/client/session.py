@@ -63,7 +63,7 @@ class Session:
     """
 
     launch: Launch  # set before the ranks are started
-    guardian: Supervisor  # set by ``watch``
+    supervisor: Supervisor  # set by ``watch``
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
@@ -92,10 +92,10 @@ class Session:
         on_job_over
             Called with the reason when the Slurm job of the ranks has ended.
         """
-        self.guardian = Supervisor(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
+        self.supervisor = Supervisor(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
         ledger = Ledger(self.launch.folders.ledger if self.config.keep else None)
         count = ledger.last if self.cells is None else self.cells.count
-        self.cells = Cells(self.launch, self.guardian, ledger, count)
+        self.cells = Cells(self.launch, self.supervisor, ledger, count)
         grant = self.launch.placement.grant
         self.job_watch = JobWatch(grant.job, self._on_job_notice, on_job_over) if grant else None
 
@@ -103,12 +103,12 @@ class Session:
         """Stop to watch the ranks, before they are ended or left."""
         if self.job_watch is not None:
             self.job_watch.close()
-        self.guardian.close()
+        self.supervisor.close()
 
     def _on_job_notice(self, words: str) -> None:
         """Report a notice on the job: in the running cell, in the status, and with the next cell."""
         self.telemetry.remarks.job = words
-        self.guardian.note(words)
+        self.supervisor.note(words)
 
     # Cells
 
@@ -131,10 +131,10 @@ class Session:
         ClusterClosedError
             If the cluster has ended.
         """
-        self.guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         with self.restarting:  # a rank's death may have started a reset or a shutdown
             self.launch.check_open()
-        self.guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
 
     def ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
         """Wait until ranks accept requests; return the launch and the ranks.
@@ -171,7 +171,7 @@ class Session:
         self._interrupts.clear()
         self.mark_used()
         with held_interrupts():
-            restore_group(self.launch, chosen, self.guardian.form)
+            restore_group(self.launch, chosen, self.supervisor.form)
             run = self.open_cells.send(
                 code,
                 chosen,
@@ -187,8 +187,8 @@ class Session:
         chosen = None if ranks is None else set(ranks)
         table = self.launch.table
         if not forced:
-            self.guardian.note_waits({entry.info.rank for entry in table if entry.state == RankState.RUNNING})
-        self.guardian.on_interrupt(chosen, forced=forced)
+            self.supervisor.stacks.note_waits({entry.info.rank for entry in table if entry.state == RankState.RUNNING})
+        self.supervisor.on_interrupt(chosen, forced=forced)
         for entry in table:
             if entry.state == RankState.RUNNING and (chosen is None or entry.info.rank in chosen):
                 request = Interrupt(cell=entry.request)
@@ -198,8 +198,8 @@ class Session:
         """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""
         chosen = parse_ranks(ranks, len(self.launch.table))
         words = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
-        self.guardian.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-        return [*words, *self.guardian.take_notes()]
+        self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
+        return [*words, *self.supervisor.take_notes()]
 
     # State
 
@@ -211,7 +211,7 @@ class Session:
             raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
         self.config = self.launch.state.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
         self.launch.write()
-        self.guardian.change(Rules.of(self.config))
+        self.supervisor.change(Rules.of(self.config))
 
     def mark_used(self) -> None:
         """Record that the ranks are used now."""

@@ -301,7 +301,7 @@ class CellRun:
     @property
     def hang(self) -> list[str]:
         """Lines that state which ranks wait for which, once they have waited too long; else empty."""
-        return self._supervisor.hang()
+        return self._supervisor.stacks.hang()
 
     @property
     def remarks(self) -> list[str]:

@@ -159,18 +159,6 @@ class Supervisor:
         with self._changed:
             return self._notes.take(self._launch.replacer.why_hosts_lost, self._launch.replacer.ranks_of_lost_hosts)
 
-    def hang(self) -> list[str]:
-        """Return lines on which ranks wait for which: see :meth:`StackCollector.hang`."""
-        return self.stacks.hang()
-
-    def where(self, timeout_s: float) -> list[str]:
-        """Return lines on what each rank is doing now: see :meth:`StackCollector.where`."""
-        return self.stacks.where(timeout_s)
-
-    def note_waits(self, ranks: set[int]) -> None:
-        """Add a note on which ranks have waited long, when the user interrupts them."""
-        self.stacks.note_waits(ranks)
-
     def out_of_step(self) -> list[str]:
         """Return messages on ranks that have called more collectives than others, except those returned before."""
         return self._launch.steps.notes()

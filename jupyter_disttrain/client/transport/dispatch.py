@@ -88,7 +88,7 @@ class MessageDispatcher:
         for entry in tuple(launch.table):
             session.telemetry.end_rank(entry.info.rank, expected=is_stopped or is_unused)
             entry.state = RankState.DEAD
-        session.guardian.close()
+        session.supervisor.close()
         if is_stopped:
             self._shutdown("was ended by jupyter disttrain stop")
         elif is_unused:

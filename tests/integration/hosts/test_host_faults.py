@@ -126,7 +126,7 @@ def test_hosts_that_are_lost_one_after_another_are_told_together(breakable: Lab,
     ) as cluster:
         run = cluster.run("import time\nif rank: time.sleep(600)", block=False)
         breakable.cut("node2")
-        assert wait_until(lambda: cluster._session.guardian._state.phase is Phase.LOST), "rank 1 was given up"
+        assert wait_until(lambda: cluster._session.supervisor._state.phase is Phase.LOST), "rank 1 was given up"
         breakable.cut("node3")
         with pytest.raises(RankFailure, match=r"node3") as caught:
             run.wait()

@@ -178,7 +178,7 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     told = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
     assert told.text == ""  # a running cluster goes by it from now on
     held = bare_notebook.run(
-        "(cluster.config.hang_after_s, cluster._session.guardian._state.rules.hang_after_s)"
+        "(cluster.config.hang_after_s, cluster._session.supervisor._state.rules.hang_after_s)"
     ).check()
     assert held.text == "(0.5, 0.5)"
     told = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()

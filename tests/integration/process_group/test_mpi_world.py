@@ -83,7 +83,7 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
         with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
             world.run(call, 1)
     # It can be released, and help to start another, all the same.
-    world._session.guardian.release(forced=True)
+    world._session.supervisor.release(forced=True)
     other = world.table[2].info.pid
     psutil.Process(other).kill()
     assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 60)

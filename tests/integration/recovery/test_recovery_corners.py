@@ -100,7 +100,7 @@ def test_ranks_that_nobody_ends_are_not_said_to_be_replaced(
     pids = [entry.info.pid for entry in torchless.table]
     for nanny in nannies:
         nanny.suspend()
-    torchless._session.guardian.note("of another rank")
+    torchless._session.supervisor.note("of another rank")
     try:
         with pytest.raises(LaunchError, match="ranks 0-1 did not end: the parent process"):
             torchless.replace([0, 1])

@@ -158,10 +158,10 @@ def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() 
     dead, buried = entry(0, "node1", "node1"), list[int]()
     asked: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead], steps=Steps())
-    guardian = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
+    supervisor = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
     session = SimpleNamespace(
         launch=launch,
-        cells=Cells(cast("Any", launch), cast("Any", guardian), cast("Any", None), 0),
+        cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0),
         job_watch=SimpleNamespace(if_it_runs=asked.append),  # Slurm is asked, which takes its time
         telemetry=Telemetry(1.0),
     )
