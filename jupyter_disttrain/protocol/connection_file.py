@@ -66,7 +66,7 @@ class JobTrace:
         except ConnectionRefusedError:
             return "refused"
         except OSError as error:
-            return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+            return "it does not answer" if isinstance(error, TimeoutError) else str(error.strerror or error)
         return "there"
 
     def is_refused(self) -> bool:

@@ -155,7 +155,7 @@ class RankDeath(Record):
                 "os.closerange(); close those alone that the cell has opened"
             )
         if self.signal_number is None and self.exit_code is None:
-            return "ended, and what its nanny said of that can't be read"
+            return "ended, and its nanny's report of that can't be read"
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
         return f"was killed by {signal_words(self.signal_number, self._killer)}"
@@ -221,7 +221,7 @@ class RankVitals(Record):
     waits_s: float = 0.0  # waiting time in that collective
     steps: int = 0  # optimizer steps
     samples: int = 0  # samples from DataLoaders
-    looks: int = 0  # checks of the main thread's activity
+    checks: int = 0  # checks of the main thread's activity
     waits: int = 0  # checks that found it waiting for other ranks
     seen: int = 0  # checks with a result; a check between two of these counts as the later one
     data_wait_s: float = 0.0  # waiting for batches
