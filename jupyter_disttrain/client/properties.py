@@ -51,7 +51,7 @@ class Overview:
     @property
     def network(self) -> str:
         """The network of its hosts, as text; empty where all ranks are on the notebook's machine."""
-        return self._launch.placement.words
+        return self._launch.placement.description
 
     @property
     def note_of_devices(self) -> str:

@@ -110,7 +110,7 @@ class NannyHello(Record):
 SOME_KILLER = ": kill -9, or the kernel's out-of-memory killer"
 
 
-def signal_words(number: int, killer: str = SOME_KILLER) -> str:
+def signal_text(number: int, killer: str = SOME_KILLER) -> str:
     """Return the name of the signal that ended a process, explained where the name alone is not enough."""
     import signal  # noqa: PLC0415
 
@@ -158,7 +158,7 @@ class RankDeath(Record):
             return "ended, and its nanny's report of that can't be read"
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
-        return f"was killed by {signal_words(self.signal_number, self._killer)}"
+        return f"was killed by {signal_text(self.signal_number, self._killer)}"
 
     @property
     def unfinished(self) -> str:
@@ -286,10 +286,10 @@ class Asked(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard(Record):
+class Acknowledged(Record):
     """The process that holds the cluster has received a request and carries it out."""
 
-    msg_type: ClassVar[str] = "heard"
+    msg_type: ClassVar[str] = "acknowledged"
 
     token: str
 

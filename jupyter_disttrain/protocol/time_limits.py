@@ -323,15 +323,15 @@ STACK_SECONDS = 0.1  # for a rank to write its stack on a signal; a stopped proc
 # Jupyter Server
 
 # server.clusters
-CLUSTERS_LOOK_SECONDS = 1.0  # between two checks for clusters that have started or ended
+CLUSTERS_POLL_SECONDS = 1.0  # between two checks for clusters that have started or ended
 
 # server.handlers
 HANDLERS_STATE_SECONDS = 0.5  # between two checks of the clusters' states
 HANDLERS_METRIC_SECONDS = 0.2  # between two messages with metrics
 
 # server.live
-LIVE_HEARD_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
-HEARING_SECONDS = 0.5  # for its acknowledgement
+LIVE_RECEIVE_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
+ACKNOWLEDGE_SECONDS = 0.5  # for its acknowledgement
 LIVE_NANNY_SECONDS = 1.0  # for a nanny to pass that request on
 
 # Views

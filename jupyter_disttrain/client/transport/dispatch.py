@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from ...protocol.messages import Asked, Heard, RankDeath, Used
+from ...protocol.messages import Acknowledged, Asked, RankDeath, Used
 from ...protocol.requests import Publish
 from ...protocol.states import RankState
 from ..cells.message_events import event_from
@@ -109,8 +109,8 @@ class Hearing(Overview):
         if time.monotonic() > asked.until_s or asked.token == self._last_asked:
             return  # expired, e.g. while this process was stopped, and reported as failed; or a repetition
         self._last_asked = asked.token
-        heard = Heard(token=asked.token)
-        request = Publish(record_type=heard.msg_type, content=heard.to_content())
+        acknowledged = Acknowledged(token=asked.token)
+        request = Publish(record_type=acknowledged.msg_type, content=acknowledged.to_content())
         self._launch.open_link.request(entry.nanny, request)
         if asked.what == "stop":
             self._end_because("was ended from the side panel")

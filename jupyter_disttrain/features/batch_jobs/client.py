@@ -236,7 +236,7 @@ class JobLaunch(Launch):
             listen=self._told.address,
             network=self._told.network,
             addresses={self._told.host: self._told.address},
-            words=f"network {self._told.network}",
+            description=f"network {self._told.network}",
         )
         self.mpi_heals = self._told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend, count, self.note_of_devices = devices_of_job(self.config, hellos)
