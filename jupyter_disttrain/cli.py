@@ -47,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     doctor = commands.add_parser(
         "doctor",
-        help="look at this machine and say whether ranks can train on it",
-        description="Look at this machine and say whether ranks can train on it. It starts two ranks and lets them do "
+        help="check whether ranks can train on this machine",
+        description="Check whether ranks can train on this machine. It starts two ranks and lets them do "
         "an all_reduce. The exit status is 1 if something is wrong, else 0.",
     )
     doctor.add_argument("--json", action="store_true", help="write JSON, for machines")
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     stop = commands.add_parser(
         "stop",
         help="end a cluster and everything it started",
-        description="End a cluster and everything it started, whoever holds it.",
+        description="End a cluster and everything it started, no matter which process holds it.",
     )
     which = stop.add_mutually_exclusive_group(required=True)
     which.add_argument("cluster", nargs="?", help="its name or id, as `jupyter disttrain list` shows them")

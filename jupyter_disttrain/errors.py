@@ -3,7 +3,7 @@
 Covers: errors of a request, of the start of a cluster, of a rank.
 Does not cover: grouping the failures of several ranks (``client.cells.cell_run``).
 
-Each message says what happened, with which value or on which rank and host, and what to do next.
+Each message states what happened, with which value or on which rank and host, and what to do next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DisttrainError(Exception):
     """The base of every error this package raises."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback: the message says what to do, our frames would not."""
+        """Return what IPython shows in place of a traceback: the message gives the remedy, our frames would not."""
         return [f"{BOLD_RED}{type(self).__name__}{RESET}: {self}"]
 
 
@@ -38,7 +38,7 @@ class LaunchError(DisttrainError, RuntimeError):
 
 
 class IrreplaceableError(LaunchError):
-    """A dead rank can't be replaced, however often that is tried; the message says what helps."""
+    """A dead rank can't be replaced, however often that is tried; the message gives the remedy."""
 
 
 class HostLostError(IrreplaceableError):
@@ -86,7 +86,7 @@ class CellTimeoutError(DisttrainError, TimeoutError):
         return [*super()._render_traceback_(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
 
 
-class RankFailure(DisttrainError):  # noqa: N818  (DESIGN's word for it)
+class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
     """A cell failed on at least one rank.
 
     Attributes

@@ -301,7 +301,7 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
         content: dict[str, Any] = answer["content"]
         launch.state.generation = max(launch.generation, content["generation"])
         if content["ended"]:
-            _hand_in(launch, entry, content["reply"], content["told"], answer["buffers"])
+            _hand_in(launch, entry, content["reply"], content["metadata"], answer["buffers"])
         elif entry.state == RankState.IDLE:
             entry.group = content["group"]
             launch.steps.replied(entry.info.rank, content["group"], content, failed=False)

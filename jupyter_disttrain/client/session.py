@@ -229,7 +229,7 @@ class Session:
         return StartReport(
             started_s=self.launch.started_s,
             seconds=self.start_seconds,
-            network=self.launch.placement.words,
+            network=self.launch.placement.description,
             note_of_devices=self.launch.note_of_devices,
             is_first=self.is_first,
         )

@@ -132,7 +132,7 @@ class ClusterConfig:
                 "~/.ssh/config, or start without MPI: --launcher ssh"
             )
         self._check_spares()
-        spaced = [word for word in split_command(self.ssh) if not word or any(map(str.isspace, word))]
+        spaced = [argument for argument in split_command(self.ssh) if not argument or any(map(str.isspace, argument))]
         if spaced and self.launcher == "mpi":  # mpiexec splits its argument at spaces and supports no quotes
             raise UsageError(
                 f"mpiexec can't hand {spaced[0]!r} of --ssh on, because of its spaces; write it into ~/.ssh/config, or "
@@ -167,9 +167,9 @@ class ClusterConfig:
     def _check_roles(self) -> None:
         wanted = sum(count for _, count in self.tf_roles)
         if self.tf_roles and self.n not in (None, wanted):
-            said = ",".join(f"{role}={count}" for role, count in self.tf_roles)
+            roles = ",".join(f"{role}={count}" for role, count in self.tf_roles)
             raise UsageError(
-                f"--tf-config {said} is for {counted(wanted, 'rank')}, not {self.n}; leave -n out, or change one"
+                f"--tf-config {roles} is for {counted(wanted, 'rank')}, not {self.n}; leave -n out, or change one"
             )
 
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:

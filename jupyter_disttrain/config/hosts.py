@@ -94,9 +94,9 @@ def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"cannot read the hostfile {path}: {why}") from error
     found = [
-        _hostfile_line(words, f"in line {number} of {path}")
+        _hostfile_line(fields, f"in line {number} of {path}")
         for number, line in enumerate(lines, 1)
-        if (words := _words(line))
+        if (fields := _fields(line))
     ]
     if not found:
         raise UsageError(f"no host is named in the hostfile {path}; write one on each line, e.g. node1 slots=4")
@@ -127,20 +127,20 @@ def take_hosts(
 
 
 def split_command(text: str) -> list[str]:
-    """Split an ssh command, with its options and variables, into words.
+    """Split an ssh command, with its options and variables, into arguments.
 
     Raises
     ------
     UsageError
-        If a quote does not end, or there is no word.
+        If a quote does not end, or it is empty.
     """
     try:
-        words = [os.path.expandvars(word) for word in shlex.split(text)]
+        arguments = [os.path.expandvars(argument) for argument in shlex.split(text)]
     except ValueError as error:
         raise UsageError(f"cannot read --ssh {text!r}: {error}") from error
-    if not words:
+    if not arguments:
         raise UsageError("--ssh names no command; leave it out, or write e.g. --ssh 'ssh -p 2222'")
-    return words
+    return arguments
 
 
 def is_local(name: str) -> bool:
@@ -154,21 +154,21 @@ def is_local(name: str) -> bool:
         return False
 
 
-def _words(line: str) -> list[str]:
-    """Return a line's words without its comment; ``slots = 4`` is one word, as for Open MPI."""
+def _fields(line: str) -> list[str]:
+    """Return a line's fields without its comment; ``slots = 4`` is one field, as for Open MPI."""
     return re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
 
 
-def _hostfile_line(words: list[str], where: str) -> HostSlots:
-    host = _one(words[0], where)
-    for word in words[1:]:
-        key, _, value = word.partition("=")
+def _hostfile_line(fields: list[str], where: str) -> HostSlots:
+    host = _one(fields[0], where)
+    for field in fields[1:]:
+        key, _, value = field.partition("=")
         if key in ("slots", "cpu", "count") and host.slots is None:
-            host = replace(host, slots=_number(value, word, where))
+            host = replace(host, slots=_number(value, field, where))
         elif key in ("max_slots", "max-slots", "cpu_max", "count_max"):
-            _number(value, word, where)  # how far Open MPI may exceed the slots, which is never requested
+            _number(value, field, where)  # how far Open MPI may exceed the slots, which is never requested
         else:
-            raise UsageError(f"cannot read {word!r} {where}; write e.g. node1 slots=4")
+            raise UsageError(f"cannot read {field!r} {where}; write e.g. node1 slots=4")
     return host
 
 
@@ -189,7 +189,7 @@ def _one(text: str, where: str) -> HostSlots:
 def _split(text: str, where: str) -> tuple[str, str, str | None]:
     user, at, rest = text.rpartition("@")
     if rest.count(":") > 1 and _MAY_BE_IPV6.match(rest):
-        raise UsageError(f"in {text!r} {where} the number of ranks can't be told from the address; {_HOW}")
+        raise UsageError(f"in {text!r} {where} the number of ranks can't be separated from the address; {_HOW}")
     name, colon, slots = rest.partition(":")
     if not _NAME.match(name) or ":" in slots:
         raise UsageError(f"cannot read {text!r} {where}; {_how(where)}")

@@ -25,7 +25,7 @@ OWN_OPTIONS = {  # options of %dist_init, by their names in sbatch
     "time": "--time",
     "account": "--account",
 }
-_IN_THE_RUN_FOLDER = "what the job says goes into the folder of the cluster's logs"
+_IN_THE_RUN_FOLDER = "the job's output goes into the folder of the cluster's logs"
 _RANKS = "the ranks are counted by -N and --ntasks-per-node"
 _GPUS_COUNTED = "GPUs are counted by --gpus-per-node"
 _ONE_JOB = "a cluster is one job"
@@ -41,7 +41,7 @@ REFUSED = {
     "test-only": "the job is to run",
     "parsable": "the job's number is read here",
     "quiet": "the job's number is read here",
-    "requeue": "a job that starts a second time would have new ranks without your variables; %dist_reset submits anew",
+    "requeue": "a job that starts a second time would have new ranks without variables; %dist_reset submits a new job",
     "no-requeue": "it is set already",
     "no-kill": "it is set by how the ranks are started",
     "export": "the ranks have the notebook's environment",
@@ -165,7 +165,7 @@ def gpu_count(gpus_per_node: str) -> int:
     return count
 
 
-def parse_more(words: Iterable[str]) -> tuple[str, ...]:
+def parse_more(arguments: Iterable[str]) -> tuple[str, ...]:
     """Parse options of sbatch, such as ``["--qos", "high", "--exclusive", "--mem=64G"]``.
 
     Returns
@@ -176,24 +176,24 @@ def parse_more(words: Iterable[str]) -> tuple[str, ...]:
     Raises
     ------
     UsageError
-        If a word is no long option nor the value of one, or if the user can't set the option; the message gives the
-        reason.
+        If an argument is no long option nor the value of one, or if the user can't set the option; the message gives
+        the reason.
     """
     found: list[str] = []
     takes_value = False  # whether the option before could take a value
-    for word in words:
-        if not word.startswith("-") and takes_value:
-            found[-1] += f"={word}"
+    for argument in arguments:
+        if not argument.startswith("-") and takes_value:
+            found[-1] += f"={argument}"
             takes_value = False
             continue
-        parts = _FLAG_OR_VALUE.fullmatch(word)
+        parts = _FLAG_OR_VALUE.fullmatch(argument)
         if parts is None:
             raise UsageError(
-                f"cannot read {word!r} as an option of sbatch; write its long form, "
+                f"cannot read {argument!r} as an option of sbatch; write its long form, "
                 "e.g. --qos=high or --sbatch '--constraint=a100 --exclusive'"
             )
         _refuse(parts[1])
-        found.append(word)
+        found.append(argument)
         takes_value = parts[2] is None
     return tuple(found)
 
@@ -201,10 +201,10 @@ def parse_more(words: Iterable[str]) -> tuple[str, ...]:
 def split_more(text: str) -> tuple[str, ...]:
     """Parse the value of ``--sbatch "..."``; raises as :func:`parse_more`."""
     try:
-        words = shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:  # a quote that does not end
         raise UsageError(f"cannot read --sbatch {text!r}: {error}") from error
-    return parse_more(words)
+    return parse_more(arguments)
 
 
 def name_of(option: str) -> str:

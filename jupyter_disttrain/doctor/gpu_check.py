@@ -92,7 +92,7 @@ def why_not(device: str) -> str:
     if device == "cpu":
         return ""
     if not visible_gpus():
-        return "no NVIDIA GPU is visible here, so there is nothing to check (jupyter disttrain doctor tells more)"
+        return "no NVIDIA GPU is visible here, so there is nothing to check (see jupyter disttrain doctor)"
     try:
         torch = probe.ask_torch()
     except probe.ProbeError as failure:

@@ -89,7 +89,7 @@ def failure(bench: Bench) -> str:
     began = time.monotonic()
     failed = ended(cluster.run(f"if rank == {last}: raise ValueError('the cause')\n{WAIT}", block=False))
     took_s = time.monotonic() - began
-    require([each.evalue for each in failed.failures] == ["the cause"], f"told: {failed}")
+    require([each.evalue for each in failed.failures] == ["the cause"], f"reported: {failed}")
     require(set(failed.waited) == set(range(last)), f"released: {sorted(failed.waited)}")
     require(took_s < cluster.config.grace_s + FREED_SECONDS, f"released after {took_s:.1f} s")
     values = cluster.run("value").results
@@ -207,11 +207,11 @@ def mismatch(bench: Bench) -> str:
     code = "x = torch.ones(4 if rank else 8, device=device)\nif rank < world_size - 1: dist.all_reduce(x)\n"
     run = cluster.run(f"{code}value = x.sum().item()\ntime.sleep(1000)", block=False)
     until(lambda: any("is not the same on all ranks" in line for line in cluster.where()), f"named: {cluster.where()}")
-    said = cluster.where()[0]
+    report = cluster.where()[0]
     cluster.interrupt()
     ended(run)
     bench.check_whole()
-    return said
+    return report
 
 
 @_check
@@ -220,7 +220,7 @@ def out_of_memory(bench: Bench) -> str:
     bench.needs_gpu("out of memory")
     cluster = bench.cluster
     failed = ended(cluster.run("if rank == 0: big = torch.empty(2**50, device=device)", block=False))
-    require("torch.cuda.empty_cache()" in failed.failures[0].evalue, f"told: {failed}")
+    require("torch.cuda.empty_cache()" in failed.failures[0].evalue, f"reported: {failed}")
     require(not any("memory held" in note for note in failed.notes), f"figures of the host: {failed.notes}")
     bench.check_whole()
     return f"{failed.failures[0].evalue[:60]}; {'; '.join(failed.notes)}"
@@ -286,9 +286,9 @@ def script(bench: Bench) -> str:
         path = Path(folder, "script.py")
         path.write_text(SCRIPT.format(gpu=bench.device != "cpu"))
         for _ in range(2):
-            said = cluster.scripts.run(path, how="fresh", timeout_s=120).stdout
+            output = cluster.scripts.run(path, how="fresh", timeout_s=120).stdout
             expected = f"sum {float(cluster.world_size)} None"
-            require(all(expected in each for each in said.values()), f"printed: {said}")
+            require(all(expected in each for each in output.values()), f"printed: {output}")
     bench.check_whole()
     return "two runs; torch's own TORCH_NCCL_ settings"
 

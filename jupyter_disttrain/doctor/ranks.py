@@ -102,7 +102,7 @@ def _all_reduce(launcher: str) -> Finding:
         with Cluster(n=2, launcher=launcher, backend=backend, name=f"doctor-{os.getpid()}") as cluster:
             results: dict[int, Any] = cluster.run(_CELL, timeout_s=CELL_TIMEOUT_SECONDS).results
     except DisttrainError as failure:
-        return error(subject, _one_line(failure), "repair what the other lines say; then see the ranks' own logs")
+        return error(subject, _one_line(failure), "fix what the other lines report; then see the ranks' own logs")
     totals = {rank: result[-1] for rank, result in results.items()}
     if totals != {0: _EXPECTED, 1: _EXPECTED}:
         return error(

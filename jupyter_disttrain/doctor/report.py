@@ -52,10 +52,10 @@ def write_json(stream: TextIO) -> int:
 
 def _as_text(finding: Finding, *, paint: bool) -> str:
     # Plain ASCII is readable in any locale, and colour is never the only sign.
-    word = finding.status.ljust(_WIDTH)
+    label = finding.status.ljust(_WIDTH)
     if paint:
-        word = f"{_COLOURS[finding.status]}{word}{_RESET}"
-    text = f"  {word}  {finding.subject}: {finding.text}\n"
+        label = f"{_COLOURS[finding.status]}{label}{_RESET}"
+    text = f"  {label}  {finding.subject}: {finding.text}\n"
     return text if finding.remedy is None else f"{text}  {'':{_WIDTH}}  -> {finding.remedy}\n"
 
 

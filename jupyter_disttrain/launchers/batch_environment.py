@@ -41,4 +41,4 @@ def slurm_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 def clean_env(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return an ``env`` command that reduces any environment to :func:`slurm_environment`."""
     kept = slurm_environment(environ)
-    return ["env", *(word for name in environ if name not in kept for word in ("-u", name))]
+    return ["env", *(argument for name in environ if name not in kept for argument in ("-u", name))]

@@ -25,7 +25,7 @@ from ..protocol.environment import (
     SAMPLE_SECONDS,
     WITHOUT_TORCH,
 )
-from ..protocol.time_limits import LONGEST_UNTOLD_SECONDS
+from ..protocol.time_limits import LONGEST_UNREPORTED_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,7 +139,7 @@ def library_defaults(info: RankInfo) -> dict[str, str]:
 
 def untold_s(idle_timeout_s: float) -> float:
     """Return the longest delay, in seconds, before a rank reports its use."""
-    return min(idle_timeout_s / 10, LONGEST_UNTOLD_SECONDS)
+    return min(idle_timeout_s / 10, LONGEST_UNREPORTED_SECONDS)
 
 
 def session_environment(info: RankInfo, run_id: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher, LocalProcessLauncher
 
-from ..protocol.messages import signal_words
+from ..protocol.messages import signal_text
 from ..protocol.time_limits import LOCAL_DYING_SECONDS
 
 WELL_ENDED = "exited with code 0"
@@ -39,14 +39,14 @@ class WithAnyLog(LocalProcessLauncher):
         return str(super().get_output(remove=remove))
 
     @property
-    def exit_words(self) -> str:
+    def exit_text(self) -> str:
         """How it ended, e.g. "was killed by SIGKILL: ..."; empty while it runs, or if that is unknown."""
         if self._wait_thread is not None:
             self._wait_thread.join(LOCAL_DYING_SECONDS)
         code = None if is_alive(self) or self.process is None else self.process.wait(0)
         if code is None:
             return ""
-        return f"was killed by {signal_words(-code)}" if code < 0 else f"exited with code {code}"
+        return f"was killed by {signal_text(-code)}" if code < 0 else f"exited with code {code}"
 
 
 class OneProcess(WithAnyLog):
@@ -91,9 +91,9 @@ class LocalRanks(LocalEngineSetLauncher):
         return self.alive()
 
     @property
-    def exit_words(self) -> str:
+    def exit_text(self) -> str:
         """How the process ended; empty while it runs, or if that is unknown."""
-        return next((words for each in self.launchers.values() if (words := each.exit_words)), "")
+        return next((text for each in self.launchers.values() if (text := each.exit_text)), "")
 
     def get_env(self) -> dict[str, str]:
         """Return only the ranks' environment; ipyparallel would add to it."""

@@ -54,8 +54,8 @@ def find_mpiexec() -> str:
 
 def mpi_flavour(mpiexec: str) -> str:
     """Return ``"openmpi"`` or ``"mpich"``; errors are those of :func:`_version_of`."""
-    said = _version_of(mpiexec)
-    return "openmpi" if "Open MPI" in said or "OpenRTE" in said or "prte" in said.lower() else "mpich"
+    version = _version_of(mpiexec)
+    return "openmpi" if "Open MPI" in version or "OpenRTE" in version or "prte" in version.lower() else "mpich"
 
 
 def mpi_heals(mpiexec: str) -> bool:
@@ -90,9 +90,9 @@ def _is_recent(mpiexec: str) -> bool:
     return found is not None and int(found[1]) >= FIRST_THAT_HEALS
 
 
-def _what_it_is(said: str) -> str:
+def _what_it_is(output: str) -> str:
     """Return the name and version from the output of --version, which begins with them; MPICH's own is called Hydra."""
-    first, *rest = said.strip().splitlines() or ["of an unknown kind"]
+    first, *rest = output.strip().splitlines() or ["of an unknown kind"]
     hydra = re.search(r"Version:\s*(\S+)", " ".join(rest)) if "HYDRA" in first else None
     ours = re.search(r"\((Open MPI)\) (\S+)", first)
     return f"MPICH {hydra[1]}" if hydra else f"{ours[1]} {ours[2]}" if ours else first
@@ -108,15 +108,15 @@ def _version_of(mpiexec: str) -> str:
         If that fails; the message has its output.
     """
     try:
-        code, said = _ask_version(mpiexec)
+        code, output = _ask_version(mpiexec)
     except OSError as error:
         raise LaunchError(_broken(mpiexec, str(error))) from error
     if code is None:
         raise LaunchError(_broken(mpiexec, f"--version did not end within {VERSION_SECONDS:g} s"))
     if code:
-        said = " ".join(said.split())[-300:] or "it said nothing"
-        raise LaunchError(_broken(mpiexec, f"--version exited with code {code}: {said}"))
-    return said
+        output = " ".join(output.split())[-300:] or "it printed nothing"
+        raise LaunchError(_broken(mpiexec, f"--version exited with code {code}: {output}"))
+    return output
 
 
 def _ask_version(mpiexec: str) -> tuple[int | None, str]:
@@ -130,13 +130,13 @@ def _ask_version(mpiexec: str) -> tuple[int | None, str]:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=VERSION_SECONDS)
+        output, _ = process.communicate(timeout=VERSION_SECONDS)
     except subprocess.TimeoutExpired:
         # A wrapper's child would keep the pipe open, so the whole process group is killed.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return None, ""
-    return process.returncode, said
+    return process.returncode, output
 
 
 def _broken(mpiexec: str, what: str) -> str:
@@ -182,7 +182,7 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
         # Variables that the ranks were given with -x may differ from those that mpiexec itself runs with.
         early = [f"{name}={self.environment[name]}" for name in EARLY if name in self.environment]
         early += [name for name in EARLY if name not in self.environment and os.environ.get(name)]
-        exported = [word for each in [*early, MPI_HEALS] for word in ("-x", each)]
+        exported = [argument for each in [*early, MPI_HEALS] for argument in ("-x", each)]
         agent = " ".join([*self.ssh, *SSH_OPTIONS])  # mpiexec splits it at spaces, and does not interpret quotes
         return ["--host", places, "--map-by", "slot", "--prtemca", "plm_ssh_agent", agent, *exported]
 

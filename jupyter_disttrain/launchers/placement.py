@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..config.hosts import HostSlots
-from .slurm.allocated_nodes import Grant
+from .slurm.allocated_nodes import AllocatedNodes
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,14 +25,14 @@ class Placement:
     addresses: dict[str, str] = field(default_factory=dict)  # by host
     variables: dict[str, str] = field(default_factory=dict)  # environment variables for ranks on these hosts
     gpus: dict[str, int] = field(default_factory=dict)  # GPUs that are divided among the ranks of a host, by host
-    words: str = ""  # description of the network for the user
-    grant: Grant | None = None  # the Slurm allocation
+    description: str = ""  # description of the network for the user
+    grant: AllocatedNodes | None = None  # the Slurm allocation
 
     @classmethod
-    def load(cls, told: dict[str, Any]) -> Placement:
+    def load(cls, fields: dict[str, Any]) -> Placement:
         """Read what :meth:`as_dict` wrote."""
-        grant = None if told["grant"] is None else Grant.load(told["grant"])
-        return cls(**told | {"hosts": tuple(HostSlots(**host) for host in told["hosts"]), "grant": grant})
+        grant = None if fields["grant"] is None else AllocatedNodes.load(fields["grant"])
+        return cls(**fields | {"hosts": tuple(HostSlots(**host) for host in fields["hosts"]), "grant": grant})
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a dict that JSON can represent."""

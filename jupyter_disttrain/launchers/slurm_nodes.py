@@ -2,7 +2,7 @@
 
 Covers: starting them in a job that was submitted for them or in the allocation around the notebook, one more rank on a
 node, whether they run, the job's output.
-Does not cover: submitting the job and ending it (``slurm.grant``).
+Does not cover: submitting the job and ending it (``slurm.allocated_nodes``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from traitlets import Instance, Unicode
 from ..protocol.environment import MPI_HEALS, MPI_PREFIX
 from .local import OneProcess
 from .mpi import MPIRanks
-from .slurm.allocated_nodes import Grant, step_command
+from .slurm.allocated_nodes import AllocatedNodes, step_command
 from .slurm.batch_script import StartScript
 from .slurm.cancel_on_exit import relieve
 from .slurm.monitor import Poller
@@ -31,7 +31,7 @@ _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables t
 class Starter:
     """Start-up shared by both launchers of all ranks; mpirun was checked to be Open MPI's before the job."""
 
-    def __init__(self, grant: Grant, environment: dict[str, str], environment_file: str, network: str) -> None:
+    def __init__(self, grant: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str) -> None:
         self.heals = False
         self.command = [*_ON_NODE, *rank_command(environment_file)]
         self.mpirun: list[str] = []
@@ -40,12 +40,12 @@ class Starter:
             # MPIRanks has the settings of Open MPI over a network, and its version.
             mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
             self.heals = mpi.heals
-            told = mpi.get_env()
-            self.exports |= {name: value for name, value in told.items() if name.startswith(_FOR_MPIRUN)}
-            exported = [word for name in (MPI_HEALS, *EARLY) if name in self.exports for word in ("-x", name)]
+            variables = mpi.get_env()
+            self.exports |= {name: value for name, value in variables.items() if name.startswith(_FOR_MPIRUN)}
+            exported = [argument for name in (MPI_HEALS, *EARLY) if name in self.exports for argument in ("-x", name)]
             self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
 
-    def write(self, grant: Grant) -> None:
+    def write(self, grant: AllocatedNodes) -> None:
         """Write the script that starts the ranks, atomically: a job waits for it."""
         script = StartScript(
             nodes=len(grant.nodes),
@@ -64,7 +64,7 @@ class Starter:
 class JobRanks(EngineLauncher):
     """The ranks of a job that was submitted for them, and ends with them."""
 
-    grant = Instance(Grant)
+    grant = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
     process = None  # there is no local process; other launchers have one
@@ -117,7 +117,7 @@ class JobRanks(EngineLauncher):
 class AllocationRanks(OneProcess, EngineLauncher):
     """The ranks in the allocation around the notebook, which outlives them."""
 
-    grant = Instance(Grant)
+    grant = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
 
@@ -144,7 +144,7 @@ class AllocationRanks(OneProcess, EngineLauncher):
 class StepRank(OneProcess, EngineLauncher):
     """One more rank on a node of the job, to replace one that died."""
 
-    grant = Instance(Grant)
+    grant = Instance(AllocatedNodes)
     host = Unicode()
     environment_file = Unicode()
 

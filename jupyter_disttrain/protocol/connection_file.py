@@ -50,9 +50,9 @@ class JobTrace:
         ValueError
             If it is no job's file.
         """
-        told = json.loads(text)
+        content = json.loads(text)
         try:
-            trace = cls(**{each.name: told[each.name] for each in fields(cls)})
+            trace = cls(**{each.name: content[each.name] for each in fields(cls)})
             channel_url({**trace.connection, "control": int(trace.connection["control"])}, "control")
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError from error
@@ -66,7 +66,7 @@ class JobTrace:
         except ConnectionRefusedError:
             return "refused"
         except OSError as error:
-            return "it says nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+            return "it does not answer" if isinstance(error, TimeoutError) else str(error.strerror or error)
         return "there"
 
     def is_refused(self) -> bool:
@@ -103,13 +103,13 @@ class JobFile(JobTrace):
         ValueError
             If it is something else; the message is empty, or the version that wrote it.
         """
-        told = json.loads(text)
-        if not isinstance(told, dict):
+        content = json.loads(text)
+        if not isinstance(content, dict):
             raise ValueError  # noqa: TRY004  (it is about what is in the file)
-        if told.get("version") != package_version():
-            raise ValueError(str(told.get("version", "")))
+        if content.get("version") != package_version():
+            raise ValueError(str(content.get("version", "")))
         try:
-            return cls(**told)
+            return cls(**content)
         except TypeError as error:
             raise ValueError from error
 

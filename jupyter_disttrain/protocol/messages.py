@@ -110,7 +110,7 @@ class NannyHello(Record):
 SOME_KILLER = ": kill -9, or the kernel's out-of-memory killer"
 
 
-def signal_words(number: int, killer: str = SOME_KILLER) -> str:
+def signal_text(number: int, killer: str = SOME_KILLER) -> str:
     """Return the name of the signal that ended a process, explained where the name alone is not enough."""
     import signal  # noqa: PLC0415
 
@@ -155,10 +155,10 @@ class RankDeath(Record):
                 "os.closerange(); close those alone that the cell has opened"
             )
         if self.signal_number is None and self.exit_code is None:
-            return "ended, and what its nanny said of that can't be read"
+            return "ended, and its nanny's report of that can't be read"
         if self.signal_number is None:
             return f"exited with code {self.exit_code}"
-        return f"was killed by {signal_words(self.signal_number, self._killer)}"
+        return f"was killed by {signal_text(self.signal_number, self._killer)}"
 
     @property
     def unfinished(self) -> str:
@@ -221,7 +221,7 @@ class RankVitals(Record):
     waits_s: float = 0.0  # waiting time in that collective
     steps: int = 0  # optimizer steps
     samples: int = 0  # samples from DataLoaders
-    looks: int = 0  # checks of the main thread's activity
+    checks: int = 0  # checks of the main thread's activity
     waits: int = 0  # checks that found it waiting for other ranks
     seen: int = 0  # checks with a result; a check between two of these counts as the later one
     data_wait_s: float = 0.0  # waiting for batches
@@ -286,10 +286,10 @@ class Asked(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard(Record):
+class Acknowledged(Record):
     """The process that holds the cluster has received a request and carries it out."""
 
-    msg_type: ClassVar[str] = "heard"
+    msg_type: ClassVar[str] = "acknowledged"
 
     token: str
 

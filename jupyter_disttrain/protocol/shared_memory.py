@@ -107,7 +107,7 @@ def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]
     try:
         spans = [(int(at), int(size)) for at, size in note["spans"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{note!r:.200} does not say where its buffers are") from error
+        raise ValueError(f"{note!r:.200} does not locate its buffers") from error
     # O_NONBLOCK: a pipe of that name would block the reader for ever.
     descriptor = os.open(_path(folder, note), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

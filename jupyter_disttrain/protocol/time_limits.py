@@ -1,4 +1,4 @@
-"""Time limits and intervals: how long something may take before it fails, and how often something is looked at.
+"""Time limits and intervals: how long something may take before it fails, and how often something is checked.
 
 One table, so that limits that depend on each other stand beside each other. All are seconds, but for names in _MS.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 # The notebook's process
 
-# registration
+# client.startup.registration
 QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client checks whether it still has to wait
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
 
-# attach
+# client.attach
 ATTACH_HEARD_SECONDS = 0.02  # between two requests to nannies to publish, until the subscription is active
 ATTACH_ANSWER_SECONDS = 5.0  # for nannies to reply, which never wait for anything
 BEGIN_SECONDS = 2.0  # for ranks to receive the last cells before a notebook detaches
 RANK_SECONDS = 1.0  # for ranks to reply, which may hold the GIL; a later reply is taken as well
 
-# cell_run
+# client.cells.cell_run
 # Between the two interrupts of a cell that has exceeded its timeout, and before it is given up.
 INTERRUPT_GRACE_SECONDS = 5.0
 SPACE_SECONDS = 0.1  # between two interrupts: a rank takes closer ones for one, or loses the traceback of the first
@@ -27,82 +27,82 @@ GIVE_UP_SECONDS = 5.0
 CELL_RUN_SETTLE_SECONDS = 120.0  # for the session to recover before the prompt returns
 SETTLE_LOOK_SECONDS = 0.1  # between two checks of that
 
-# cluster
+# client.cluster
 CLUSTER_NANNY_SECONDS = 2.0  # for nannies to confirm that they have passed an interrupt on
 CLUSTER_END_SECONDS = 6.0  # for a rank to end and its nanny to report it; the nanny kills it after 3 s
 CLUSTER_SETTLE_SECONDS = 60.0  # for the session to recover before a cell is sent; a new process imports torch meanwhile
 
-# controller
+# client.transport.controller
 LOOK_MS = 200  # between two checks of a controller whether there are ranks
 OWNER_SECONDS = 0.2  # between two checks whether the owner runs, where the system cannot report its end
 
-# folders
+# launchers.folders
 REMOVAL_SECONDS = 5.0  # for folders to be removed, into which ending processes may still write
 FOLDERS_STALE_SECONDS = 600.0  # since the last write to a folder; a younger one may be of a cluster that is starting
 
-# supervisor
+# client.recovery.supervisor
 SUPERVISOR_FORM_SECONDS = 120.0  # for the process group to be formed
 RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
 
-# hang
+# client.recovery.hang_detection
 HANG_PATIENCE_SECONDS = 1.0  # for a rank to report its stack; its control thread may wait for the GIL
 
-# host_watch
+# launchers.hosts.heartbeat
 LOST_SECONDS = 5.6  # without a reply from a host, before it counts as lost
 HOST_WATCH_LATE_SECONDS = 2.0  # by which the last replies of hosts that are cut off together may differ
 ASK_SECONDS = 0.5  # between two requests to a host that replies; a silent one gets a request at each turn
 HOST_WATCH_SILENT_SECONDS = 2.0  # without a reply from a host, before its return is reported
 
-# interrupts
+# sigint
 DEAF_SECONDS = 1.0  # since deferred interrupts were checked, before a further one is raised at once
 
-# job
+# features.batch_jobs.client
 JOB_MEET_SECONDS = 60.0  # for all ranks of a job to connect
 
-# job_placement
+# client.startup.slurm_placement
 JOB_PLACEMENT_ANSWER_SECONDS = 60.0  # for a node to reply; a job step may wait for the site's prolog
 
-# job_watch
+# client.startup.job_watch
 JOB_WATCH_TURN_SECONDS = 1.0  # between two checks whether it is time to ask Slurm
 JOB_WATCH_LATE_SECONDS = 0.3  # by which Slurm may learn of the end of a job later than of that of its ranks
 ENDING_SECONDS = 60.0  # for a job in state COMPLETING to be over
 
-# link
+# client.transport.link
 TICK_SECONDS = 0.25  # between two ticks of the client's thread
 LINK_TURN_SECONDS = 0.05  # for the messages of one socket, before it is the turn of the others
 
-# looking
+# client.recovery.stack_collection
 GLANCE_SECONDS = 0.15  # for ranks to report what they do before an interrupt ends it
 LONG_SECONDS = 1.0  # in one collective, before it is reported with an interrupt
 OUTSIDE_SECONDS = 0.3  # for nannies to report the stack of a rank that does not reply
 
-# preflight
+# launchers.hosts.preflight
 MOST_CLOCK_SECONDS = 5.0  # by which the clocks of two hosts may differ
 
-# processes
+# client.startup.processes
 PROCESSES_POLL_SECONDS = 0.005  # between two checks whether processes have ended
 PROCESSES_LOOK_SECONDS = 0.2  # between two checks of the processes of starting ranks
 BIRTH_SECONDS = 2.0  # by which the start time of a process may differ, as the clock may have been set
 KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
-# rank_environment
-LONGEST_UNTOLD_SECONDS = 30.0  # between two reports that a rank was used
+# launchers.environment
+LONGEST_UNREPORTED_SECONDS = 30.0  # between two reports that a rank was used
 
-# rank_figures
+# features.telemetry.rank_figures
 RATE_SECONDS = 5.0  # over which rates are averaged
 
-# rank_watch
+# client.transport.rank_watch
 CLOSED_SECONDS = 0.5  # without a connection once the hub knows no rank; one that broke is connected again at once
 UNHEARD_SECONDS = 5.0  # the same while the hub still counts on ranks
 # Without a heartbeat: what holds the connections then is a process that a rank has forked.
 RANK_WATCH_SILENT_SECONDS = 600.0
 
-# reach
+# client.recovery.host_heartbeat
 # Since a nanny was seen to have ended, before that counts as its rank's death: its last message may come.
 GONE_SECONDS = 3.5
 FORGET_SECONDS = 2 * LOST_SECONDS  # after which a reply is not waited for any more: a lost host never replies
 
-# recovery
+# client.recovery.state_machine
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are checked
 RECOVERY_LOOK_SECONDS = 0.25  # between two checks of ranks that should end
 BLIND_SECONDS = 10.0  # from the last interrupt, before ranks are released that are not seen to wait
@@ -111,33 +111,33 @@ RECOVERY_MEET_SECONDS = 1.0  # from seeing one rank wait to checking the others
 MPI_SECONDS = 2.0  # after the first interrupt of a call of MPI that does not end, before a third one replaces the rank
 MPI_LAST_SECONDS = 0.5  # the same after the latest interrupt
 
-# remarks
+# features.telemetry.warnings
 STRAGGLER_SECONDS = 15.0  # over which ranks are compared to find slow ones
 
-# replacement
+# client.recovery.replacement
 RESPAWN_SECONDS = 5.0  # for living ranks to start a process within the MPI job; more on a busy or slow machine
 
-# respawn
+# client.recovery.mpi_respawn
 ASLEEP_SECONDS = 2.0  # without CPU time of a new process in MPI_Init, where it works or, waiting for ranks, spins
 
-# stage_sender
+# features.staging.source_process
 STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
 FORWARD_SECONDS = 20.0  # for ssh to open a forwarded port
 KEY_SECONDS = 20.0  # for the sending process to start
 STAGE_SENDER_END_SECONDS = 5.0  # for the sending process to end
 STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of the sending process
 
-# staging
+# features.staging.client
 STAGING_LOOK_SECONDS = 0.25  # between two requests how far the nodes are
 
-# start
+# client.startup.launch
 START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
-# survey
+# launchers.hosts.probe_runner
 SURVEY_CONNECT_SECONDS = 8  # for ssh to reach a host
 SURVEY_END_SECONDS = 1.0  # for ssh to end by itself
 
-# tunnel
+# client.transport.ssh_tunnel
 TUNNEL_ANSWER_SECONDS = 20.0  # for the remote shell to reply
 GREETING_SECONDS = 10.0  # for the controller to send its greeting
 TUNNEL_END_SECONDS = 3.0  # for ssh to send what is left
@@ -146,41 +146,41 @@ TUNNEL_DYING_SECONDS = 0.5  # for ssh to end, whose sockets close before its end
 TUNNEL_BEAT_SECONDS = 5.0  # between two signs of life of a notebook that holds a job
 TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must not block another
 
-# visitor
+# client.registry.observer
 VISITOR_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
 
 # Starting processes
 
-# local
+# launchers.local
 LOCAL_DYING_SECONDS = 0.5  # for a process to end, whose sockets close before its end is visible
 
-# mpi
+# launchers.mpi
 VERSION_SECONDS = 20.0  # for mpiexec --version
 
-# ssh
+# launchers.ssh
 SSH_CONNECT_SECONDS = 10  # ssh's ConnectTimeout
 
 # Slurm
 
-# batch_script
+# launchers.slurm.batch_script
 WAIT_SECONDS = 300  # for which a job waits for its notebook, which probes the nodes
 UNSEEN_SECONDS = 30  # the same for a job that does not see the notebook's files, which the notebook detects meanwhile
 
-# commands
+# launchers.slurm.commands
 # For Slurm to report a job's state: reports of a death and the end of a cluster wait for it.
 COMMANDS_STATE_SECONDS = 10.0
 COMMAND_SECONDS = 60.0  # for other commands of Slurm; slurmctld of a busy site replies late
 
-# job
+# launchers.slurm.job
 FIRST_POLL_SECONDS = 0.2  # between the first two checks of a job's state
 SLOWEST_POLL_SECONDS = 5.0  # the longest time between two
 CANCEL_SECONDS = 15.0  # until the nodes of a cancelled job are free; Slurm goes on by itself if it takes longer
 
-# sentry
+# launchers.slurm.cancel_on_exit
 SENTRY_BEAT_SECONDS = 2  # between two signs of life of a notebook that waits for its job
 SENTRY_STALE_SECONDS = 30  # without one, before the job is cancelled; a shared file system may be slow
 
-# watch
+# launchers.slurm.monitor
 WARN_AT_SECONDS = (600.0, 300.0, 60.0)  # before a job's time limit
 WATCH_POLL_SECONDS = 5.0  # between two checks of a job's state
 HURRIED_POLL_SECONDS = 0.25  # the same while a user waits for a change
@@ -189,182 +189,182 @@ SLACK_SECONDS = 5.0  # by which Slurm may move the end of a job although its lim
 
 # Ranks and their nannies
 
-# main
+# rank.__main__
 HOST_PARENT_END_SECONDS = 4  # for nannies to end, which give their ranks 3 s; ipyparallel kills their parent after 5 s
 
-# app
+# rank.startup.app
 FINALIZE_SECONDS = 2.7  # for MPI's end after a rank was asked to end; less than KILL_GRACE_SECONDS
 
-# checkpoint_folder
+# features.checkpoints.versions
 # Without a change, before an unfinished version of another session's checkpoint counts as abandoned.
 LEFT_SECONDS = 24 * 3600.0
 
-# cluster_watch
+# rank.nanny.controller_watch
 # Between two checks of a nanny for the controller: ZeroMQ does not always report a closed connection.
-CLUSTER_WATCH_LOOK_SECONDS = 2.0
-EARLY_LOOK_SECONDS = 0.5  # the same while ranks start: a start that is given up only removes a file
+CLUSTER_WATCH_POLL_SECONDS = 2.0
+EARLY_POLL_SECONDS = 0.5  # the same while ranks start: a start that is given up only removes a file
 CLUSTER_WATCH_GRACE_SECONDS = 2.0  # without a controller, before a nanny ends its rank
 CUT_SECONDS = 30.0  # the same over a network, which may recover
 
-# commands
+# rank.kernel.shell_commands
 # Between two checks whether a shell command has ended, whose children may still hold the terminal.
 COMMANDS_POLL_SECONDS = 0.05
 COMMANDS_GRACE_SECONDS = 0.3  # for an interrupted command to end
 
-# connection
+# rank.startup.connection
 CONNECTION_CONNECT_SECONDS = 0.25  # for one attempt to connect to a host that may be cut off
 RETRY_SECONDS = 0.02  # between two attempts
 REACH_SECONDS = 5.0  # for all attempts over a network that should work
 
-# ended_groups
+# rank.process_group.destroyed
 KEPT_SECONDS = 1.0  # that an ended group is kept: much longer than a thread waits for the GIL
 
-# family
+# rank.nanny.process_tree
 PROGRAM_SECONDS = 0.3  # for an interrupted program to end
 
-# flight_recorder
+# rank.process_group.flight_recorder
 FLIGHT_RECORDER_LIMIT_SECONDS = 0.5  # for NCCL's flight record, on a thread that serves other requests
 
-# gloo_waits
+# rank.process_group.gloo_abort
 SETTLED_SECONDS = 0.1  # of waiting after all connections have closed, before a wait in Gloo counts as forgotten
-GLOO_WAITS_LOOK_SECONDS = 0.02  # between two checks of that
+GLOO_WAITS_POLL_SECONDS = 0.02  # between two checks of that
 
-# hellos
+# rank.startup.announce
 FIRST_PAUSE_SECONDS = 0.05  # between the first two hellos; each further pause is twice as long
 LONGEST_PAUSE_SECONDS = 1.0  # the longest of these pauses
 # From an acknowledgement to the next hello: the client that sent it may end, and another connect.
-HELLOS_HEARD_SECONDS = 5.0
+HELLOS_REPEAT_SECONDS = 5.0
 
-# horovod_world
+# features.horovod.world
 START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first
 
-# join
+# features.batch_jobs.join
 JOIN_POLL_SECONDS = 0.02  # between two checks for the controller's files
 CONTROLLER_SECONDS = 60.0  # for the controller of a job to start
 FIGURES_SECONDS = 1.0  # between two samples of a rank of a job
 OTHERS_SECONDS = 5.0  # for an earlier job's cluster to end
 
-# metrics
+# features.telemetry.rank.log_metrics
 SEND_SECONDS = 0.2  # between two messages with metrics of a rank
 METRICS_END_SECONDS = 0.2  # at the end of a cell, for metrics that are still being copied from a device
 
-# mpi_world
+# rank.mpi.world
 MPI_WORLD_LIMIT_SECONDS = 5.0  # for a step of recovery in MPI that all ranks take together
 HELP_SECONDS = 1.0  # that a rank outside MPI helps others to be released
 HELP_PAUSE_SECONDS = 0.001  # between two such attempts
 RECEIVE_SECONDS = 0.2  # for sends without a receiver to be received
 
-# nanny
+# rank.nanny.nanny
 NAP_SECONDS = 0.0005  # of sleep while a rank prints: otherwise each line would wake its nanny, at the cost of the rank
-NANNY_HEARD_SECONDS = 10.0  # for the client to subscribe, when a rank ends while it starts
+NANNY_REPEAT_SECONDS = 10.0  # for the client to subscribe, when a rank ends while it starts
 KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL to a rank
 
-# process_group
+# rank.process_group.group
 ABORT_SECONDS = 5.0  # for groups to be aborted on a GPU, before the process ends and the rank is replaced
 
-# programs
+# features.scripts.subprocess_run
 PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, and again after SIGTERM
 
-# progress
+# features.telemetry.rank.progress
 SHOW_SECONDS = 0.02  # between two writes of a loop's progress: a bar may be drawn in every step
 
-# rank_exit
+# rank.startup.rank_exit
 # For atexit functions, threads and files at the end of a rank; less than KILL_GRACE_SECONDS.
 RANK_EXIT_END_SECONDS = 2.0
 THREADS_SECONDS = 1.5  # of these, for threads that may never end
 
-# sampler
-SAMPLER_LOOK_SECONDS = 0.25  # between two samples of the main thread while a cell runs
+# features.telemetry.rank.sampler
+SAMPLER_POLL_SECONDS = 0.25  # between two samples of the main thread while a cell runs
 IDLE_SECONDS = 0.5  # the same while none runs
 
-# setup
+# rank.startup.startup_args
 JOIN_SECONDS = 120.0  # until rank 0 of a job has written the connection file (--join-timeout)
 
-# shell
-TELL_SECONDS = 2.0  # for an error to be sent, before an interrupt may cut that off
+# rank.kernel.shell
+REPORT_ERROR_SECONDS = 2.0  # for an error to be sent, before an interrupt may cut that off
 
-# stage_chain
+# features.staging.peers
 LINGER_MS = 1_000  # for the last messages between nodes
 
-# stage_relay
+# features.staging.pipeline
 GREET_SECONDS = 20.0  # for a neighbouring node to be reached
-STAGE_RELAY_LOOK_SECONDS = 0.1  # between two checks whether to stop
-LAST_WORDS_SECONDS = 1.0  # to tell the neighbouring nodes that the copy ends
+PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
+PASS_END_ON_SECONDS = 1.0  # to pass the end of the copy on to the neighbouring nodes
 
-# staging
+# features.staging.rank
 STAGING_END_SECONDS = 5.0  # for the threads to end after they were asked to
 
-# standstill
+# rank.interrupts.standstill
 LEAST_SECONDS = 0.1  # without Python code, before the main thread counts as stuck in C code
 
-# untimely
+# rank.interrupts.deferral
 CUT_AFTER_SECONDS = 10.0  # from the first interrupt; only then a further one may cut off the import of a library
 LONGEST_SECONDS = 2.0  # for other code that should not be cut off: what takes longer hangs, and is interrupted
-UNTIMELY_LOOK_SECONDS = 1.0  # between two checks whether an import has ended whose end was not seen
+DEFERRED_IMPORT_POLL_SECONDS = 1.0  # between two checks whether an import has ended whose end was not seen
 
-# vitals
+# features.telemetry.rank.process_stats
 VITALS_SILENT_SECONDS = 3.0  # without a heartbeat, before a rank is reported as not responding
 LOOP_SECONDS = 0.3  # between two messages with the progress of a rank's loop
 # In one collective, before the state of a rank shows it: a training loop is in one much of the time.
 WAITING_SECONDS = 0.3
 
-# voice
+# rank.nanny.output_batching
 GATHER_SECONDS = 0.02  # for which printed text is collected into one message
 
-# wire
+# rank.nanny.ipc
 WIRE_END_SECONDS = 5.0  # for the operating system to end a process whose nanny has died
 # For the nanny to read the other pipe, so that nothing overtakes; it may be busy with a flood.
 WIRE_PATIENCE_SECONDS = 0.2
 
-# witness
+# rank.nanny.exit_report
 COUNT_SECONDS = 1.0  # between two readings of the kernel's count of out-of-memory kills
 STACK_SECONDS = 0.1  # for a rank to write its stack on a signal; a stopped process never does
 
 # Jupyter Server
 
-# clusters
-CLUSTERS_LOOK_SECONDS = 1.0  # between two checks for clusters that have started or ended
+# server.clusters
+CLUSTERS_POLL_SECONDS = 1.0  # between two checks for clusters that have started or ended
 
-# handlers
+# server.handlers
 HANDLERS_STATE_SECONDS = 0.5  # between two checks of the clusters' states
 HANDLERS_METRIC_SECONDS = 0.2  # between two messages with metrics
 
-# live
-LIVE_HEARD_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
-HEARING_SECONDS = 0.5  # for its acknowledgement
+# server.live
+LIVE_RECEIVE_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
+ACKNOWLEDGE_SECONDS = 0.5  # for its acknowledgement
 LIVE_NANNY_SECONDS = 1.0  # for a nanny to pass that request on
 
 # Views
 
-# widget
+# notebook.views.widget
 WIDGET_STATE_SECONDS = 0.5  # between two checks of the ranks' states
 WIDGET_METRIC_SECONDS = 0.1  # between two checks for metrics, while there are some
 CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced
 
 # Checks
 
-# gpu_bench
+# doctor.gpu_bench
 GPU_BENCH_LIMIT_SECONDS = 60.0  # for any event of gpu-check
 
-# gpu_checks
+# doctor.gpu_checks
 FREED_SECONDS = 20.0  # after the grace period, for waiting ranks to be released
 LONE_SECONDS = 25.0  # for a rank that forms a group alone to be released or replaced
 GPU_CHECKS_FORM_SECONDS = 45.0  # for the group to be formed after a death during that
 
-# probe
+# doctor.probe
 TIMEOUT_SECONDS = 60.0  # for a command of the doctor
 PROBE_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
 
-# ranks
+# doctor.ranks
 MPIEXEC_TIMEOUT_SECONDS = 30.0  # for a small program under mpiexec
 CELL_TIMEOUT_SECONDS = 60.0  # for the doctor's cell
 
 # Files of the cluster
 
-# controller_arguments
+# protocol.controller_args
 HEARTBEAT_MS = 500  # between two heartbeats, at which ipyparallel's own clients learn of a rank
 
-# job_file
+# protocol.connection_file
 JOB_FILE_CONNECT_SECONDS = 3.0  # to find out whether a job's controller can be reached
 
 # rank_sessions

@@ -29,7 +29,7 @@ def _leave_out_debugger() -> None:
     del sys.modules["debugpy"]  # a cell may import it
 
 
-def _word_an_error() -> None:
+def _import_error_formatting() -> None:
     """Import what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core."""
     from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
 
@@ -44,21 +44,21 @@ def main() -> None:
     from .startup.startup_args import enter, read_arguments  # noqa: PLC0415  (no import before it may read the environment)
 
     setup = read_arguments(sys.argv[1:])
-    keeper = None
+    guard = None
     if setup.join is not None:
         from ..features.batch_jobs.join import join  # noqa: PLC0415
 
-        keeper = join(setup)
+        guard = join(setup)
     enter(setup)
     _leave_out_debugger()
     from .nanny import nanny  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
     from .startup import app  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
 
     if setup.ranks > 1:
-        _word_an_error()
+        _import_error_formatting()
     gc.freeze()
-    if keeper is not None:
-        keeper.stay(_fork_nanny())
+    if guard is not None:
+        guard.stay(_fork_nanny())
         return
     if setup.ranks > 1:
         nannies = [pid for pid in (_fork_nanny() for _ in range(setup.ranks)) if pid]
@@ -108,13 +108,13 @@ def _become_nanny() -> None:
     from .startup.app import run_rank  # noqa: PLC0415
     from .startup.connection import Connection  # noqa: PLC0415
     from .startup.host_dir import HostFolder  # noqa: PLC0415
-    from .startup.startup_args import leave_word  # noqa: PLC0415
+    from .startup.startup_args import write_trouble  # noqa: PLC0415
 
     os.environ.pop("PYTHONSAFEPATH", None)  # meant for this process only, not for programs that the user starts
     try:
         folder = HostFolder()
     except LaunchError as error:
-        leave_word(str(error))
+        write_trouble(str(error))
         raise SystemExit(1) from error
     wire = Wire.make()
     pid = os.fork()
@@ -137,7 +137,7 @@ def _become_nanny() -> None:
     try:
         Nanny(pid, wire, connect, folder.leave).run()
     except ConnectionError as error:
-        leave_word(str(error))
+        write_trouble(str(error))
     finally:
         folder.leave()
     sys.stdout.flush()

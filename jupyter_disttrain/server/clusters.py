@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..client.registry import cluster_file
 from ..client.registry.cluster_file import starting, unreadable
 from ..errors import UsageError
-from ..protocol.time_limits import CLUSTERS_LOOK_SECONDS
+from ..protocol.time_limits import CLUSTERS_POLL_SECONDS
 from .live import LiveCluster
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ class Clusters:
         self._log = log
         self._turn = threading.Lock()  # held by the thread that updates the clusters
         self._live: dict[str, LiveCluster] = {}  # replaced as a whole, never changed
-        self._looked = 0.0
+        self._refreshed_at = 0.0
         self._starting: frozenset[str] = frozenset()  # ids of clusters that were starting at the last check
 
-    def look(self) -> list[LiveCluster]:
+    def running(self) -> list[LiveCluster]:
         """Return the running clusters, oldest first; refreshes the list at intervals, on one thread at a time."""
         has_ended = any(live.ended for live in self._live.values())
-        is_due = has_ended or time.monotonic() - self._looked >= CLUSTERS_LOOK_SECONDS
+        is_due = has_ended or time.monotonic() - self._refreshed_at >= CLUSTERS_POLL_SECONDS
         if is_due and self._turn.acquire(blocking=False):
             try:
-                self._look()
-                self._looked = time.monotonic()
+                self._refresh()
+                self._refreshed_at = time.monotonic()
             finally:
                 self._turn.release()
         return list(self._live.values())
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         there = {found.cluster_id: found for found in cluster_file.running()}
         live = dict(self._live)
         for cluster_id, each in list(live.items()):
@@ -70,17 +70,17 @@ class Clusters:
         UsageError
             If it is not running.
         """
-        for live in self.look():
+        for live in self.running():
             if live.there.cluster_id == cluster_id:
                 return live
         raise UsageError(f"no cluster {cluster_id!r} runs here; it may have ended a moment ago")
 
     def starting(self) -> list[dict[str, str]]:
-        """Return the clusters that are starting; once one has started, :meth:`look` does not wait for its pause."""
+        """Return the clusters that are starting; once one has started, :meth:`running` does not wait for its pause."""
         found = starting()
         ids = frozenset(each.cluster_id for each in found)
         if self._starting - ids:
-            self._looked = 0.0
+            self._refreshed_at = 0.0
         self._starting = ids
         return [
             {"id": each.cluster_id, "name": each.name, "notebook": each.notebook, "text": each.text} for each in found
@@ -94,7 +94,7 @@ class Clusters:
         """Return as JSON all clusters, those that are starting, and those that another version has started."""
         found = self.starting()
         return {
-            "clusters": [live.snapshot() for live in self.look()],
+            "clusters": [live.snapshot() for live in self.running()],
             "starting": found,
             "unreadable": unreadable(),
         }

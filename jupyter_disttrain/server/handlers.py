@@ -86,8 +86,8 @@ class ActionHandler(_Handler):
     @authorized
     async def post(self, cluster_id: str, what: str) -> None:
         """Carry out the action, and return which process did it."""
-        words = await self.on_thread(lambda: self.clusters.find(cluster_id).ask(what))
-        self.finish(json.dumps({"done": words}))
+        text = await self.on_thread(lambda: self.clusters.find(cluster_id).ask(what))
+        self.finish(json.dumps({"done": text}))
 
 
 class _LogHandler(_Handler):
@@ -148,9 +148,9 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Start to publish."""
         super().open()
         self._marks: dict[str, int] = {}
-        self._told_until: dict[str, dict[int, float]] = {}
+        self._sent_until: dict[str, dict[int, float]] = {}
         self._watched: set[str] = set()
-        self._task = asyncio.create_task(self._tell())
+        self._task = asyncio.create_task(self._publish())
 
     def on_message(self, message: str | bytes) -> None:
         """Set the clusters whose metrics the page shows."""
@@ -162,7 +162,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             return
         for cluster_id in watched - self._watched:
             self._marks.pop(cluster_id, None)
-            self._told_until.pop(cluster_id, None)
+            self._sent_until.pop(cluster_id, None)
         self._watched = watched
 
     def on_close(self) -> None:
@@ -171,7 +171,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         if self._task is not None:
             self._task.cancel()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         clusters: Clusters = self.settings["disttrain_clusters"]
         loop = asyncio.get_running_loop()
         before = None
@@ -188,8 +188,8 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                     if state != before:
                         await self.write_message(json.dumps({"type": "state", **state}))
                     before = state
-                    for told in await loop.run_in_executor(None, self._devices, clusters):
-                        await self.write_message(json.dumps(told))
+                    for message in await loop.run_in_executor(None, self._devices, clusters):
+                        await self.write_message(json.dumps(message))
                 for packet in await loop.run_in_executor(None, self._metrics, clusters):
                     await self.write_message(packet, binary=True)
                 await asyncio.sleep(HANDLERS_METRIC_SECONDS)
@@ -197,25 +197,25 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             return  # the browser has closed the websocket
         except Exception:
             # Catch any error: a task that ended silently would leave the page with an open socket without messages.
-            self.log.exception("jupyter_disttrain: the side panel could not be told")
+            self.log.exception("jupyter_disttrain: no message could be sent to the side panel")
             self.close(1011)  # the page connects again
 
     def _devices(self, clusters: Clusters) -> list[dict[str, Any]]:
-        told = []
-        for live in clusters.look():
+        messages = []
+        for live in clusters.running():
             cluster_id = live.there.cluster_id
             if cluster_id not in self._watched:
                 continue
-            until = self._told_until.setdefault(cluster_id, {})
+            until = self._sent_until.setdefault(cluster_id, {})
             devices = live.devices(until)
             if devices:
                 until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
-                told.append({"type": "devices", "id": cluster_id, "ranks": devices})
-        return told
+                messages.append({"type": "devices", "id": cluster_id, "ranks": devices})
+        return messages
 
     def _metrics(self, clusters: Clusters) -> list[bytes]:
         packets = []
-        for live in clusters.look():
+        for live in clusters.running():
             cluster_id = live.there.cluster_id
             if cluster_id not in self._watched or not live.has_metrics:
                 continue

@@ -23,10 +23,10 @@ from ..client.transport.link import FIGURES
 from ..errors import UsageError
 from ..features.telemetry.client import Telemetry
 from ..features.telemetry.snapshot import device_history, metrics_packet, rank_snapshots
-from ..protocol.messages import Asked, Heard, NannyHello, RankDeath
+from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath
 from ..protocol.requests import Publish
 from ..protocol.states import RankActivity, RankState
-from ..protocol.time_limits import HEARING_SECONDS, LIVE_HEARD_SECONDS, LIVE_NANNY_SECONDS
+from ..protocol.time_limits import ACKNOWLEDGE_SECONDS, LIVE_NANNY_SECONDS, LIVE_RECEIVE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class LiveCluster:
         self.ended = False
         self._lock = threading.Lock()
         self._dead: set[int] = set()
-        self._heard: dict[str, threading.Event] = {}
+        self._acknowledged: dict[str, threading.Event] = {}
         self._launch = Launch(there.load_config(), self._on_message, self._on_lost, there)
         self._gate: list[tuple[str, Message]] | None = []  # messages that arrive before earlier metrics are read
         try:
@@ -91,8 +91,8 @@ class LiveCluster:
         if channel not in ("iopub", FIGURES):
             return
         msg_type, content = message["header"]["msg_type"], message["content"]
-        if msg_type == Heard.msg_type:
-            event = self._heard.get(content["token"])
+        if msg_type == Acknowledged.msg_type:
+            event = self._acknowledged.get(content["token"])
             if event is not None:
                 event.set()
             return
@@ -234,8 +234,8 @@ class LiveCluster:
         self._read_again()
         if what == "reset" and self.there.config["job"]:
             raise UsageError(
-                f"the ranks of {self.there.config['job_file']} are a job's own; stop ends it, and only where it was "
-                "started it can be started anew"
+                f"the ranks of {self.there.config['job_file']} are a job's own; stop ends it, and it can be restarted "
+                "only where it was started"
             )
         if self.there.is_held and self._ask_holder(what):
             return f"{self.there.holder} does it"
@@ -248,15 +248,15 @@ class LiveCluster:
             )
             return "done by the server"
         raise UsageError(
-            f"{self.there.holder}, which held {self.there.name!r}, does not answer, and only who holds a cluster can "
-            "start its ranks anew; stop it here, or take it up in a notebook with %dist_attach"
+            f"{self.there.holder}, which held {self.there.name!r}, does not answer, and only the process that "
+            "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
         )
 
     def _ask_holder(self, what: str) -> bool:
         """Ask the notebook's process through a nanny, which publishes the request; returns whether it confirmed."""
         token = uuid.uuid4().hex
-        event = self._heard[token] = threading.Event()
-        until_s = time.monotonic() + LIVE_HEARD_SECONDS
+        event = self._acknowledged[token] = threading.Event()
+        until_s = time.monotonic() + LIVE_RECEIVE_SECONDS
         asked = Asked(what=what, token=token, until_s=until_s)
         request = Publish(record_type=asked.msg_type, content=asked.to_content())
         try:
@@ -265,6 +265,6 @@ class LiveCluster:
                     done, _ = wait([self._launch.open_link.request(entry.nanny, request)], LIVE_NANNY_SECONDS)
                     if done:
                         break
-            return event.wait(max(0.0, until_s - time.monotonic()) + HEARING_SECONDS)
+            return event.wait(max(0.0, until_s - time.monotonic()) + ACKNOWLEDGE_SECONDS)
         finally:
-            del self._heard[token]
+            del self._acknowledged[token]

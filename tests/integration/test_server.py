@@ -348,8 +348,8 @@ def test_a_kept_cluster_whose_kernel_was_killed_can_be_used_on(server: Server) -
     )
     assert status == 409
     assert said.endswith(
-        "does not answer, and only who holds a cluster can start its ranks anew; stop it here, or take "
-        'it up in a notebook with %dist_attach"}'
+        "does not answer, and only the process that holds a cluster can restart its ranks; stop it here, or attach "
+        'a notebook to it with %dist_attach"}'
     )
     assert server.post(f"clusters/{cluster_id}/stop") == {"done": "done by the server"}
     assert wait_until(lambda: server.cluster("orphan") == {})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain.features.staging.peers import Neighbours, Place
-from jupyter_disttrain.features.staging.pipeline import Relay
+from jupyter_disttrain.features.staging.pipeline import PipelineNode
 from jupyter_disttrain.features.staging.reader import Nowhere
 from jupyter_disttrain.features.staging.store import Store
 
@@ -141,12 +141,12 @@ class Chain:
             for at, each in enumerate(self.neighbours)
         ]
         self.relays = [
-            Relay(str(source), self.places, at, self.neighbours[at], store, verify=verify)
+            PipelineNode(str(source), self.places, at, self.neighbours[at], store, verify=verify)
             for at, store in enumerate(self.stores)
         ]
         self._threads = [threading.Thread(target=relay.run) for relay in self.relays]
 
-    def run(self) -> list[Relay]:
+    def run(self) -> list[PipelineNode]:
         """Copy, to the end; returns the nodes' parts."""
         self.start()
         return self.join()
@@ -155,7 +155,7 @@ class Chain:
         for thread in self._threads:
             thread.start()
 
-    def join(self) -> list[Relay]:
+    def join(self) -> list[PipelineNode]:
         for thread in self._threads:
             thread.join()
         return self.relays

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...config.hosts import HostSlots, split_command
 from ...errors import UsageError
 from ...launchers.environment import forwarded
-from ...launchers.hosts.report import Wanted
+from ...launchers.hosts.report import HostRequirements
 from ...launchers.mpi import mpiexec_over_hosts
 from ...launchers.placement import Placement
 from .gpus import check_hosts, shown_gpus
@@ -60,7 +60,7 @@ def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
 
     names = [*(host.name for host in config.hosts), *config.spares]
     ssh = split_command(config.ssh)
-    wanted = Wanted.here(
+    wanted = HostRequirements.here(
         torch=config.backend != "none",
         mpiexec=mpiexec_over_hosts(WITHOUT_MPI["ssh"]) if config.launcher == "mpi" else None,
         forward=config.forward,

@@ -253,7 +253,7 @@ class Processes:
         effect = "with it ended the ranks on other hosts" if has_hosts else "without it MPI starts no process"
         for engines in list(self._cluster.engines.values()):
             if isinstance(engines, LAUNCHERS["mpi"]) and engines.process is not None:
-                words = engines.exit_words if is_dying or not engines.alive() else ""
+                words = engines.exit_text if is_dying or not engines.alive() else ""
                 words = words or ("" if engines.alive() else "has ended")
                 if words and words != WELL_ENDED:
                     return f"mpiexec (process {engines.process.pid}) {words}; {effect}"

@@ -14,7 +14,7 @@ from ...config.hosts import HostSlots
 from ...errors import LaunchError
 from ...launchers.hosts.preflight import WITHOUT_MPI, over
 from ...launchers.hosts.probe_runner import survey_by
-from ...launchers.hosts.report import Wanted
+from ...launchers.hosts.report import HostRequirements
 from ...launchers.mpi import mpiexec_over_hosts
 from ...launchers.slurm.allocated_nodes import obtain, step_command
 from ...launchers.slurm.commands import find
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...config.cluster import ClusterConfig
     from ...launchers.folders import Folders
     from ...launchers.placement import Placement
-    from ...launchers.slurm.allocated_nodes import Grant
+    from ...launchers.slurm.allocated_nodes import AllocatedNodes
     from ...launchers.slurm.state import JobState
 
 
@@ -51,7 +51,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
         If Slurm does not grant it, or a node can't be used; the message names each such node and what to do.
     """
     find("srun")
-    wanted = Wanted.here(  # before a job waits in the queue: this fails if this machine lacks something
+    wanted = HostRequirements.here(  # before a job waits in the queue: this fails if this machine lacks something
         torch=config.backend != "none",
         mpiexec=mpiexec_over_hosts(WITHOUT_MPI["srun"]) if config.sbatch.start == "mpirun" else None,
         forward=config.forward,
@@ -69,21 +69,21 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
         between,
         hosts=tuple(HostSlots(name=node, slots=grant.per_node) for node in grant.nodes),
         gpus=dict.fromkeys(grant.nodes, grant.gpus_per_node if config.backend not in ("gloo", "none") else 0),
-        words=f"{grant.in_words}; {between.words}",
+        description=f"{grant.label}; {between.description}",
         grant=grant,
     )
 
 
-def _between_nodes(grant: Grant, wanted: Wanted) -> Placement:
+def _between_nodes(grant: AllocatedNodes, wanted: HostRequirements) -> Placement:
     reports = survey_by(
         lambda node, command: step_command(grant, node, command), grant.nodes, wanted, grant.addresses()
     )
     return over(reports, wanted, "slurm")
 
 
-def _why(grant: Grant, state: JobState, error: LaunchError) -> LaunchError:
+def _why(grant: AllocatedNodes, state: JobState, error: LaunchError) -> LaunchError:
     """Return the error to raise: that the job has ended in the meantime, if it has, else ``error`` with the remedy."""
     if state.state not in ("RUNNING", UNKNOWN):
         return LaunchError(over_text(grant.job.state() if grant.is_own else state, state))
     other = "the job was ended; --exclude=HOST" if grant.is_own else "--new-job --exclude=HOST"
-    return LaunchError(f"{grant.in_words}: {error}\n  {other} asks Slurm for other nodes")
+    return LaunchError(f"{grant.label}: {error}\n  {other} asks Slurm for other nodes")

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ...protocol.messages import Asked, Heard, RankDeath, Used
+from ...protocol.messages import Acknowledged, Asked, RankDeath, Used
 from ...protocol.requests import Publish
 from ...protocol.states import RankState
 from ..cells.message_events import event_from
@@ -134,8 +134,8 @@ class MessageDispatcher:
         if time.monotonic() > asked.until_s or asked.token == self._last_asked:
             return  # expired, e.g. while this process was stopped, and reported as failed; or a repetition
         self._last_asked = asked.token
-        heard = Heard(token=asked.token)
-        request = Publish(record_type=heard.msg_type, content=heard.to_content())
+        acknowledged = Acknowledged(token=asked.token)
+        request = Publish(record_type=acknowledged.msg_type, content=acknowledged.to_content())
         self._session.launch.open_link.request(entry.nanny, request)
         if asked.what == "stop":
             self._shutdown("was ended from the side panel")

@@ -236,7 +236,7 @@ class JobLaunch(Launch):
             listen=told.address,
             network=told.network,
             addresses={told.host: told.address},
-            words=f"network {told.network}",
+            description=f"network {told.network}",
         )
         state.mpi_heals = told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend, count, state.note_of_devices = devices_of_job(self.config, hellos)

@@ -4,7 +4,7 @@ Covers: what the first process does for all of them, what the others wait for, t
 Does not cover: reading the launcher's variables (``launcher_env``), the notebook's side
 (``features.batch_jobs.client``).
 
-The first process starts the controller and stays alive as its keeper, apart from the nanny, because the other ranks
+The first process starts the controller and stays alive to guard it, apart from the nanny, because the other ranks
 must not lose their controller with rank 0. It writes FILE, through which the others and the notebook find the
 controller. Only the job's user can read FILE and the folder beside it.
 """
@@ -49,7 +49,7 @@ from ...protocol.shared_memory import PREFIX, ROOT
 from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS
 from ...rank.startup.connection import CHANNELS, Connection
 from ...rank.startup.host_dir import make_private
-from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinSetup
+from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinArgs
 from .launcher_env import Launched, interface_towards, network_of, own_address
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ INFINIBAND = Path("/sys/class/infiniband")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-class Keeper:
+class ControllerGuard:
     """Wait for a job's rank 0 and its controller, and remove their files."""
 
-    def __init__(self, controller: subprocess.Popen[bytes], told: JobFile, path: Path) -> None:
-        self._controller, self._told, self._path = controller, told, path
+    def __init__(self, controller: subprocess.Popen[bytes], job_file: JobFile, path: Path) -> None:
+        self._controller, self._job_file, self._path = controller, job_file, path
 
     def stay(self, nanny: int) -> None:
         """Wait for this host's rank 0 and then for the controller, which exits once no rank is left."""
@@ -85,13 +85,13 @@ class Keeper:
         os.waitpid(nanny, 0)
         self._controller.wait()
         # The controller does this itself, unless it was killed, e.g. by the OOM killer.
-        remove_own(self._path, self._told.cluster_id)
-        shutil.rmtree(self._told.profile, ignore_errors=True)
+        remove_own(self._path, self._job_file.cluster_id)
+        shutil.rmtree(self._job_file.profile, ignore_errors=True)
         with contextlib.suppress(OSError):  # the folder has logs in it
-            Path(self._told.run).rmdir()
+            Path(self._job_file.run).rmdir()
 
 
-def join(setup: Setup) -> Keeper | None:
+def join(setup: Setup) -> ControllerGuard | None:
     """Start the job's cluster in its first process, find it in the others; set this process's environment for it.
 
     Returns
@@ -106,23 +106,23 @@ def join(setup: Setup) -> Keeper | None:
     """
     assert setup.join is not None
     path = Path(setup.join.file).absolute()
-    keeper = None
+    guard = None
     try:
         launched = Launched.read()
         if launched.rank == 0:
-            keeper, told = _begin(launched, path, setup.join)
+            guard, job_file = _begin(launched, path, setup.join)
         else:
-            told = _wait_for(launched, path, setup.join.timeout_s)
+            job_file = _wait_for(launched, path, setup.join.timeout_s)
     except (LaunchError, UsageError) as error:
         raise SystemExit(str(error)) from error
-    os.environ.update(_environment(launched, told))
-    return keeper
+    os.environ.update(_environment(launched, job_file))
+    return guard
 
 
 # The first process
 
 
-def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, JobFile]:
+def _begin(launched: Launched, path: Path, wanted: JoinArgs) -> tuple[ControllerGuard, JobFile]:
     """Start the controller and write the file."""
     _check_free(path)
     address = own_address(wanted.interface)
@@ -137,7 +137,7 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
         controller = _start_controller(address, profile, cluster_id, [profile, local], path)
         undo.callback(_end, controller)
         connection = _wait_for_controller(controller, profile, cluster_id)
-        told = JobFile(
+        job_file = JobFile(
             version=package_version(),
             cluster_id=cluster_id,
             job=launched.job,
@@ -156,15 +156,15 @@ def _begin(launched: Launched, path: Path, wanted: JoinSetup) -> tuple[Keeper, J
         )
         _check_free(path)  # another job may have written it meanwhile
         try:
-            told.write(path)
+            job_file.write(path)
         except OSError as error:
             raise LaunchError(
                 f"{socket.gethostname()} can't write {path}: {error.strerror}; name another file"
             ) from error
         undo.pop_all()
-    waiting = "1 rank waits" if told.world_size == 1 else f"{told.world_size} ranks wait"
+    waiting = "1 rank waits" if job_file.world_size == 1 else f"{job_file.world_size} ranks wait"
     print(f"{waiting}; in a notebook: %dist_attach {path}", file=sys.stderr, flush=True)  # noqa: T201
-    return Keeper(controller, told, path), told
+    return ControllerGuard(controller, job_file, path), job_file
 
 
 def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
@@ -274,8 +274,8 @@ def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, clu
     deadline = time.monotonic() + CONTROLLER_SECONDS
     while not all(map(_listens, files)):
         if controller.poll() is not None or time.monotonic() > deadline:
-            said = _controller_log(cluster_id).read_text(errors="replace").strip()[-2000:]
-            raise LaunchError(f"the controller on {socket.gethostname()} did not come up: {said or 'it said nothing'}")
+            log = _controller_log(cluster_id).read_text(errors="replace").strip()[-2000:]
+            raise LaunchError(f"the controller on {socket.gethostname()} did not start: {log or 'it printed nothing'}")
         time.sleep(JOIN_POLL_SECONDS)
     found: dict[str, Any] = json.loads(files[1].read_text())
     return found
@@ -327,7 +327,8 @@ def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: f
     who = f"rank {launched.rank} on {socket.gethostname()}"
     if there is not None:
         return (
-            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job wrote none: see what that said"
+            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job wrote none: see the output of "
+            "that rank"
         )
     return (
         f"{who} saw no {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system that all hosts of "
@@ -364,29 +365,29 @@ def _local(cluster_id: str) -> Path:
     return ROOT / f"{PREFIX}{cluster_id}"
 
 
-def _environment(launched: Launched, told: JobFile) -> dict[str, str]:
+def _environment(launched: Launched, job_file: JobFile) -> dict[str, str]:
     """Return the variables that a client would have set for this process; for defaults, the job's own values stay."""
-    local = str(_local(told.cluster_id))
+    local = str(_local(job_file.cluster_id))
     environment = {
-        CONNECTION_FILE: str(Path(told.profile) / "security" / f"ipcontroller-{told.cluster_id}-engine.json"),
-        CLIENT: told.cluster_id,
-        PROFILE_DIR: told.profile,
+        CONNECTION_FILE: str(Path(job_file.profile) / "security" / f"ipcontroller-{job_file.cluster_id}-engine.json"),
+        CLIENT: job_file.cluster_id,
+        PROFILE_DIR: job_file.profile,
         LOCAL_DIR: local,
-        LAUNCHER: "mpi" if told.has_mpi else "local",
+        LAUNCHER: "mpi" if job_file.has_mpi else "local",
         LAUNCH_RANK: str(launched.rank),
         HOST: socket.gethostname(),
         KEEP: "1",
         SAMPLE_SECONDS: str(FIGURES_SECONDS),
     }
-    if told.backend == "none":
+    if job_file.backend == "none":
         environment[WITHOUT_TORCH] = "1"
-    interface = interface_towards(told.address)
+    interface = interface_towards(job_file.address)
     defaults = {name: sign + interface for name, sign in INTERFACE_VARIABLES.items() if interface}
     defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launched.on_this_host))
-    if told.has_mpi:
+    if job_file.has_mpi:
         defaults["OMPI_MCA_btl_sm_backing_directory"] = local  # removed with the cluster, even if ranks are killed
         defaults["OMPI_MCA_opal_signal"] = ""  # leaves crashes to Python, whose report names the cell's line
-    if told.frees_mpi:
+    if job_file.frees_mpi:
         defaults[MPI_ENDS] = defaults[MPI_HEALS] = "1"
     defaults |= PCI_ORDER
     return environment | {name: value for name, value in defaults.items() if name not in os.environ}

@@ -73,8 +73,8 @@ class Launched:
                 job="/".join([launcher, *job]) if any(job) else "",
             )
         raise LaunchError(
-            f"nobody told this process on {socket.gethostname()} which rank it is; start it by mpirun, srun or "
-            "torchrun, e.g. mpirun -n 4 python -m jupyter_disttrain.rank --join FILE"
+            f"this process on {socket.gethostname()} has no rank: no launcher has set one; start it with mpirun, "
+            "srun or torchrun, e.g. mpirun -n 4 python -m jupyter_disttrain.rank --join FILE"
         )
 
 
@@ -96,8 +96,8 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
     if interface:
         return _on_interface(interface, own)
     for name in (*AZURE, "MASTER_ADDR"):
-        told = environment.get(name, "")
-        host = told.rpartition(":")[0] if name in AZURE and ":" in told else told
+        value = environment.get(name, "")
+        host = value.rpartition(":")[0] if name in AZURE and ":" in value else value
         if host and (address := _resolved(host)) in own:
             return address
     routed = _source_towards(*_SOMEWHERE)
@@ -106,8 +106,8 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
     others = [address for address in own if not _is_loopback(address)]
     if len(others) > 1:
         raise LaunchError(
-            f"{socket.gethostname()} has {', '.join(others)} and no default route; say with --interface which of them "
-            "the other hosts and the notebook reach"
+            f"{socket.gethostname()} has {', '.join(others)} and no default route; choose with --interface the one "
+            "that the other hosts and the notebook reach"
         )
     return others[0] if others else "127.0.0.1"
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.ranks import label_ranks
 from ...rank.process_group.errors import is_of_group
 from ...rank.process_group.subgroups import BESIDE
-from .versions import CheckpointError, disk_words
+from .versions import CheckpointError, disk_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,24 +118,24 @@ class _Writing:
                 error = failed
         if error is None:
             return ""
-        text = words_of(error, self._folder)
+        text = reason_of(error, self._folder)
         sys.stderr.write(f"the checkpoint was not saved: {text}\n")
         return text
 
 
-def words_of(error: BaseException, folder: Path) -> str:
+def reason_of(error: BaseException, folder: Path) -> str:
     """Return why a version could not be written; torch puts the tracebacks of all ranks into its error."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict):
-        return _words_of_one(error, folder)
-    by_words: dict[str, list[int]] = {}
+        return _reason_of_one(error, folder)
+    by_reason: dict[str, list[int]] = {}
     for rank, (failure, _) in sorted(failures.items()):
-        by_words.setdefault(_words_of_one(failure, folder), []).append(rank)
-    return "; ".join(f"{label_ranks(ranks)}: {words}" for words, ranks in by_words.items())
+        by_reason.setdefault(_reason_of_one(failure, folder), []).append(rank)
+    return "; ".join(f"{label_ranks(ranks)}: {reason}" for reason, ranks in by_reason.items())
 
 
-def _words_of_one(error: BaseException, folder: Path) -> str:
-    return disk_words(error, folder) or f"{type(error).__name__}: {error}"
+def _reason_of_one(error: BaseException, folder: Path) -> str:
+    return disk_error(error, folder) or f"{type(error).__name__}: {error}"
 
 
 def _is_left_alone(error: BaseException) -> bool:

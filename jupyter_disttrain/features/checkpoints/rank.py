@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .background import Beside, words_of
+from .background import Beside, reason_of
 from .reader import check_version, reader_of
-from .state import read_value, set_random_states, tells_its_state, write_values
-from .versions import ABOUT, CheckpointError, begin, disk_words, finish, latest, size_of, sync
+from .state import has_state_dict, read_value, set_random_states, write_values
+from .versions import ABOUT, CheckpointError, begin, disk_error, finish, latest, size_of, sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ class Checkpoints:
             try:
                 save(state, checkpoint_id=folder)
             except CheckpointException as error:
-                raise CheckpointError(f"the checkpoint can't be saved: {words_of(error, folder)}") from None
+                raise CheckpointError(f"the checkpoint can't be saved: {reason_of(error, folder)}") from None
         dist.barrier()
         _from_rank_0(lambda: _finish(folder, keep, began), folder)
 
@@ -146,7 +146,7 @@ class Checkpoints:
             try:
                 load(state, storage_reader=reader_of(folder, trust_owner=trust_owner))
             except CheckpointException as error:
-                raise CheckpointError(f"the checkpoint can't be loaded: {words_of(error, folder)}") from None
+                raise CheckpointError(f"the checkpoint can't be loaded: {reason_of(error, folder)}") from None
             self._put(kinds, state)
         rank, saved_by = dist.get_rank(), about["world_size"]
         own = folder / f"rank{rank if rank < saved_by else 0}"
@@ -177,7 +177,7 @@ class Checkpoints:
             elif isinstance(value, torch.nn.Module) and value.state_dict():
                 kinds[name] = MODEL
             else:
-                kinds[name] = STATE if tells_its_state(value) else VALUE
+                kinds[name] = STATE if has_state_dict(value) else VALUE
         return kinds
 
     def _model_of(self, name: str, optimizer: Any, names: Sequence[str]) -> str:
@@ -224,7 +224,7 @@ class Checkpoints:
             if kind == MODEL:
                 found[name] = states.get_model_state_dict(there[name])
             elif isinstance(kind, list):
-                with _gradients_aside(there[name]):
+                with _without_gradients(there[name]):
                     found[name] = states.get_optimizer_state_dict(there[kind[1]], there[name], options=_flat())
         return found
 
@@ -236,7 +236,7 @@ class Checkpoints:
             if kind == MODEL:
                 states.set_model_state_dict(there[name], state[name])
             elif isinstance(kind, list):
-                with _gradients_aside(there[name]):
+                with _without_gradients(there[name]):
                     states.set_optimizer_state_dict(there[kind[1]], there[name], state[name], options=_flat())
 
     def _take(self, folder: Path, kinds: Mapping[str, Any], *, trust_owner: bool) -> None:
@@ -250,7 +250,7 @@ class Checkpoints:
 
 
 @contextmanager
-def _gradients_aside(optimizer: Any) -> Iterator[None]:
+def _without_gradients(optimizer: Any) -> Iterator[None]:
     """Remove gradients temporarily: if there are any, torch assumes that an optimizer's state is complete."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     gradients = [each.grad for each in parameters]
@@ -263,13 +263,13 @@ def _gradients_aside(optimizer: Any) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _write_about(folder: Path, words: Mapping[str, Any]) -> None:
+def _write_about(folder: Path, fields: Mapping[str, Any]) -> None:
     about = folder / ABOUT
     try:
-        about.write_text(json.dumps(words, indent=1))
+        about.write_text(json.dumps(fields, indent=1))
         sync(about)
     except OSError as error:
-        raise CheckpointError(f"the checkpoint can't be saved: {disk_words(error, folder)}") from None
+        raise CheckpointError(f"the checkpoint can't be saved: {disk_error(error, folder)}") from None
 
 
 def _from_rank_0(ask: Callable[[], str], written: Path | None = None) -> str:
@@ -279,18 +279,18 @@ def _from_rank_0(ask: Callable[[], str], written: Path | None = None) -> str:
     """
     import torch.distributed as dist  # noqa: PLC0415
 
-    told: list[Any] = ["", ""]
+    reply: list[Any] = ["", ""]
     if dist.get_rank() == 0:
         try:
-            told[0] = ask()
+            reply[0] = ask()
         except CheckpointError as error:
-            told[1] = str(error)
+            reply[1] = str(error)
         except OSError as error:
-            told[1] = f"the checkpoint can't be saved: {disk_words(error, written)}" if written else str(error)
-    dist.broadcast_object_list(told, src=0)
-    if told[1]:
-        raise CheckpointError(told[1])
-    return str(told[0])
+            reply[1] = f"the checkpoint can't be saved: {disk_error(error, written)}" if written else str(error)
+    dist.broadcast_object_list(reply, src=0)
+    if reply[1]:
+        raise CheckpointError(reply[1])
+    return str(reply[0])
 
 
 def _version(path: Path, *, trust_owner: bool) -> Path:

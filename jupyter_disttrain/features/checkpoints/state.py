@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .reader import opened
-from .versions import CheckpointError, disk_words, sync
+from .versions import CheckpointError, disk_error, sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RANDOM = ".random"  # a file name that no variable can have
 
 
-def tells_its_state(value: Any) -> bool:
+def has_state_dict(value: Any) -> bool:
     """Whether an object is saved as its ``state_dict()``, e.g. a scheduler or a scaler."""
     return callable(getattr(value, "load_state_dict", None)) and callable(getattr(value, "state_dict", None))
 
@@ -36,9 +36,9 @@ def write_values(folder: Path, values: Mapping[str, Any]) -> None:
     try:
         folder.mkdir()
     except OSError as error:
-        raise CheckpointError(f"the checkpoint can't be saved: {disk_words(error, folder)}") from None
+        raise CheckpointError(f"the checkpoint can't be saved: {disk_error(error, folder)}") from None
     for name, value in values.items():
-        _write(folder / f"{name}.pt", value.state_dict() if tells_its_state(value) else value, name)
+        _write(folder / f"{name}.pt", value.state_dict() if has_state_dict(value) else value, name)
     _write(folder / f"{RANDOM}.pt", _random_states(), "random numbers")
 
 
@@ -50,7 +50,7 @@ def _write(path: Path, value: Any, name: str) -> None:
         torch.save(value, path, pickle_module=cloudpickle)  # which also pickles functions and classes of cells
         sync(path)
     except Exception as error:  # noqa: BLE001  (the value's own code may raise anything; it is reported)
-        why = disk_words(error, path.parent) or f"{type(error).__name__}: {error}"
+        why = disk_error(error, path.parent) or f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{name} can't be saved: {why}") from None
 
 

@@ -48,7 +48,7 @@ _REASONS = {
 PROBE_BYTES = 1 << 16  # to write, to find out why writing fails
 
 
-def disk_words(error: BaseException, folder: Path) -> str:
+def disk_error(error: BaseException, folder: Path) -> str:
     """Return the disk's reason for a failed write; empty if the error does not come from the disk.
 
     torch's own writer raises a RuntimeError without the reason, so this writes a probe to find it.
@@ -61,7 +61,7 @@ def disk_words(error: BaseException, folder: Path) -> str:
         usage = shutil.disk_usage(there)
         number = _probe(there) if is_of_torch or not isinstance(error, OSError) else error.errno
     except OSError as failed:
-        return f"{there} on {socket.gethostname()} can't be looked at: {failed.strerror}"
+        return f"{there} on {socket.gethostname()} can't be read: {failed.strerror}"
     why = _REASONS.get(number or 0) or (f"{type(error).__name__}: {error}")
     return (
         f"{why}: {there} on {socket.gethostname()}, {_amount(usage.free)} of {_amount(usage.total)} free; "

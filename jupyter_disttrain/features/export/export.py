@@ -194,8 +194,8 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
     earlier = [entry for entry in cells if entry.number not in written and is_whole(entry, endings)]
     interrupted = [entry for entry in cells if entry.number in written and endings[entry.number]]
     return [
-        f"{_prompts(which)} {words}"
-        for which, words in (
+        f"{_prompts(which)} {remark}"
+        for which, remark in (
             (failed, "failed or still run, and are left out"),
             (earlier, "ran again later: only the last run is in the script, in the place of the first"),
             (interrupted, "were interrupted; the script runs them to their end"),

@@ -61,10 +61,10 @@ class _Magic:
         assert isinstance(node.func, ast.Attribute)
         self._place = f"{title}, line {node.lineno}"
         self._what = node.func.attr
-        words = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
-        if None in words:
+        values = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
+        if None in values:
             raise UsageError(f"{self._place}: get_ipython() means nothing in a script; leave it out")
-        self._texts = [str(word) for word in words]
+        self._texts = [str(value) for value in values]
         self._is_statement = is_statement
 
     def python(self) -> str:

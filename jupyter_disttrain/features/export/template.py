@@ -71,13 +71,13 @@ def {copy}(source, targets, *names, rank=rank, world_size=world_size, {by}={by})
     outside = sorted(each for each in (source, *targets) if each >= world_size)
     if outside:
         raise ValueError(f"there is no rank {{outside[0]}} to copy {{names[0]}}; start {{outside[-1] + 1}} ranks")
-    told = [{{name: globals()[name] for name in names if name in globals()}} if rank == source else None]
+    values = [{{name: globals()[name] for name in names if name in globals()}} if rank == source else None]
     {exchange}
-    missing = [name for name in names if name not in told[0]]
+    missing = [name for name in names if name not in values[0]]
     if missing:
         raise NameError(f"rank {{source}} has no {{', '.join(map(repr, missing))}}")
     if rank in targets:
-        globals().update(told[0])"""
+        globals().update(values[0])"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,10 +232,10 @@ class Frame:
     def _copy(self, launch: str, name: str) -> str:
         """Return the function that replaces ``%dist_copy``, with the same checks."""
         if self.backend != "none":
-            return _COPY.format(copy=name, by="dist", exchange="dist.broadcast_object_list(told, src=source)")
+            return _COPY.format(copy=name, by="dist", exchange="dist.broadcast_object_list(values, src=source)")
         if launch != "mpi":
             raise UsageError("without torch a script can copy from rank to rank by MPI only; export with --mpi")
-        return _COPY.format(copy=name, by="comm", exchange="told = comm.bcast(told, root=source)")
+        return _COPY.format(copy=name, by="comm", exchange="values = comm.bcast(values, root=source)")
 
     def _group(self, launch: str) -> str:
         if self.backend == "none":

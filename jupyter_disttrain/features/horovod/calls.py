@@ -44,7 +44,7 @@ class HorovodCalls:
         self.is_join_cut_off = False  # never cleared: Horovod 0.28 keeps half a join over a shutdown and crashes later
         self._count: int | None = None  # since the start or a join; None if ranks may have called different numbers
 
-    def begin_anew(self, *, on_all_ranks: bool) -> None:
+    def reset(self, *, on_all_ranks: bool) -> None:
         """Restart the count, as Horovod was started; without ``on_all_ranks`` operations are not counted."""
         self._begun.clear()
         self._count = 0 if on_all_ranks else None

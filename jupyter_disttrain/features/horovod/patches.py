@@ -19,14 +19,14 @@ from ...errors import DisttrainError
 if TYPE_CHECKING:
     from pathlib import Path
 
-EDITION = 1  # number of the version of MENDS: a wheel with another is not used
+EDITION = 1  # number of the version of PATCHES: a wheel with another is not used
 
 
 class HorovodBuildError(DisttrainError):
     """Horovod can't be built or installed here."""
 
 
-class Mend(NamedTuple):
+class Patch(NamedTuple):
     """One place in the source."""
 
     file: str  # name in horovod/common
@@ -34,8 +34,8 @@ class Mend(NamedTuple):
     new: str
 
 
-MENDS = (
-    Mend(
+PATCHES = (
+    Patch(
         "operations.cc",
         '#include "mpi.h"\n',
         """#include "mpi.h"
@@ -44,7 +44,7 @@ MENDS = (
 #endif
 """,
     ),
-    Mend(
+    Patch(
         "operations.cc",
         """        << "Horovod background loop uncaught exception: " << ex.what();
 """,
@@ -64,7 +64,7 @@ MENDS = (
 #endif
 """,
     ),
-    Mend(
+    Patch(
         "process_set.cc",
         """      InitializeRegisteredAndRemoveMarkedIfReady_(context, status);
       if (ProcessSetHasJustBeenRemoved()) {""",
@@ -80,7 +80,7 @@ MENDS = (
 )
 
 
-def mend(source: Path) -> None:
+def patch(source: Path) -> None:
     """Patch the source that lies unpacked in a folder.
 
     Raises
@@ -88,7 +88,7 @@ def mend(source: Path) -> None:
     HorovodBuildError
         If the source is not the known one.
     """
-    for each in MENDS:
+    for each in PATCHES:
         path = source / "horovod" / "common" / each.file
         code = path.read_text()
         if code.count(each.old) != 1:

@@ -37,7 +37,7 @@ JOIN_CUT_OFF = "hvd.join() was cut off, after which Horovod 0.28 can't start in 
 _BEFORE_INIT = ("init", "shutdown", "is_initialized", "ProcessSet")
 
 
-class _Told(NamedTuple):
+class _State(NamedTuple):
     """The state of a rank's Horovod, which all ranks exchange before it is restarted."""
 
     modules: list[str]  # modules whose bindings were started
@@ -76,14 +76,14 @@ class HorovodWorld:
                 communicator.Barrier()
             start(basics, communicator, process_sets)
             self._started[_module_of(basics)] = basics
-            self.calls.begin_anew(on_all_ranks=communicator.Get_size() == self._mpi.comm.Get_size())
+            self.calls.reset(on_all_ranks=communicator.Get_size() == self._mpi.comm.Get_size())
 
         def shutdown(basics: Any) -> None:
             """Shut Horovod down."""
             self._started.pop(_module_of(basics), None)
             with self._ends[basics]:
                 end(basics)
-            self.calls.begin_anew(on_all_ranks=True)
+            self.calls.reset(on_all_ranks=True)
 
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
 
@@ -147,26 +147,26 @@ class HorovodWorld:
         if generation == 1 or world is None or self._mpi.failure:
             return []
         try:
-            own = _Told(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
-            told = within(START_SECONDS, lambda: [_Told(*each) for each in world.allgather(tuple(own))])
-            if any(each.modules for each in told):
-                within(START_SECONDS, lambda: self._start_anew(told))
+            own = _State(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
+            states = within(START_SECONDS, lambda: [_State(*each) for each in world.allgather(tuple(own))])
+            if any(each.modules for each in states):
+                within(START_SECONDS, lambda: self._restart(states))
         except Exception as error:  # noqa: BLE001  (the session goes on without Horovod)
             remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
             return [f"Horovod ({type(error).__name__}: {error}){remedy}"]
         return []
 
-    def _start_anew(self, told: Sequence[_Told]) -> None:
+    def _restart(self, states: Sequence[_State]) -> None:
         if self._ending is not None:
             self._ending.join()
             self._ending = None
         for basics in list(self._started.values()):
             basics.shutdown()
-        self.calls.is_join_cut_off = any(each.is_join_cut_off for each in told)
-        if any(each.adds_sets for each in told):
+        self.calls.is_join_cut_off = any(each.is_join_cut_off for each in states)
+        if any(each.adds_sets for each in states):
             os.environ[ADDS_SETS] = "1"
-        sets = max((each.sets for each in told), key=len)
-        for name in sorted({name for each in told for name in each.modules}):
+        sets = max((each.sets for each in states), key=len)
+        for name in sorted({name for each in states for name in each.modules}):
             module = importlib.import_module(name)
             module.shutdown()  # also resets Horovod's numbering to 0
             module.init(self._mpi.comm, [module.ProcessSet(list(ranks)) for ranks in sets])
@@ -174,7 +174,7 @@ class HorovodWorld:
         renew_optimizers()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def hidden(self) -> Iterator[None]:
         """Shut down the Horovod that a program has started when the program ends, as its process would have done."""
         before = set(self._started)
         try:

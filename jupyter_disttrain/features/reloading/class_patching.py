@@ -17,7 +17,7 @@ from enum import Enum, Flag
 from types import FrameType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
-from ...rank.process_group.object_replacement import Aside, replace_everywhere, thaw
+from ...rank.process_group.object_replacement import Protected, replace_everywhere, thaw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def give_new_classes(pairs: list[tuple[type, type]]) -> list[str]:
     objects = _objects_of([old for old, _ in pairs if not issubclass(old, Enum)])
     members: list[tuple[Any, Any]] = []
     methods: list[tuple[Any, Any]] = []
-    cells: list[tuple[CellType, Aside]] = []
+    cells: list[tuple[CellType, Protected]] = []
     kept: list[str] = []
     pairs.sort(key=lambda pair: issubclass(pair[0], Enum))  # last: by then old functions hold no members as defaults
     for old, new in pairs:
@@ -87,7 +87,7 @@ def give_new_classes(pairs: list[tuple[type, type]]) -> list[str]:
         unmoved = _move_subclasses(old, new_of)
         kept += [*(f"{_name(old)} ({reason})" for reason in failed), *unmoved]
         if failed or unmoved:
-            cells += [(cell, Aside(old)) for cell in own_cells]
+            cells += [(cell, Protected(old)) for cell in own_cells]
         if not failed:
             _update(old, new, is_left=bool(unmoved))
             if not unmoved:
@@ -97,8 +97,8 @@ def give_new_classes(pairs: list[tuple[type, type]]) -> list[str]:
     members.clear()
     methods.clear()
     kept += [f"{module} ({failure})" for failure in replace_everywhere(pairs, of_python=True)]
-    for cell, aside in cells:
-        cell.cell_contents = aside.held  # ``super()`` in the old code needs the class of the objects that have it
+    for cell, protected in cells:
+        cell.cell_contents = protected.held  # ``super()`` in the old code needs the class of the objects that have it
     return kept
 
 

@@ -36,9 +36,9 @@ def note_files() -> None:
         return
 
     def path_stats(self: SourceFileLoader, path: str) -> Any:
-        told = original(self, path)
-        setattr(self, _SEEN, (told["mtime"], told["size"]))
-        return told
+        stats = original(self, path)
+        setattr(self, _SEEN, (stats["mtime"], stats["size"]))
+        return stats
 
     setattr(path_stats, _SEEN, True)
     SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ class LocalModules:
         self._folder = Path.cwd()  # the rank's initial directory: cells may change it
         self._old_objects: dict[Any, Any] = {}  # state of IPython's reloader
 
-    def tell(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the rank's initial folder, the files of the user's modules by name, and the edited modules."""
         files = {name: str(module.__file__) for name, module in _own().items()}
         return {"folder": str(self._folder), "files": files, "edited": [name for name in files if _is_edited(name)]}
@@ -134,7 +134,7 @@ class LocalModules:
             try:
                 kept += reload_module(sys.modules[name], self._old_objects)
             except Exception as error:  # noqa: BLE001  (the module's own code may raise anything)
-                failed[name] = _words(error, name)
+                failed[name] = _reason(error, name)
             else:
                 reloaded.append(name)
         return {"reloaded": reloaded, "failed": failed, "kept": kept}
@@ -215,7 +215,7 @@ def _imports(name: str) -> set[str]:
     return found
 
 
-def _words(error: Exception, name: str) -> str:
+def _reason(error: Exception, name: str) -> str:
     """Return where in the user's files a reload failed, and why."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"

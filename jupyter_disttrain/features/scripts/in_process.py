@@ -65,7 +65,7 @@ def run_script(
         _enter(folder)
         os.environ.update(environment)
         found = _find_module(target) if is_module else _find_script(target)
-        state.say_hidden(found.folder)
+        state.print_hidden(found.folder)
         _run(found, arguments)
 
 

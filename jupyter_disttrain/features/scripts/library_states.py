@@ -54,16 +54,16 @@ def note_imports() -> None:
 def libraries_as_imported() -> Iterator[None]:
     """Run the body with each library as just after its import; restore the session's state afterwards."""
     kept = [(place.holder, place.name, vars(place.holder)[place.name]) for place in _places()]
-    _begin_anew()
+    _reset()
     try:
         yield
     finally:
-        _begin_anew()  # for libraries that the script imported first, for which the session has no state yet
+        _reset()  # for libraries that the script imported first, for which the session has no state yet
         for holder, name, value in kept:
             setattr(holder, name, value)
 
 
-def _begin_anew() -> None:
+def _reset() -> None:
     for place in _places():
         setattr(place.holder, place.name, place.make())
 

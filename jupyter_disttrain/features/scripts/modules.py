@@ -36,7 +36,7 @@ class Modules:
         _take()
         sys.modules.update(self._hidden)
 
-    def say_hidden(self, folder: str) -> None:
+    def print_hidden(self, folder: str) -> None:
         """Print which files beside a script it can't import, as the rank has imported another module of that name."""
         names = {path.stem for path in Path(folder).glob("*.py")}
         names |= {path.parent.name for path in Path(folder).glob("*/__init__.py")}

@@ -108,8 +108,8 @@ class Scripts:
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
         if how == "here":
-            words = fill_in(arguments, identity)
-            self._run_here(target, words, is_module=is_module, folder=folder, environment=identity)
+            filled_in = fill_in(arguments, identity)
+            self._run_here(target, filled_in, is_module=is_module, folder=folder, environment=identity)
             return
         port = meeting.get("port", 0)
         if meeting.get("places"):
@@ -124,7 +124,7 @@ class Scripts:
         generation = 0 if self._group is None else self._group.generation
         self.programs.run(command, target, environment, folder, generation)
 
-    def _run_here(self, target: str, words: Sequence[str], **options: Any) -> None:
+    def _run_here(self, target: str, arguments: Sequence[str], **options: Any) -> None:
         assert self._horovod is not None
-        with nullcontext() if self._group is None else self._group.aside(), self._horovod.aside():
-            run_script(target, words, **options)
+        with nullcontext() if self._group is None else self._group.hidden(), self._horovod.hidden():
+            run_script(target, arguments, **options)

@@ -43,7 +43,7 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 class StageProgress:
     """Progress of a data set on the node that is furthest behind."""
 
-    phase: str  # see ``features.staging.pipeline.Relay``
+    phase: str  # see ``features.staging.pipeline.PipelineNode``
     done_bytes: int
     total_bytes: int
     nodes: int

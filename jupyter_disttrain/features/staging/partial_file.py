@@ -49,7 +49,7 @@ def parse(line: str) -> Any:
         return None
 
 
-class Part:
+class PartialFile:
     """The written part of one file."""
 
     def __init__(self, file: SourceFile, path: Path) -> None:
@@ -57,7 +57,7 @@ class Part:
         self.path = path
         self.digests: list[bytes] = []
         self._blocks = path.with_suffix(".blocks")
-        self._told: Any = None
+        self._digest_file: Any = None
         self._fd = -1
 
     def _head(self) -> list[Any]:
@@ -102,10 +102,10 @@ class Part:
         self.digests = self.read_digests()
         flags = os.O_RDWR | os.O_CREAT | (0 if self.digests else os.O_TRUNC)
         self._fd = os.open(self.path, flags, 0o600)
-        if self.file.blocks > 1:  # a single block is rewritten faster than looked up
+        if self.file.blocks > 1:  # a single block is rewritten faster than compared
             if not self.digests:
                 self._write_blocks([])
-            self._told = self._blocks.open("a", buffering=1)
+            self._digest_file = self._blocks.open("a", buffering=1)
 
     def write(self, number: int, block: bytes | memoryview, digest: bytes) -> None:
         """Write a block, and then record it."""
@@ -115,8 +115,8 @@ class Part:
             written = os.pwrite(self._fd, view, offset)
             offset, view = offset + written, view[written:]
         self.digests.append(digest)
-        if self._told is not None:
-            self._told.write(digest.hex() + "\n")
+        if self._digest_file is not None:
+            self._digest_file.write(digest.hex() + "\n")
 
     def become(self, target: Path) -> None:
         """Move the completed file to its place."""
@@ -130,7 +130,7 @@ class Part:
 
     def close(self) -> None:
         """Close the files."""
-        opened, self._told = self._told, None
+        opened, self._digest_file = self._digest_file, None
         with suppress(OSError):  # a full disk refuses the same line again; it was reported the first time
             if opened is not None:
                 opened.close()

@@ -151,12 +151,12 @@ class Neighbours:
         """Accept a connection with the key of the node before, and refuse others."""
         version, request, _domain, _address, _identity, _mechanism, *credentials = self._zap.recv_multipart()
         is_known = bool(credentials) and z85.encode(credentials[0]) == self._allowed
-        status, words = (b"200", b"OK") if is_known else (b"400", b"another key")
-        self._zap.send_multipart([version, request, status, words, b"", b""])
+        status, text = (b"200", b"OK") if is_known else (b"400", b"another key")
+        self._zap.send_multipart([version, request, status, text, b"", b""])
 
     def _take_event(self, side: str, monitor: zmq.Socket[bytes]) -> None:
-        told = recv_monitor_message(monitor)
-        event, value = told["event"], int(told["value"])
+        message = recv_monitor_message(monitor)
+        event, value = message["event"], int(message["value"])
         if event == zmq.EVENT_ACCEPTED:
             self._connections.add(value)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

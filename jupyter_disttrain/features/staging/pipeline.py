@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StageError
-from ...protocol.time_limits import GREET_SECONDS, LAST_WORDS_SECONDS, STAGE_RELAY_LOOK_SECONDS
+from ...protocol.time_limits import GREET_SECONDS, PASS_END_ON_SECONDS, PIPELINE_POLL_SECONDS
 from .partial_file import whole_hash
 from .peers import DOWN, UP
 from .reader import hash_files, read_blocks
@@ -44,7 +44,7 @@ class EndedError(Exception):
     """Another node can't continue, or this one was stopped."""
 
 
-class Relay:
+class PipelineNode:
     """One node's part in copying a data set.
 
     Attributes
@@ -84,7 +84,7 @@ class Relay:
         """End the copy soon."""
         self._stop_because = because
 
-    def tell(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return what this node has done."""
         return {
             "rank": self._chain[self._at].rank,
@@ -156,11 +156,11 @@ class Relay:
         for side in (UP, DOWN):
             if side in self._neighbours and side not in self._parted and self._neighbours.is_gone(side):
                 while (found := self._neighbours.receive(side)) is not None:  # its final messages
-                    self._heed_end(found[0])
+                    self._raise_if_ended(found[0])
                 raise EndedError(f"the connection to {self._neighbour(side).label} is gone")
 
-    def _heed_end(self, head: dict[str, Any]) -> None:
-        if head["say"] == "end":
+    def _raise_if_ended(self, head: dict[str, Any]) -> None:
+        if head["type"] == "end":
             raise EndedError(head["because"])
 
     def _neighbour(self, side: str) -> Place:
@@ -171,51 +171,51 @@ class Relay:
         while True:
             found = self._neighbours.receive(side)
             if found is not None:
-                self._heed_end(found[0])
+                self._raise_if_ended(found[0])
                 return found
-            self._look_for_end(OTHER[side])
+            self._check_for_end(OTHER[side])
             self._check()
             if deadline is not None and time.monotonic() > deadline:
                 return None
-            self._neighbours.wait(STAGE_RELAY_LOOK_SECONDS, [side])
+            self._neighbours.wait(PIPELINE_POLL_SECONDS, [side])
 
-    def _look_for_end(self, side: str) -> None:
+    def _check_for_end(self, side: str) -> None:
         """Check for an end from the node after this one; that of the one before comes after its blocks."""
         if side == DOWN and DOWN in self._neighbours and self.phase != "greeting":
             found = self._neighbours.receive(DOWN)
             if found is not None:
-                self._heed_end(found[0])
-                raise AssertionError("it says nothing else while this node waits for the one before")
+                self._raise_if_ended(found[0])
+                raise AssertionError("no other message comes while this node waits for the one before")
 
     def _send(self, side: str, head: dict[str, Any], parts: Sequence[Any] = ()) -> None:
         while not self._neighbours.send(side, head, parts):
-            self._neighbours.wait(STAGE_RELAY_LOOK_SECONDS, [DOWN], [side])
-            self._look_for_end(OTHER[side] if side == UP else DOWN)
+            self._neighbours.wait(PIPELINE_POLL_SECONDS, [DOWN], [side])
+            self._check_for_end(OTHER[side] if side == UP else DOWN)
             self._check()
 
     def _pass_on_end(self, because: str) -> None:
         """Send the end to both neighbours; one that does not receive it sees the connection end."""
         waiting = [side for side in (UP, DOWN) if side in self._neighbours]
-        until = time.monotonic() + LAST_WORDS_SECONDS
+        until = time.monotonic() + PASS_END_ON_SECONDS
         while waiting and time.monotonic() < until:
             waiting = [
                 side
                 for side in waiting
                 if not self._neighbours.is_gone(side)
-                and not self._neighbours.send(side, {"say": "end", "because": because})
+                and not self._neighbours.send(side, {"type": "end", "because": because})
             ]
-            self._neighbours.wait(STAGE_RELAY_LOOK_SECONDS if waiting else 0, [], waiting)
+            self._neighbours.wait(PIPELINE_POLL_SECONDS if waiting else 0, [], waiting)
 
     # 1: greeting
 
     def _greet(self) -> None:
         if DOWN in self._neighbours:
-            self._send(DOWN, {"say": "hello"})
+            self._send(DOWN, {"type": "hello"})
         deadline = time.monotonic() + GREET_SECONDS
         if UP in self._neighbours:
             if self._next(UP, deadline) is None:
                 raise EndedError(f"{self._neighbour(UP).label} did not reach it within {GREET_SECONDS:g} s")
-            self._send(UP, {"say": "hello"})
+            self._send(UP, {"type": "hello"})
         if DOWN in self._neighbours and self._next(DOWN, time.monotonic() + GREET_SECONDS) is None:
             after = self._neighbour(DOWN)
             raise StageError(
@@ -234,17 +234,17 @@ class Relay:
             self._files, self._is_folder = self._source.files, self._source.is_folder
             self._empty_folders = self._source.empty_folders
         else:
-            while (found := self._next(UP)) is not None and found[0]["say"] == "files":
-                self._files += [SourceFile.from_list(told) for told in found[0]["files"]]
+            while (found := self._next(UP)) is not None and found[0]["type"] == "files":
+                self._files += [SourceFile.from_list(listed) for listed in found[0]["files"]]
             assert found is not None
             self._is_folder = found[0]["is_folder"]
             self._empty_folders = [inside_name(name) for name in found[0]["empty_folders"]]
         if DOWN not in self._neighbours:
             return
         for begin in range(0, len(self._files), BATCH):
-            told = [file.as_list() for file in self._files[begin : begin + BATCH]]
-            self._send(DOWN, {"say": "files", "files": told})
-        self._send(DOWN, {"say": "listed", "is_folder": self._is_folder, "empty_folders": self._empty_folders})
+            listed = [file.as_list() for file in self._files[begin : begin + BATCH]]
+            self._send(DOWN, {"type": "files", "files": listed})
+        self._send(DOWN, {"type": "listed", "is_folder": self._is_folder, "empty_folders": self._empty_folders})
 
     # 3: what is missing
 
@@ -256,13 +256,13 @@ class Relay:
             self._own = self._store.begin(self._files, folders, verify=self._verify, check=self._check_stop)
         self.total_bytes = sum(self._bytes_from(at, first) for at, first in self._own.items())
         if DOWN in self._neighbours:
-            while (found := self._next(DOWN)) is not None and found[0]["say"] == "needs":
+            while (found := self._next(DOWN)) is not None and found[0]["type"] == "needs":
                 self._after |= {int(at): first for at, first in found[0]["needs"]}
         if UP in self._neighbours:
             needs = list(self._needs().items())
             for begin in range(0, len(needs), BATCH):
-                self._send(UP, {"say": "needs", "needs": needs[begin : begin + BATCH]})
-            self._send(UP, {"say": "needed"})
+                self._send(UP, {"type": "needs", "needs": needs[begin : begin + BATCH]})
+            self._send(UP, {"type": "needed"})
 
     def _check_stop(self) -> None:
         if self._stop_because:
@@ -295,13 +295,13 @@ class Relay:
         """Put an item into a queue, unless the copy ends."""
         while True:
             try:
-                items.put(item, timeout=STAGE_RELAY_LOOK_SECONDS)
+                items.put(item, timeout=PIPELINE_POLL_SECONDS)
             except queue.Full:
                 if items is self._read:
                     self._check_over()
                     continue
                 if self.phase != "finishing":  # a faster node may already report that it is done
-                    self._look_for_end(DOWN)
+                    self._check_for_end(DOWN)
                 self._check()
             else:
                 return
@@ -310,7 +310,7 @@ class Relay:
         """Take an item from a queue, unless the copy ends; called on the threads that read and write."""
         while True:
             try:
-                return items.get(timeout=STAGE_RELAY_LOOK_SECONDS)
+                return items.get(timeout=PIPELINE_POLL_SECONDS)
             except queue.Empty:
                 self._check_over()
 
@@ -328,24 +328,24 @@ class Relay:
     def _send_what_is_read(self) -> None:
         while True:
             try:
-                item = self._read.get(timeout=STAGE_RELAY_LOOK_SECONDS)
+                item = self._read.get(timeout=PIPELINE_POLL_SECONDS)
             except queue.Empty:
                 self._neighbours.wait(0, [])
-                self._look_for_end(DOWN)
+                self._check_for_end(DOWN)
                 self._check()
                 continue
             if item is None:
                 break
             self._hand_on(item)
         if DOWN in self._neighbours:
-            self._send(DOWN, {"say": "sent"})
+            self._send(DOWN, {"type": "sent"})
 
     def _take_what_comes(self) -> None:
-        while (found := self._next(UP)) is not None and found[0]["say"] == "block":
+        while (found := self._next(UP)) is not None and found[0]["type"] == "block":
             head, (digest, block) = found
             self._hand_on((head["at"], head["number"], block, digest.bytes))
         if DOWN in self._neighbours:
-            self._send(DOWN, {"say": "sent"})
+            self._send(DOWN, {"type": "sent"})
 
     def _hand_on(self, item: Item) -> None:
         """Queue a block for writing, and pass it on, where it is missing."""
@@ -353,7 +353,7 @@ class Relay:
         if at in self._own and (number < 0 or number >= self._own[at]):
             self._put(self._to_write, (at, number, getattr(block, "buffer", block), digest))
         if at in self._after and (number < 0 or number >= self._after[at]):
-            self._send(DOWN, {"say": "block", "at": at, "number": number}, [digest, block])
+            self._send(DOWN, {"type": "block", "at": at, "number": number}, [digest, block])
 
     def _write_all(self) -> None:
         while (item := self._take(self._to_write)) is not None:
@@ -372,7 +372,7 @@ class Relay:
         assert self._writer is not None
         while self._writer.is_alive():
             self._neighbours.wait(0, [])
-            self._writer.join(STAGE_RELAY_LOOK_SECONDS)
+            self._writer.join(PIPELINE_POLL_SECONDS)
             self._check()
         self._check()
         if DOWN in self._neighbours:
@@ -380,8 +380,8 @@ class Relay:
             assert found is not None
             self._reports = found[0]["reports"]
             self._parted.add(DOWN)
-            self._send(DOWN, {"say": "bye"})
-        self._reports.insert(0, self.tell())
+            self._send(DOWN, {"type": "bye"})
+        self._reports.insert(0, self.report())
         if UP in self._neighbours:
-            self._send(UP, {"say": "done", "reports": self._reports})
+            self._send(UP, {"type": "done", "reports": self._reports})
             self._next(UP)  # a node that exits before that was read would count as lost

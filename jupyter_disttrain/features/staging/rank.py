@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.time_limits import STAGING_END_SECONDS
 from ...rank.libraries.reserved_ports import own_address
 from .peers import Neighbours, Place
-from .pipeline import Relay
+from .pipeline import PipelineNode
 from .source import is_seen
 from .store import Store
 
@@ -28,7 +28,7 @@ class Staging:
     def __init__(self) -> None:
         self._neighbours: Neighbours | None = None
         self._store: Store | None = None
-        self._relay: Relay | None = None
+        self._node: PipelineNode | None = None
         self._mark = self._source = ""
 
     def get_ready(self, source: str, to: str | None, mark: str, info: RankInfo, master: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Staging:
         return {"place": place | {"rank": info.rank, "host": info.host}, "sees": is_seen(source)}
 
     def run(self, chain: Sequence[dict[str, Any]], *, verify: bool) -> dict[str, Any]:
-        """Copy; returns what was done: see :meth:`Relay.tell`.
+        """Copy; returns what was done: see :meth:`PipelineNode.report`.
 
         Parameters
         ----------
@@ -84,36 +84,36 @@ class Staging:
         assert self._store is not None
         places = [Place(**place) for place in chain]
         at = next(number for number, place in enumerate(places) if place.mark == self._mark)
-        relay = self._relay = Relay(self._source, places, at, self._neighbours, self._store, verify=verify)
+        node = self._node = PipelineNode(self._source, places, at, self._neighbours, self._store, verify=verify)
         self._neighbours, self._store = None, None
         done = threading.Event()
-        thread = threading.Thread(target=_run, args=(relay, done), name="stage", daemon=True)
+        thread = threading.Thread(target=_run, args=(node, done), name="stage", daemon=True)
         thread.start()
         try:
             wait_for_staging(done)
         except BaseException:  # mostly an interrupt; it is raised again
-            relay.stop(f"{places[at].label} was interrupted")
+            node.stop(f"{places[at].label} was interrupted")
             done.wait(STAGING_END_SECONDS)
             raise
         finally:
-            self._relay = None
+            self._node = None
         thread.join()
-        if relay.fault is not None:
-            raise relay.fault
-        return relay.tell()
+        if node.fault is not None:
+            raise node.fault
+        return node.report()
 
-    def tell(self) -> dict[str, Any]:
+    def progress(self) -> dict[str, Any]:
         """Return the progress; called on another thread."""
-        relay = self._relay
-        if relay is None:
+        node = self._node
+        if node is None:
             return {"phase": ""}
-        return {"phase": relay.phase, "total_bytes": relay.total_bytes, "done_bytes": relay.done_bytes}
+        return {"phase": node.phase, "total_bytes": node.total_bytes, "done_bytes": node.done_bytes}
 
     def release(self, because: str = "another rank has failed") -> None:
         """End the copy, because a rank has failed; called on another thread."""
-        relay = self._relay
-        if relay is not None:
-            relay.stop(because)
+        node = self._node
+        if node is not None:
+            node.stop(because)
 
     def let_go(self) -> None:
         """Release what was prepared and never used."""
@@ -125,9 +125,9 @@ class Staging:
             self._store = None
 
 
-def _run(relay: Relay, done: threading.Event) -> None:
+def _run(node: PipelineNode, done: threading.Event) -> None:
     try:
-        relay.run()
+        node.run()
     finally:
         done.set()
 

@@ -49,13 +49,13 @@ class SourceFile:
 
     def as_list(self) -> list[Any]:
         """Return the fields as a short list for JSON: there may be a million files."""
-        told = [self.name, self.size_bytes, self.version, self.mode]
-        return [*told, self.hashed] if self.hashed else told
+        fields = [self.name, self.size_bytes, self.version, self.mode]
+        return [*fields, self.hashed] if self.hashed else fields
 
     @classmethod
-    def from_list(cls, told: list[Any]) -> SourceFile:
+    def from_list(cls, fields: list[Any]) -> SourceFile:
         """Read that form; a name that leads out of the folder is refused."""
-        name, size, version, mode, *hashed = told
+        name, size, version, mode, *hashed = fields
         read = cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
         return replace(read, hashed=str(hashed[0])) if hashed else read
 
@@ -136,15 +136,15 @@ class Source:
 
     def _list_address(self) -> tuple[bool, list[SourceFile]]:
         if not self._root.endswith("/"):
-            told = self._fs.info(self._root)
-            if told["type"] != "directory":
-                return False, [_of_info(source_name(self._where), told, self._where)]
+            info = self._fs.info(self._root)
+            if info["type"] != "directory":
+                return False, [_of_info(source_name(self._where), info, self._where)]
         found = self._fs.find(self._root, detail=True)
         root = self._root.rstrip("/") + "/"
-        named = [(path.removeprefix(root), path, told) for path, told in sorted(found.items())]
+        named = [(path.removeprefix(root), path, info) for path, info in sorted(found.items())]
         files = [
-            _of_info(name, told, path)
-            for name, path, told in named
+            _of_info(name, info, path)
+            for name, path, info in named
             if not any(map(_is_control, PurePosixPath(name).parent.parts))
         ]
         if not files:
@@ -224,22 +224,22 @@ def _raise(error: OSError) -> NoReturn:
 
 def _of_path(path: Path, name: str) -> SourceFile:
     try:
-        told = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if not path.is_symlink():
             raise
-        raise StageError(f"{path} is a link to {path.readlink()}, which is not there; mend or remove it") from None
-    if not stat.S_ISREG(told.st_mode):
+        raise StageError(f"{path} is a link to {path.readlink()}, which is not there; fix or remove it") from None
+    if not stat.S_ISREG(status.st_mode):
         raise StageError(f"{path} is no file that could be copied; take it out of the data set")
-    mode = told.st_mode & 0o777  # a copy that others can run must not run as the user who copied it
-    return SourceFile(name=name, size_bytes=told.st_size, version=str(told.st_mtime_ns), mode=mode)
+    mode = status.st_mode & 0o777  # a copy that others can run must not run as the user who copied it
+    return SourceFile(name=name, size_bytes=status.st_size, version=str(status.st_mtime_ns), mode=mode)
 
 
-def _of_info(name: str, told: dict[str, Any], path: str) -> SourceFile:
-    if told.get("size") is None:
-        raise _trouble(f"the server of {path} does not tell its size, so that nobody could tell when it is whole")
-    version = next((f"{key} {told[key]}" for key in _VERSIONS if told.get(key)), "")
-    return SourceFile.from_list([name, told["size"], version, 0o644])
+def _of_info(name: str, info: dict[str, Any], path: str) -> SourceFile:
+    if info.get("size") is None:
+        raise _trouble(f"the server of {path} does not report its size, so a complete copy could not be recognized")
+    version = next((f"{key} {info[key]}" for key in _VERSIONS if info.get(key)), "")
+    return SourceFile.from_list([name, info["size"], version, 0o644])
 
 
 def _skip_to(opened: Any, offset: int) -> None:

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from .peers import Neighbours, Place
-from .pipeline import Relay
+from .pipeline import PipelineNode
 from .reader import Nowhere
 
 
@@ -26,28 +26,28 @@ def main() -> None:
     """Write the key, wait for the chain, send."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts arrive through the nodes, which name the one interrupted
     neighbours = Neighbours(None)
-    _say({"key": neighbours.key})
-    told = sys.stdin.readline()
-    if not told:  # the notebook has gone, or could not reach the nodes
+    _write({"key": neighbours.key})
+    line = sys.stdin.readline()
+    if not line:  # the notebook has gone, or could not reach the nodes
         neighbours.close()
         return
-    asked = json.loads(told)
+    asked = json.loads(line)
     source = asked["source"]
     chain = [Place(**place) for place in asked["chain"]]
-    relay = Relay(source, chain, 0, neighbours, Nowhere(source), verify=asked["verify"])
-    threading.Thread(target=_stop_with_notebook, args=(relay,), daemon=True).start()
-    relay.run()
-    _say(relay.tell() | {"fault": "" if relay.fault is None else str(relay.fault)})
+    node = PipelineNode(source, chain, 0, neighbours, Nowhere(source), verify=asked["verify"])
+    threading.Thread(target=_stop_with_notebook, args=(node,), daemon=True).start()
+    node.run()
+    _write(node.report() | {"fault": "" if node.fault is None else str(node.fault)})
     os._exit(0)  # the thread that reads the source may hang with it, and the other waits for the notebook
 
 
-def _stop_with_notebook(relay: Relay) -> None:
+def _stop_with_notebook(node: PipelineNode) -> None:
     sys.stdin.read()
-    relay.stop("the notebook has ended, or was interrupted")
+    node.stop("the notebook has ended, or was interrupted")
 
 
-def _say(told: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
+def _write(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

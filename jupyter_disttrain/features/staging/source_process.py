@@ -73,7 +73,7 @@ class Sender:
         )
         try:
             self._url = self._way(launch, first)
-            key = self._hear_key()
+            key = self._read_key()
         except BaseException:  # also after an interrupt, no process stays
             self.close()
             raise
@@ -123,9 +123,9 @@ class Sender:
         deadline = time.monotonic() + FORWARD_SECONDS
         while not self._socket.exists():
             if self._forward.poll() is not None or time.monotonic() > deadline:
-                words = self._said() or f"it did not open the way within {FORWARD_SECONDS:g} s"
+                reason = self._error_output() or f"it did not open the way within {FORWARD_SECONDS:g} s"
                 raise StageError(
-                    f"{self._source} is on {self.host} alone, and can't be sent through ssh to {host}: {words}; try: "
+                    f"{self._source} is on {self.host} alone, and can't be sent through ssh to {host}: {reason}; try: "
                     f"{shlex.join([*command, host, 'true'])}"
                 )
             time.sleep(STAGE_SENDER_POLL_SECONDS)
@@ -133,11 +133,13 @@ class Sender:
 
     # The process
 
-    def _hear_key(self) -> str:
-        told = self._hear(KEY_SECONDS)
-        if told is None:
-            raise StageError(f"{self._source} can't be sent from {self.host}: {self._said() or 'its process ended'}")
-        return str(told["key"])
+    def _read_key(self) -> str:
+        message = self._read(KEY_SECONDS)
+        if message is None:
+            raise StageError(
+                f"{self._source} can't be sent from {self.host}: {self._error_output() or 'its process ended'}"
+            )
+        return str(message["key"])
 
     def start(self, chain: Sequence[dict[str, Any]], *, verify: bool) -> None:
         """Start the transfer along a chain of nodes; ``verify``: see ``staging.client.Staging.stage``."""
@@ -156,26 +158,26 @@ class Sender:
         StageError
             If the process ended without a report.
         """
-        told = self._hear(STAGE_SENDER_END_SECONDS)
-        if told is None:
-            raise StageError(f"the process that sent {self._source} from {self.host} was ended: {self._said()}")
-        return told
+        message = self._read(STAGE_SENDER_END_SECONDS)
+        if message is None:
+            raise StageError(f"the process that sent {self._source} from {self.host} was ended: {self._error_output()}")
+        return message
 
     @property
     def fault(self) -> str:
         """The error that stopped the sender, if it failed first; empty if it did not, or if it does not report."""
-        fault = str((self._hear(STAGE_SENDER_END_SECONDS) or {}).get("fault", ""))
+        fault = str((self._read(STAGE_SENDER_END_SECONDS) or {}).get("fault", ""))
         return fault.replace(self._url, f"{self._target} through ssh to {self.via}") if self.via else fault
 
-    def _hear(self, patience_s: float) -> dict[str, Any] | None:
+    def _read(self, patience_s: float) -> dict[str, Any] | None:
         """Return the next line that the process prints; None if there is none within the time limit."""
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], patience_s)
         line = self._process.stdout.readline() if readable else b""
-        told: dict[str, Any] | None = json.loads(line) if line else None
-        return told
+        message: dict[str, Any] | None = json.loads(line) if line else None
+        return message
 
-    def _said(self) -> str:
+    def _error_output(self) -> str:
         self._errors.seek(0)
         return " ".join(self._errors.read().decode(errors="replace").split())[-300:]
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.data_urls import without_secrets
 from ...errors import StageError
-from .partial_file import Part, hash_file, hash_of, parse, whole_hash
+from .partial_file import PartialFile, hash_file, hash_of, parse, whole_hash
 from .source import BLOCK_BYTES, CONTROL
 from .store_paths import check_own, is_same, make_folder, make_own, own_folder, path_for
 
@@ -65,7 +65,7 @@ class Store:
         self._host = host
         self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._lock: int | None = None
-        self._part: Part | None = None
+        self._part: PartialFile | None = None
         self._list: Any = None
         self._files: Sequence[SourceFile] = ()
         self._is_folder = False
@@ -155,20 +155,20 @@ class Store:
             lines = (self._control / "files.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             lines = []
-        told = [found for line in lines if isinstance(found := parse(line), list)]
-        if not told:
+        records = [found for line in lines if isinstance(found := parse(line), list)]
+        if not records:
             if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
                 raise StageError(
-                    f"{self.path} on {self._host} is there, and nothing tells that it is a copy of {self._name}; "
+                    f"{self.path} on {self._host} exists and is not marked as a copy of {self._name}; "
                     "remove it, or name another folder with --to"
                 )
             return {}
-        if without_secrets(str(told[0][0])) != self._name:
+        if without_secrets(str(records[0][0])) != self._name:
             raise StageError(
-                f"{self.path} on {self._host} is a copy of {without_secrets(str(told[0][0]))}, not of {self._name}; "
+                f"{self.path} on {self._host} is a copy of {without_secrets(str(records[0][0]))}, not of {self._name}; "
                 "remove it, or name another folder with --to"
             )
-        return {found[0]: found for found in told[1:]}
+        return {found[0]: found for found in records[1:]}
 
     def _remove_others(
         self, whole: dict[str, list[Any]], folders: Sequence[str] | None, check: Callable[[], None]
@@ -326,9 +326,9 @@ class Store:
     def _path_of(self, name: str) -> Path:
         return self.path / name if self._is_folder else self.path
 
-    def _part_of(self, file: SourceFile) -> Part:
+    def _part_of(self, file: SourceFile) -> PartialFile:
         name = hashlib.sha256(os.fsencode(file.name)).hexdigest()[:32]
-        return Part(file, self._control / f"{name}.part")
+        return PartialFile(file, self._control / f"{name}.part")
 
     # The end
 

@@ -45,7 +45,7 @@ def _without_cell(vitals: RankVitals) -> RankVitals:
 
 def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
     """Whether a rank's counters started again from zero, i.e. a new process reports."""
-    return now.steps < before.steps or now.looks < before.looks or now.samples < before.samples
+    return now.steps < before.steps or now.checks < before.checks or now.samples < before.samples
 
 
 class Telemetry:

@@ -52,10 +52,10 @@ def _samples(path: Path) -> Iterator[Sample]:
             file.readline()  # the rest of a partial line
         for line in file.read(size - file.tell()).splitlines():
             try:
-                told = json.loads(line)
+                record = json.loads(line)
             except ValueError:
                 continue  # a partial line, which is being written or was cut off, or the empty line after one
-            yield told["time_s"], told["cell"], told["step"], told["values"]
+            yield record["time_s"], record["cell"], record["step"], record["values"]
 
 
 def write_csv(path: str | Path, rows: Iterable[Metric]) -> None:

@@ -267,7 +267,7 @@ class MetricsTable:
         Raises
         ------
         ImportError
-            If TensorBoard is not installed; the message says how to get it.
+            If TensorBoard is not installed; the message gives the command that installs it.
         """
         write_tensorboard(folder, self.rows())
 

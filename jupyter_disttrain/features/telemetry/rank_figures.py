@@ -29,18 +29,18 @@ class Rates:
     samples_per_s: float | None
     waiting: float | None  # fraction of the time spent waiting for other ranks, 0 to 1
     waiting_for_data: float | None  # fraction of the time spent waiting for data, 0 to 1
-    looks: int  # number of observations behind ``waiting``
+    checks: int  # number of observations behind ``waiting``
 
 
 def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
     """Return a rank's speed between two figures; None if they have the same time, or are of two processes."""
     seconds = later.beat_s - earlier.beat_s
-    steps, samples, looks = (
+    steps, samples, checks = (
         later.steps - earlier.steps,
         later.samples - earlier.samples,
-        later.looks - earlier.looks,
+        later.checks - earlier.checks,
     )
-    if seconds <= 0 or min(steps, samples, looks) < 0:
+    if seconds <= 0 or min(steps, samples, checks) < 0:
         return None
     waited_for_data = later.data_wait_s - earlier.data_wait_s
     return Rates(
@@ -48,9 +48,9 @@ def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
         steps=steps,
         steps_per_s=steps / seconds if steps else None,
         samples_per_s=samples / seconds if samples else None,
-        waiting=(later.waits - earlier.waits) / looks if looks else None,
+        waiting=(later.waits - earlier.waits) / checks if checks else None,
         waiting_for_data=min(1.0, waited_for_data / seconds) if samples else None,
-        looks=later.seen - earlier.seen,
+        checks=later.seen - earlier.seen,
     )
 
 

@@ -56,15 +56,15 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: RankState, figures: RankF
     }
     if figures is None:
         return found
-    told = figures.vitals
-    found |= {"cpu_percent": told.cpu_percent, "memory_bytes": told.memory_bytes, "steps": told.steps}
-    if told.gpu is not None:
-        found["gpu"] = told.gpu
+    vitals = figures.vitals
+    found |= {"cpu_percent": vitals.cpu_percent, "memory_bytes": vitals.memory_bytes, "steps": vitals.steps}
+    if vitals.gpu is not None:
+        found["gpu"] = vitals.gpu
     # The cluster learns of a cell's end before the next figures arrive.
-    if told.cell is not None and known is not RankState.IDLE:
-        found |= {"cell": told.execution_count, "line": told.line, "call": told.call}
-        if told.total:
-            found |= {"done": told.done, "total": told.total, "left_s": told.left_s}
+    if vitals.cell is not None and known is not RankState.IDLE:
+        found |= {"cell": vitals.execution_count, "line": vitals.line, "call": vitals.call}
+        if vitals.total:
+            found |= {"done": vitals.done, "total": vitals.total, "left_s": vitals.left_s}
     rates = figures.rates()
     if rates is not None and "cell" in found:
         found |= {
@@ -92,16 +92,16 @@ def device_history(telemetry: Telemetry, since_s: Mapping[int, float]) -> dict[i
         if not history:
             continue
         points = []
-        for before, told in zip([history[0], *history], history, strict=False):
-            if told.time_s <= since_s.get(rank, 0.0):
+        for before, vitals in zip([history[0], *history], history, strict=False):
+            if vitals.time_s <= since_s.get(rank, 0.0):
                 continue
-            gpu = told.gpu or {}
-            rates = rates_between(before, told)
+            gpu = vitals.gpu or {}
+            rates = rates_between(before, vitals)
             points.append(
                 [
-                    told.time_s,
-                    told.cpu_percent,
-                    told.memory_bytes,
+                    vitals.time_s,
+                    vitals.cpu_percent,
+                    vitals.memory_bytes,
                     gpu.get("percent"),
                     gpu.get("memory_used_bytes"),
                     None if rates is None else rates.steps_per_s,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SLOWER = 1.25  # own time relative to the others' median from which a rank is reported
 WAITED = 0.1  # least fraction of the others' time that has to be lost
 WAITS_ALL_THE_TIME = 0.95
-FEWEST_LOOKS = 50  # fewest observations for a fraction of the time: it is then known to some 0.07
+FEWEST_CHECKS = 50  # fewest observations for a fraction of the time: it is then known to some 0.07
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def find_straggler(rates: Mapping[int, Rates]) -> Straggler | None:
     own = {
         rank: 1 - each.waiting
         for rank, each in rates.items()
-        if each.waiting is not None and each.looks >= FEWEST_LOOKS
+        if each.waiting is not None and each.checks >= FEWEST_CHECKS
     }
     if len(own) < 2 or len(own) < len(rates):  # noqa: PLR2004
         return None

@@ -76,11 +76,11 @@ class Remarks:
                 matrix = block.matrix
                 rows = block.rows() if np.isnan(matrix[:, 2:]).any() else _last_row(block.names, matrix)
                 for _time_s, step, values in rows:
-                    self._look(rank, samples.cell, step, values)
+                    self._check(rank, samples.cell, step, values)
             for cell in list(self._nan)[:-10]:
                 del self._nan[cell]  # old cells are not queried any more
 
-    def _look(self, rank: int, cell: int | None, step: int | None, values: Mapping[str, float]) -> None:
+    def _check(self, rank: int, cell: int | None, step: int | None, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             if not math.isnan(value):
                 self._last[rank, name] = _Last(cell, step, value)
@@ -100,7 +100,7 @@ class Remarks:
         """Return remarks on the cells that ranks run now."""
         ranks = self._figures()
         cells = {ranks[rank].vitals.cell for rank in running if rank in ranks} - {None}
-        values = [words for cell in sorted(filter(None, cells)) for words in self.of_values(cell)]
+        values = [text for cell in sorted(filter(None, cells)) for text in self.of_values(cell)]
         return self.of_job() + values + (self.of_speed(running) if running else [])
 
     @property
@@ -128,12 +128,12 @@ class Remarks:
         Ranks may report different loops, e.g. where only rank 0 shows a progress bar: then the first rank's loop
         counts. ``cell``: the number of the cell, None for any.
         """
-        told = [figures.vitals for rank, figures in self._figures().items() if rank in running]
-        told = [each for each in told if each.total and cell in (None, each.cell)]
-        if not told:
+        loops = [figures.vitals for rank, figures in self._figures().items() if rank in running]
+        loops = [each for each in loops if each.total and cell in (None, each.cell)]
+        if not loops:
             return ""
         slowest = max(
-            (each for each in told if each.total == told[0].total), key=lambda each: (each.left_s or 0.0, -each.done)
+            (each for each in loops if each.total == loops[0].total), key=lambda each: (each.left_s or 0.0, -each.done)
         )
         left = "" if slowest.left_s is None else f", {duration(slowest.left_s)} left in this loop"
         return f"{slowest.done:,} of {slowest.total:,}{left}"

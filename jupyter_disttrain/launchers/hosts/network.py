@@ -90,7 +90,7 @@ def choose_network(
     else:
         network, chosen = _by_name(interface, hosts)
     if interface and any(each.loopback for each in chosen.values()) and not _is_here(client_addresses, hosts):
-        raise LaunchError(loopback_words(interface, _what_they_have(hosts)))
+        raise LaunchError(loopback_text(interface, _what_they_have(hosts)))
     return Network(
         client_address=_client_address(client_addresses, network, chosen),
         cidr=str(network),
@@ -146,9 +146,9 @@ def describe(network: Network) -> str:
     if network.has_infiniband and len(devices) == 1:
         where = "on all nodes" if len(network.nodes) > 1 else f"on {network.nodes[0].name}"
         return f"network {network.cidr} ({names}), InfiniBand {next(iter(devices))} {where}"
-    said = ", ".join(f"{device} on {', '.join(hosts)}" for device, hosts in devices.items())
+    names = ", ".join(f"{device} on {', '.join(hosts)}" for device, hosts in devices.items())
     unused = "" if network.has_infiniband else ", not used: not every node has it"
-    return f"network {network.cidr} ({names}), InfiniBand {said}{unused}"
+    return f"network {network.cidr} ({names}), InfiniBand {names}{unused}"
 
 
 def _devices(node: NodeNetwork) -> list[str]:
@@ -216,7 +216,7 @@ def _first_in(network: AnyNetwork, host: HostReport) -> Address | None:
     return next((each for each in inside if each.address == host.ssh_address), inside[0] if inside else None)
 
 
-def loopback_words(interface: str, has: str) -> str:
+def loopback_text(interface: str, has: str) -> str:
     """Return the error for loopback as a network between hosts, and what to name instead."""
     return (
         f"--interface {interface} is loopback, which never leaves a machine, so no host reaches another by it; name a "
@@ -236,7 +236,7 @@ def _within(network: AnyNetwork, hosts: Sequence[HostReport], named: str) -> dic
         host for host in without if any(each.loopback and _is_in(each.address, network) for each in host.addresses)
     ]
     if without and looped == without:
-        raise LaunchError(loopback_words(named, _what_they_have(hosts)))
+        raise LaunchError(loopback_text(named, _what_they_have(hosts)))
     if without:
         raise LaunchError(
             f"{_have_none(without)} in {named}; name another network with --interface. {_what_they_have(without)}"
@@ -274,13 +274,13 @@ def _have_none(hosts: Sequence[HostReport]) -> str:
 
 
 def _what_they_have(hosts: Sequence[HostReport]) -> str:
-    said = (
+    parts = (
         f"{host.name} has {', '.join(f'{each.address}/{each.prefix} ({each.interface})' for each in _usable(host))}"
         if any(_usable(host))
         else f"{host.name} has no address that others could reach"
         for host in hosts
     )
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
 def _client_address(client: Sequence[Address], network: AnyNetwork, chosen: Mapping[str, Address]) -> str:

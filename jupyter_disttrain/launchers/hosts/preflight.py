@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .network import Network
-    from .report import HostReport, Wanted
+    from .report import HostReport, HostRequirements
 
     Problem = tuple[str, str]  # the problem and its remedy; neither contains the host's name
 
@@ -40,7 +40,7 @@ SSH = ("ssh",)
 WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by the command that reaches the hosts
 
 
-def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SSH) -> list[str]:
+def check(reports: Sequence[HostReport], wanted: HostRequirements, ssh: Sequence[str] = SSH) -> list[str]:
     """Raise an error for hosts on which ranks can't be started.
 
     Parameters
@@ -75,7 +75,7 @@ def check(reports: Sequence[HostReport], wanted: Wanted, ssh: Sequence[str] = SS
     return list(_warnings(reports))
 
 
-def _unasked(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> Problem:
+def _unasked(report: HostReport, ssh: Sequence[str], wanted: HostRequirements) -> Problem:
     return explain_step(report, wanted) if wanted.by == "srun" else explain(report, ssh, wanted)
 
 
@@ -84,7 +84,7 @@ def _named(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:MOST_NAMED]) + more
 
 
-def _problems(report: HostReport, reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Problem]:
+def _problems(report: HostReport, reports: Sequence[HostReport], wanted: HostRequirements) -> Iterator[Problem]:
     """Yield the problems that prevent a start on a host that answered."""
     yield from _twice(report, reports)
     yield from _python(report, wanted)
@@ -109,7 +109,7 @@ def _identity(report: HostReport) -> tuple[str, tuple[tuple[str, str], ...]]:
     return report.hostname, tuple(sorted((each.interface, each.address) for each in report.addresses))
 
 
-def _python(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
+def _python(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
     if report.python != wanted.python_version:
         yield (
             f"{wanted.python} is {report.python} there, here it is {wanted.python_version}",
@@ -156,7 +156,7 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _mpi(report: HostReport, wanted: Wanted, mpiexec: str) -> Iterator[Problem]:
+def _mpi(report: HostReport, wanted: HostRequirements, mpiexec: str) -> Iterator[Problem]:
     without = WITHOUT_MPI[wanted.by]
     if not report.daemon:
         where = "an ssh login" if wanted.by == "ssh" else "the job"
@@ -171,7 +171,7 @@ def _mpi(report: HostReport, wanted: Wanted, mpiexec: str) -> Iterator[Problem]:
         )
 
 
-def _folders(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
+def _folders(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
     shared = wanted.shared_folder
     if report.shared == "no folder":
         yield (
@@ -186,10 +186,10 @@ def _folders(report: HostReport, wanted: Wanted) -> Iterator[Problem]:
     elif report.shared:
         yield (
             f"what this machine writes into {shared} can't be read there ({report.shared})",
-            "log in there as the same user, and mend the folder's rights",
+            "log in there as the same user, and correct the folder's permissions",
         )
     for folder, why in report.unwritable.items():
-        yield f"no file can be written into {folder} ({why})", "make room, or mend the folder's rights or mount"
+        yield f"no file can be written into {folder} ({why})", "make room, or correct the folder's permissions or mount"
     for folder, free in report.free_bytes.items():
         if free < wanted.least_free_bytes and folder not in report.unwritable:
             yield (
@@ -231,15 +231,15 @@ def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
     ahead = {report.name: report.clock_ahead_s for report in reports if abs(report.clock_ahead_s) > MOST_CLOCK_SECONDS}
     if ahead:
-        said = ", ".join(f"{name} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
-        yield f"clocks differ from this machine's: {said}; times in logs and metrics do too (chrony or NTP keeps them)"
+        values = ", ".join(f"{name} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
+        yield f"clocks differ from this machine's: {values}; so do times in logs and metrics (chrony or NTP keeps them)"
     counts = {report.gpus for report in reports}
     if len(counts) > 1:
-        said = ", ".join(f"{report.name} {report.gpus}" for report in reports)
-        yield f"the hosts have different numbers of GPUs: {said}"
+        values = ", ".join(f"{report.name} {report.gpus}" for report in reports)
+        yield f"the hosts have different numbers of GPUs: {values}"
 
 
-def over(reports: Sequence[HostReport], wanted: Wanted, launcher: str, ssh: Sequence[str] = ()) -> Placement:
+def over(reports: Sequence[HostReport], wanted: HostRequirements, launcher: str, ssh: Sequence[str] = ()) -> Placement:
     """Check the hosts, and choose the network between them; the placement has no ranks yet.
 
     Parameters
@@ -266,7 +266,7 @@ def over(reports: Sequence[HostReport], wanted: Wanted, launcher: str, ssh: Sequ
         network=network.cidr,
         addresses={node.name: node.address for node in network.nodes},
         variables=_infiniband(network, reports[0].name),
-        words="; ".join([describe(network), *notes]),
+        description="; ".join([describe(network), *notes]),
     )
 
 

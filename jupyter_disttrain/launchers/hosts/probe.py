@@ -79,7 +79,7 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
         "working": working(request["working_folder"]),
         "free_bytes": {path: free for path in written if (free := free_bytes(path)) >= 0},
         "gpus": gpus(),
-        "daemon": (open_mpi_version(hear(asked)) or "of an unknown version") if asked else "",
+        "daemon": (open_mpi_version(output_of(asked)) or "of an unknown version") if asked else "",
         "time_s": time.time(),
     }
 
@@ -162,10 +162,10 @@ def gpus() -> int:
     if command is None:
         return 0
     try:
-        said = subprocess.run([command, "-L"], capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)  # noqa: S603
+        output = subprocess.run([command, "-L"], capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return 0  # with a driver that doesn't respond no GPU can be used
-    return sum(line.startswith("GPU ") for line in said.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in output.stdout.splitlines())
 
 
 def addresses() -> list[dict[str, Any]]:
@@ -253,26 +253,26 @@ def daemon_beside(mpiexec: str) -> str:
 
 
 def ask_version(mpiexec: str) -> subprocess.Popen[str]:
-    """Start ``mpiexec --version``; the caller can do other work until it reads the output with :func:`hear`."""
+    """Start ``mpiexec --version``; the caller can do other work until it reads the output with :func:`output_of`."""
     return subprocess.Popen(  # noqa: S603
         [mpiexec, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def hear(process: subprocess.Popen[str]) -> str:
+def output_of(process: subprocess.Popen[str]) -> str:
     """Return the output of a process; empty if it does not end in time."""
     with process:
         try:
-            said, _ = process.communicate(timeout=COMMAND_SECONDS)
+            output, _ = process.communicate(timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             return ""
-    return said
+    return output
 
 
-def open_mpi_version(said: str) -> str:
+def open_mpi_version(output: str) -> str:
     """Return the version in ``"mpirun (Open MPI) 5.0.11"``, or an empty string."""
-    _, is_open_mpi, version = said.partition("(Open MPI)")
+    _, is_open_mpi, version = output.partition("(Open MPI)")
     return (version.split() or [""])[0] if is_open_mpi else ""
 
 

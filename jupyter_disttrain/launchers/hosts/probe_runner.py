@@ -33,13 +33,13 @@ from .report import SILENT, HostReport, own_addresses, read_report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from .report import Wanted
+    from .report import HostRequirements
 
     # Takes a host and a command; returns the local command that runs it there.
     Way = Callable[[str, list[str]], list[str]]
 
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SURVEY_CONNECT_SECONDS}")
-LONGEST_SAID = 4000  # characters of error output that are kept
+LONGEST_OUTPUT = 4000  # characters of error output that are kept
 CLIENT = ""  # this machine's name among the targets that hosts try to reach
 _READ_BYTES = 1 << 16
 # The probe is sent through the same pipe as the requests: its length, then its source. Pythons older than 3.10 can't
@@ -50,7 +50,7 @@ _BOOT = (
 )
 
 
-def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: Wanted) -> list[HostReport]:
+def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -> list[HostReport]:
     """Query all hosts at once; when it returns, every process that it started has ended, here and on the hosts.
 
     Parameters
@@ -78,7 +78,7 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: Wanted) -> list[Hos
     return survey_by(lambda host, command: [*ssh, *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
 
 
-def survey_by(way: Way, hosts: Sequence[str], wanted: Wanted, reached: Mapping[str, str]) -> list[HostReport]:
+def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
     """Query all hosts at once, as :func:`survey` does, by another command than ssh.
 
     Parameters
@@ -100,7 +100,7 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: Wanted, reached: Mapping[s
                 with deferred_interrupts():  # a process that is not in the list would never be ended
                     talks.append(_Talk(host, way, wanted))
                 talks[-1].begin(request)
-            _hear(talks, wanted.limit_s)
+            _receive_all(talks, wanted.limit_s)
         reports = [_at(talk.report(), reached.get(talk.host)) for talk in talks]
         return _who_reaches_whom(talks, reports, wanted)
     finally:
@@ -112,7 +112,7 @@ def _at(report: HostReport, address: str | None) -> HostReport:
     return report if address is None else replace(report, ssh_address=address)
 
 
-def _request(wanted: Wanted, nonce: str) -> dict[str, Any]:
+def _request(wanted: HostRequirements, nonce: str) -> dict[str, Any]:
     return {
         "ask": "report",
         "mpiexec": wanted.mpiexec or "",
@@ -125,7 +125,7 @@ def _request(wanted: Wanted, nonce: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _nonce(wanted: Wanted) -> Iterator[str]:
+def _nonce(wanted: HostRequirements) -> Iterator[str]:
     """Create a file with a unique name in the shared folder; its content is its name."""
     name = f".disttrain-{secrets.token_hex(8)}"
     if wanted.shared_folder is None:
@@ -136,7 +136,8 @@ def _nonce(wanted: Wanted) -> Iterator[str]:
         path.write_text(name)
     except OSError as error:
         raise LaunchError(
-            f"cannot write into {wanted.shared_folder} on this machine: {error.strerror}; make room or mend its rights"
+            f"cannot write into {wanted.shared_folder} on this machine: {error.strerror}; make room "
+            "or correct its permissions"
         ) from error
     try:
         yield name
@@ -144,7 +145,7 @@ def _nonce(wanted: Wanted) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted: Wanted) -> list[HostReport]:
+def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted: HostRequirements) -> list[HostReport]:
     """Let every host that answered listen on its address, and connect to all others and to this machine."""
     try:
         network = choose_network(own_addresses(), reports, wanted.interface)
@@ -152,14 +153,14 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
         return reports  # choosing the network again later reports the error
     addresses = {node.name: node.address for node in network.nodes}
     inside = {talk.host: talk for talk in talks if talk.host in addresses}
-    ports = {host: told.get("port", 0) for host, told in _ask_each(inside, addresses, wanted).items()}
+    ports = {host: answer.get("port", 0) for host, answer in _ask_each(inside, addresses, wanted).items()}
     targets = {host: (addresses[host], port) for host, port in ports.items() if port}
     with _listener(network.client_address) as targets[CLIENT]:
         named = {host: [name for name in targets if name != host] for host in ports if ports[host]}
         for host, names in named.items():
             limits = {"limit_s": wanted.reach_s, "targets": [targets[name] for name in names]}
             inside[host].ask({"ask": "reach", **limits})
-        _hear([inside[host] for host in named], wanted.reach_s + wanted.limit_s)
+        _receive_all([inside[host] for host in named], wanted.reach_s + wanted.limit_s)
     return [
         replace(
             report,
@@ -174,11 +175,13 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
     ]
 
 
-def _ask_each(inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: Wanted) -> dict[str, dict[str, Any]]:
+def _ask_each(
+    inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: HostRequirements
+) -> dict[str, dict[str, Any]]:
     """Ask each host to listen on its address, and return the answers."""
     for host, talk in inside.items():
         talk.ask({"ask": "listen", "address": addresses[host]})
-    _hear(list(inside.values()), wanted.limit_s)
+    _receive_all(list(inside.values()), wanted.limit_s)
     return {host: talk.answer or {} for host, talk in inside.items()}
 
 
@@ -202,7 +205,7 @@ def _listener(address: str) -> Iterator[tuple[str, int]]:
 class _Talk:
     """A command that reaches a host, and the probe that it runs there."""
 
-    def __init__(self, host: str, way: Way, wanted: Wanted) -> None:
+    def __init__(self, host: str, way: Way, wanted: HostRequirements) -> None:
         self.host = host
         self.answer: dict[str, Any] | None = None  # to the last request
         self.answered_s = 0.0
@@ -238,7 +241,7 @@ class _Talk:
     @property
     def why(self) -> str:
         """Its error output, after any output of a shell or nologin that preceded an answer."""
-        return f"{self._chatter}{self._err.decode(errors='replace')}".strip()[-LONGEST_SAID:]
+        return f"{self._chatter}{self._err.decode(errors='replace')}".strip()[-LONGEST_OUTPUT:]
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Send the probe and the first request."""
@@ -270,17 +273,17 @@ class _Talk:
         else:
             self._out += data
             self.has_ended = self.has_ended or not data
-            self._look_for_answer()
+            self._find_answer()
         return bool(data)
 
-    def _look_for_answer(self) -> None:
+    def _find_answer(self) -> None:
         while b"\n" in self._out:
             line, _, self._out = self._out.partition(b"\n")
             # Output of a login script may precede the answer, even on the same line.
-            before, mark, said = line.decode(errors="replace").partition(probe.MARK)
-            self._chatter = f"{self._chatter}{before}\n"[-LONGEST_SAID:]
+            before, mark, text = line.decode(errors="replace").partition(probe.MARK)
+            self._chatter = f"{self._chatter}{before}\n"[-LONGEST_OUTPUT:]
             if mark:
-                self.answer, self.answered_s = json.loads(said), time.time()
+                self.answer, self.answered_s = json.loads(text), time.time()
 
     def report(self) -> HostReport:
         """Return the host's report, or one with the reason why there is none."""
@@ -300,7 +303,7 @@ class _Talk:
             return bool(selector.select(0))
 
 
-def _hear(talks: Sequence[_Talk], limit_s: float) -> None:
+def _receive_all(talks: Sequence[_Talk], limit_s: float) -> None:
     """Wait until each has answered or ended, or until the time limit."""
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:

@@ -88,7 +88,7 @@ class HostReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class HostRequirements:
     """Requirements on every host."""
 
     python: str = sys.executable
@@ -113,7 +113,7 @@ class Wanted:
     @classmethod
     def here(
         cls, *, torch: bool = True, mpiexec: str | None = None, forward: Sequence[str] = (), **others: Any
-    ) -> Wanted:
+    ) -> HostRequirements:
         """Return the requirements that follow from what this machine has.
 
         Parameters
@@ -133,12 +133,12 @@ class Wanted:
             If a variable to forward is not set.
         """
         environment = forwarded(os.environ, forward)
-        said = probe.hear(probe.ask_version(mpiexec)) if mpiexec else ""
+        output = probe.output_of(probe.ask_version(mpiexec)) if mpiexec else ""
         entries = environment.get("PYTHONPATH", "").split(os.pathsep)
         return cls(
             torch=probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
-            mpi_version=probe.open_mpi_version(said),
+            mpi_version=probe.open_mpi_version(output),
             python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (keep symbolic links)
             library_path=environment.get("LD_LIBRARY_PATH", ""),
             **{**probe.package(), **others},

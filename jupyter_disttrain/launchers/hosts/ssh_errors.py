@@ -14,7 +14,7 @@ from .report import SILENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .report import HostReport, Wanted
+    from .report import HostReport, HostRequirements
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes of a shell for a command
 OF_SSH = 255  # exit code of ssh for its own failures
@@ -24,29 +24,29 @@ _GIVEN, _BARE = "%n", "%h"  # the host as the user wrote it, and without the use
 _LOGIN = re.compile(r"(\S+)@\S+(?=: Permission denied)")  # contains the host as ~/.ssh/config names it
 
 
-def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str, str]:
+def explain(report: HostReport, ssh: Sequence[str], wanted: HostRequirements) -> tuple[str, str]:
     """Return the problem with a host that could not be queried, and the remedy.
 
     Neither contains the host's name, so that the same problem of several hosts is reported once: :func:`fill_in` adds
     it.
     """
-    heard, said = report.failure, _without(report.name, report.failure)
-    if _NO_LOGIN in heard:
+    raw, output = report.failure, _without(report.name, report.failure)
+    if _NO_LOGIN in raw:
         return (
-            f"ssh works, and this user has no shell there ({_last(heard, [_NO_LOGIN])})",
+            f"ssh works, and this user has no shell there ({_last(raw, [_NO_LOGIN])})",
             "name another user (USER@HOST), or have this one given a shell there (chsh)",
         )
     if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
         return (
-            f"ssh works, and {wanted.python} can't be run there ({_last(said, [])})",
+            f"ssh works, and {wanted.python} can't be run there ({_last(output, [])})",
             "install the same environment at that path, or put it into a folder that all hosts share",
         )
-    for words, problem, remedy in _KNOWN:
-        if report.exit_code in (OF_SSH, None) and any(word in heard for word in words):
-            told = _without(report.name, _last(heard, words))
-            return f"{problem} ({told})", remedy.format(ssh=" ".join(ssh), python=wanted.python)
-    if "this is Python" in heard:
-        version = _last(heard, ["this is Python"]).removeprefix("this is ")
+    for phrases, problem, remedy in _KNOWN:
+        if report.exit_code in (OF_SSH, None) and any(phrase in raw for phrase in phrases):
+            line = _without(report.name, _last(raw, phrases))
+            return f"{problem} ({line})", remedy.format(ssh=" ".join(ssh), python=wanted.python)
+    if "this is Python" in raw:
+        version = _last(raw, ["this is Python"]).removeprefix("this is ")
         return (
             f"{wanted.python} is {version} there, here it is {wanted.python_version}",
             "install the same environment on all hosts",
@@ -54,36 +54,36 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: Wanted) -> tuple[str
     by_hand = f"try it by hand: {' '.join(ssh)} {_GIVEN} {wanted.python} --version"
     if report.exit_code is None:
         return (
-            f"no answer within {wanted.limit_s:g} s{_so_far(said)}",
+            f"no answer within {wanted.limit_s:g} s{_so_far(output)}",
             f"{by_hand}; a file system that hangs does this too",
         )
     return (
-        f"{wanted.python} failed over ssh with exit code {report.exit_code}{_so_far(said, ' and said nothing')}",
+        f"{wanted.python} failed over ssh with exit code {report.exit_code}{_so_far(output, ' and printed nothing')}",
         by_hand,
     )
 
 
-def fill_in(words: str, hosts: Sequence[str]) -> str:
+def fill_in(text: str, hosts: Sequence[str]) -> str:
     """Fill in the host's name, or ``HOST`` if there are several hosts."""
     (given, bare) = (hosts[0], hosts[0].rpartition("@")[2]) if len(hosts) == 1 else ("HOST", "HOST")
-    return words.replace(_GIVEN, given).replace(_BARE, bare)
+    return text.replace(_GIVEN, given).replace(_BARE, bare)
 
 
-def _without(name: str, said: str) -> str:
+def _without(name: str, output: str) -> str:
     """Return ssh's output with the host's name replaced."""
-    told = _LOGIN.sub(rf"\1@{_BARE}", said)
-    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", _BARE, told)
+    masked = _LOGIN.sub(rf"\1@{_BARE}", output)
+    return re.sub(rf"(?<![\w.-]){re.escape(name.rpartition('@')[2])}(?![\w.-])", _BARE, masked)
 
 
-def _last(said: str, words: Sequence[str]) -> str:
-    """Return ssh's last line, preferring lines that contain one of the words."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    found = [line for line in lines if any(word in line for word in words)]
+def _last(output: str, phrases: Sequence[str]) -> str:
+    """Return ssh's last line, preferring lines that contain one of the phrases."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    found = [line for line in lines if any(phrase in line for phrase in phrases)]
     return ([*lines, *found] or [""])[-1][:_LONGEST].removeprefix("ssh: ")
 
 
-def _so_far(said: str, nothing: str = "") -> str:
-    return nothing if said == SILENT else f"; its last words: {_last(said, [])}"
+def _so_far(output: str, nothing: str = "") -> str:
+    return nothing if output == SILENT else f"; its last output: {_last(output, [])}"
 
 
 # Phrases of ssh's output with the problem and the remedy; the first match counts.
@@ -91,7 +91,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("Could not resolve hostname",),
         "there is no host of this name",
-        "correct the name, or give its address; /etc/hosts, DNS and ~/.ssh/config are where ssh looks",
+        "correct the name, or give its address; ssh looks names up in /etc/hosts, DNS and ~/.ssh/config",
     ),
     (
         ("Connection refused",),
@@ -106,7 +106,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED", "host key for", "HOST IDENTIFICATION"),
         "the host key is another one than before",
-        "if the host was installed anew, forget the old key (ssh-keygen -R %h); if not, somebody may stand between",
+        "if the host was reinstalled, remove the old key (ssh-keygen -R %h); if not, this may be an attack",
     ),
     (
         ("Host key verification failed", "host key is known for"),
@@ -121,11 +121,11 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("kex_exchange_identification", "Connection closed by", "Connection reset by"),
         "sshd there closed the connection before the login",
-        "its log says why (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
+        "see its log for the reason (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
     ),
     (
         ("Bad owner or permissions", "Bad configuration option"),
         "ssh refuses its configuration on this machine",
-        "mend the file that it names",
+        "correct the file that it names",
     ),
 )

@@ -37,7 +37,7 @@ _NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class AllocatedNodes:
     """Nodes that ranks may be started on."""
 
     job_id: str
@@ -50,9 +50,9 @@ class Grant:
     prefix: tuple[str, ...] = ()  # NAME=VALUE, of the allocation around the notebook; empty: the job is ours
 
     @classmethod
-    def load(cls, told: Mapping[str, Any]) -> Grant:
+    def load(cls, fields: Mapping[str, Any]) -> AllocatedNodes:
         """Load it from the dict that was written as JSON."""
-        return cls(**{**told, "nodes": tuple(told["nodes"]), "prefix": tuple(told["prefix"])})
+        return cls(**{**fields, "nodes": tuple(fields["nodes"]), "prefix": tuple(fields["prefix"])})
 
     @property
     def job(self) -> SlurmJob:
@@ -70,7 +70,7 @@ class Grant:
         return [*clean_env(), *self.prefix]
 
     @property
-    def in_words(self) -> str:
+    def label(self) -> str:
         """Name of the job or allocation, for messages."""
         return f"job {self.job_id}" if self.is_own else f"allocation {self.job_id}"
 
@@ -88,7 +88,7 @@ class Grant:
     def addresses(self) -> dict[str, str]:
         """Return the address at which Slurm reaches each node, for nodes whose names this host can resolve."""
         answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
-        found = [dict(_NODE_FIELD.findall(line)) for line in answer.said.splitlines()]
+        found = [dict(_NODE_FIELD.findall(line)) for line in answer.output.splitlines()]
         names = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
         addresses: dict[str, str] = {}
         for node in self.nodes:
@@ -98,8 +98,8 @@ class Grant:
 
 
 def obtain(
-    options: SlurmOptions, ranks: int | None, folders: Folders, tell: Callable[[str], None], taken: ExitStack
-) -> Grant:
+    options: SlurmOptions, ranks: int | None, folders: Folders, report: Callable[[str], None], taken: ExitStack
+) -> AllocatedNodes:
     """Use the nodes of the allocation around this process, or submit a job and wait until it has nodes.
 
     Parameters
@@ -126,7 +126,7 @@ def obtain(
     around = None if options.new_job else Allocation.find()
     if around is not None:
         nodes, per_node = around.shape(options, ranks)
-        return Grant(
+        return AllocatedNodes(
             job_id=around.job_id,
             nodes=around.nodes[:nodes],
             per_node=per_node,
@@ -154,25 +154,25 @@ def obtain(
         job = SlurmJob.submit(script.render(), options.lines, "" if has_name else script.name)
         taken.callback(_end, job, log.replace("%j", job.job_id))
         sentry.guard(job.job_id)
-    state = job.wait_until_running(lambda state: _tell_waiting(state, tell))
-    tell(running_text(state))
-    return Grant(
+    state = job.wait_until_running(lambda state: _report_waiting(state, report))
+    report(running_text(state))
+    return AllocatedNodes(
         job_id=state.job_id,
         nodes=state.nodes,
         per_node=per_node,
         start_file=start_file,
         log=state.log or log.replace("%j", state.job_id),
         starts_with=options.start,
-        gpus_per_node=_gpus_of_each(state, options, tell),
+        gpus_per_node=_gpus_of_each(state, options, report),
     )
 
 
-def _gpus_of_each(state: JobState, options: SlurmOptions, tell: Callable[[str], None]) -> int:
+def _gpus_of_each(state: JobState, options: SlurmOptions, report: Callable[[str], None]) -> int:
     """Return the number of GPUs of each node: those that Slurm reports, else those that were requested."""
     found = state.gpus // max(1, len(state.nodes))
     found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
     if options.gpu_option and not found:
-        tell(no_gpus_text(state, options.gpu_option))
+        report(no_gpus_text(state, options.gpu_option))
     return found
 
 
@@ -185,12 +185,12 @@ def _end(job: SlurmJob, log: str) -> None:
         written.unlink()
 
 
-def _tell_waiting(state: JobState, tell: Callable[[str], None]) -> None:
+def _report_waiting(state: JobState, report: Callable[[str], None]) -> None:
     if not (state.runs or state.is_over):
-        tell(waiting_text(state))
+        report(waiting_text(state))
 
 
-def step_command(grant: Grant, host: str, command: list[str]) -> list[str]:
+def step_command(grant: AllocatedNodes, host: str, command: list[str]) -> list[str]:
     """Return the command that starts one more rank on a node, beside those that are there."""
     return [
         *grant.env,

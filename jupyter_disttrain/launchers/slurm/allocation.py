@@ -62,8 +62,8 @@ class Allocation:
         state = SlurmJob(job_id).state()
         if state.state == UNKNOWN:
             raise LaunchError(
-                f"the notebook is in the allocation {job_id}, of which Slurm does not tell now ({state.reason}); try "
-                "again later, sdiag or sinfo show whether it answers"
+                f"the notebook is in the allocation {job_id}, whose state Slurm does not report now ({state.reason}); "
+                "try again later, sdiag or sinfo show whether it answers"
             )
         if not state.runs or not state.nodes:
             raise LaunchError(
@@ -142,7 +142,7 @@ class Allocation:
         nodes, per_node
             How many of its nodes are used, and the ranks on each.
         """
-        told = {
+        values = {
             "SLURM_JOB_ID": self.job_id,
             "SLURM_JOBID": self.job_id,
             "SLURM_JOB_NODELIST": ",".join(self.nodes[:nodes]),
@@ -154,8 +154,8 @@ class Allocation:
             # starts by srun.
             "SLURM_OVERLAP": "1",
         }
-        told |= {name: environ[name] for name in _FACTS if name in environ}
-        return [f"{name}={value}" for name, value in told.items()]
+        values |= {name: environ[name] for name in _FACTS if name in environ}
+        return [f"{name}={value}" for name, value in values.items()]
 
 
 def least_cpus(text: str) -> int:

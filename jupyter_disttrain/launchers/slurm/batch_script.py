@@ -19,10 +19,10 @@ from ...protocol.time_limits import SENTRY_STALE_SECONDS, UNSEEN_SECONDS, WAIT_S
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LOOKS_PER_SECOND = 5
+CHECKS_PER_SECOND = 5
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+")
 _WAIT = """\
-# Which network the ranks use can be said only now that the nodes are known: the notebook writes it into a file.
+# Which network the ranks use is known only now that the nodes are known: the notebook writes it into a file.
 # Until then it has another file touched every few seconds. Both times are the file server's, if there is one.
 start={start} sign={sign}
 for attempt in {{1..{attempts}}}; do
@@ -83,9 +83,9 @@ class BatchScript:
                 _WAIT.format(
                     start=shlex.quote(self.start_file),
                     sign=shlex.quote(self.sign_file),
-                    attempts=WAIT_SECONDS * LOOKS_PER_SECOND,
-                    unseen=UNSEEN_SECONDS * LOOKS_PER_SECOND,
-                    pause_s=1 / LOOKS_PER_SECOND,
+                    attempts=WAIT_SECONDS * CHECKS_PER_SECOND,
+                    unseen=UNSEEN_SECONDS * CHECKS_PER_SECOND,
+                    pause_s=1 / CHECKS_PER_SECOND,
                     stale_s=SENTRY_STALE_SECONDS,
                     seconds=WAIT_SECONDS,
                 ),
@@ -116,13 +116,13 @@ class StartScript:
 
     def _start_text(self) -> str:
         if self.mpirun:
-            return shlex.join([*mpirun_words(self.mpirun, self.nodes, self.per_node), *self.command])
+            return shlex.join([*mpirun_command(self.mpirun, self.nodes, self.per_node), *self.command])
         # Since Slurm 22.05 srun does not inherit it from the job.
         cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
-        return f"{shlex.join(srun_words(self.nodes, self.per_node))} {cpus} {shlex.join(self.command)}"
+        return f"{shlex.join(srun_command(self.nodes, self.per_node))} {cpus} {shlex.join(self.command)}"
 
 
-def srun_words(nodes: int, per_node: int) -> list[str]:
+def srun_command(nodes: int, per_node: int) -> list[str]:
     """Return the srun command for ranks that outlive the death of other ranks and nodes."""
     return [
         "srun",
@@ -138,7 +138,7 @@ def srun_words(nodes: int, per_node: int) -> list[str]:
     ]
 
 
-def mpirun_words(mpirun: tuple[str, ...], nodes: int, per_node: int) -> list[str]:
+def mpirun_command(mpirun: tuple[str, ...], nodes: int, per_node: int) -> list[str]:
     """Return the mpirun command of Open MPI for ranks that outlive the death of other ranks."""
     return [
         *mpirun,

@@ -28,9 +28,9 @@ sign=$1 scancel=$2 run=$3 job=
 shift 3
 while :; do
     touch "$sign" 2> /dev/null
-    read -r -t {beat} word
+    read -r -t {beat} line
     case $? in
-        0) [ "$word" ] || exit 0; job=$word ;;
+        0) [ "$line" ] || exit 0; job=$line ;;
         1) break ;;
     esac
 done
@@ -39,7 +39,7 @@ rm -rf -- "$@"
 rmdir -- "$run"
 """
 
-_on_duty: dict[str, Sentry] = {}  # by job: a Grant is stored as JSON, and can't hold a sentry
+_on_duty: dict[str, Sentry] = {}  # by job: AllocatedNodes are stored as JSON, and can't hold a process
 
 
 class Sentry:
@@ -59,9 +59,9 @@ class Sentry:
     def __init__(self, folders: Folders) -> None:
         self.sign: Path = folders.profile / SIGN
         self.sign.touch()
-        words = [str(self.sign), find("scancel"), str(folders.run), *map(str, folders.removable)]
+        arguments = [str(self.sign), find("scancel"), str(folders.run), *map(str, folders.removable)]
         self._process = subprocess.Popen(  # noqa: S603
-            ["/bin/bash", "-c", _PROGRAM.format(beat=SENTRY_BEAT_SECONDS), "sentry", *words],
+            ["/bin/bash", "-c", _PROGRAM.format(beat=SENTRY_BEAT_SECONDS), "sentry", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -72,18 +72,18 @@ class Sentry:
     def guard(self, job_id: str) -> None:
         """Send the process the job's number."""
         _on_duty[job_id] = self
-        self._say(f"{job_id}\n")
+        self._write(f"{job_id}\n")
 
     def leave(self) -> None:
         """End the process without cancelling the job; a second call does nothing."""
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
-        self._say("\n")
+        self._write("\n")
         self._process.stdin.close()
         self._process.wait()
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode())

@@ -26,14 +26,14 @@ class Answer(NamedTuple):
     """Result of a command."""
 
     code: int
-    said: str
+    output: str
     complaint: str  # its stderr
 
     @property
     def trouble(self) -> str:
         """Why it failed, on one line."""
-        lines = [line.strip() for line in (self.complaint or self.said).splitlines()]
-        return "; ".join(filter(None, lines)) or f"it exited with code {self.code} and said nothing"
+        lines = [line.strip() for line in (self.complaint or self.output).splitlines()]
+        return "; ".join(filter(None, lines)) or f"it exited with code {self.code} and printed nothing"
 
 
 def find(command: str) -> str:

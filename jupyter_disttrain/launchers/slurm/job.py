@@ -84,10 +84,10 @@ class SlurmJob:
                 f"Slurm did not take the job: {answer.trouble}; "
                 "sinfo shows the partitions, sacctmgr show associations the accounts"
             )
-        numbers = [found[1] for line in answer.said.splitlines() if (found := _NUMBER.fullmatch(line.strip()))]
+        numbers = [found[1] for line in answer.output.splitlines() if (found := _NUMBER.fullmatch(line.strip()))]
         if not numbers:
-            said = f"{answer.said}{answer.complaint}".strip() or "nothing"
-            raise LaunchError(f"sbatch told no job's number, but said: {said}; {_cancel_by_name(name)}")
+            printed = f"{answer.output}{answer.complaint}".strip() or "nothing"
+            raise LaunchError(f"sbatch printed no job number, but: {printed}; {_cancel_by_name(name)}")
         return cls(numbers[-1])
 
     def state(self, *, with_position: bool = False) -> JobState:
@@ -100,7 +100,7 @@ class SlurmJob:
             answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=COMMANDS_STATE_SECONDS)
             if answer.code:
                 return self._state_afterwards(answer)
-            state = from_scontrol(answer.said)
+            state = from_scontrol(answer.output)
             if state.node_list:
                 state = replace(state, nodes=expand(state.node_list))
         except LaunchError:
@@ -108,13 +108,13 @@ class SlurmJob:
         return replace(state, position=ask_position(state)) if with_position and state.waits else state
 
     def _state_afterwards(self, answer: Answer) -> JobState:
-        if _NO_SUCH_JOB not in answer.complaint + answer.said:
+        if _NO_SUCH_JOB not in answer.complaint + answer.output:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason=answer.trouble)
         try:
             kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS, limit_s=COMMANDS_STATE_SECONDS)
         except LaunchError:  # a host without sacct, or an accounting database that does not answer
             return JobState(job_id=self.job_id, state=GONE)
-        found = from_sacct(kept.said) if kept.code == 0 else None
+        found = from_sacct(kept.output) if kept.code == 0 else None
         if found is None or found.waits or found.runs:  # accounting is late, or is off
             return JobState(job_id=self.job_id, state=GONE)
         return found
@@ -182,14 +182,14 @@ def _cancel_by_name(name: str) -> str:
     """
     if not name:
         return "squeue --me shows whether it has taken the job all the same; try again later"
-    words = ("scancel", f"--user={getpass.getuser()}", f"--name={name}")
+    command = ("scancel", f"--user={getpass.getuser()}", f"--name={name}")
     try:
-        is_done = not ask(*words, limit_s=COMMANDS_STATE_SECONDS).code
+        is_done = not ask(*command, limit_s=COMMANDS_STATE_SECONDS).code
     except LaunchError:
         is_done = False
     if is_done:
         return "a job that it has taken all the same is cancelled; try again later"
-    return f"if it has taken the job all the same, {' '.join(words)} cancels it; try again later"
+    return f"if it has taken the job all the same, {' '.join(command)} cancels it; try again later"
 
 
 def submit_environment() -> dict[str, str]:
@@ -206,5 +206,5 @@ def expand(node_list: str) -> tuple[str, ...]:
         answer = ask("scontrol", "show", "hostnames", node_list, limit_s=COMMANDS_STATE_SECONDS)
         if answer.code != 0:
             return (node_list,)
-        _expanded[node_list] = tuple(answer.said.split())
+        _expanded[node_list] = tuple(answer.output.split())
     return _expanded[node_list]

@@ -52,7 +52,7 @@ class Watcher:
         self._warned_s: float | None = None  # the shortest warning time used so far
         self._warned_of_preemption = False
         self._silent_since_s: float | None = None
-        self._told_silence = False
+        self._reported_silence = False
 
     @property
     def ran(self) -> JobState | None:
@@ -73,7 +73,7 @@ class Watcher:
             return []
         if state.state == "UNKNOWN":
             return self._on_silence(state, now_s)
-        self._silent_since_s, self._told_silence = None, False
+        self._silent_since_s, self._reported_silence = None, False
         was = self._ran
         if state.is_over or (was is not None and (state.waits or state.requeued > was.requeued)):
             self._is_over = True
@@ -87,9 +87,9 @@ class Watcher:
     def _on_silence(self, state: JobState, now_s: float) -> list[Notice]:
         if self._silent_since_s is None:
             self._silent_since_s = now_s
-        if self._told_silence or now_s - self._silent_since_s < SILENCE_SECONDS:
+        if self._reported_silence or now_s - self._silent_since_s < SILENCE_SECONDS:
             return []
-        self._told_silence = True
+        self._reported_silence = True
         return [Notice(f"job {state.job_id}: Slurm has not answered for a while ({state.reason}); the ranks go on")]
 
     @staticmethod

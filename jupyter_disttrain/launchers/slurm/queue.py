@@ -27,7 +27,7 @@ def ask_position(state: JobState) -> int | None:
         waiting = ask("squeue", *asked, limit_s=COMMANDS_STATE_SECONDS)
     except LaunchError:  # a busy site's queue may be too long to list in time, which must not end the wait
         return None
-    return position(waiting.said, state) if waiting.code == 0 else None
+    return position(waiting.output, state) if waiting.code == 0 else None
 
 
 def position(waiting: str, state: JobState) -> int:

@@ -34,11 +34,11 @@ _ENDS = {  # by Slurm's state: what happened, and what to do
     ),
     "DEADLINE": ("was ended by Slurm, because its deadline had come", "give a later --deadline"),
     "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", "--sbatch '--exclude=HOST' avoids a node"),
-    "FAILED": ("failed{code}", "{log} says why"),
-    "COMPLETED": ("has ended by itself", "{log} may say why"),
-    "GONE": ("has ended, and Slurm does not know it any more", "{log} may say why"),
+    "FAILED": ("failed{code}", "see {log} for the reason"),
+    "COMPLETED": ("has ended by itself", "{log} may give the reason"),
+    "GONE": ("has ended, and Slurm does not know it any more", "{log} may give the reason"),
 }
-_REASONS = {  # hints for reasons of waiting whose name alone does not say what to do
+_REASONS = {  # hints for reasons of waiting whose name alone gives no remedy
     "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives: interrupt, and ask for less",
     "PartitionConfig": "no nodes of the partition can take it: interrupt, and ask for fewer, or for less on each",
     "PartitionTimeLimit": "it asks for more time than the partition gives: interrupt, and give a shorter --time",
@@ -86,8 +86,8 @@ def running_text(state: JobState, now_s: float | None = None) -> str:
 def no_gpus_text(state: JobState, option: str) -> str:
     """Return one line on a job whose request for GPUs does not show in its state."""
     return (
-        f"job {state.job_id}: {option} asks for GPUs, but Slurm tells of none, so the ranks use CPUs; "
-        "--gpus-per-node says how many each node has"
+        f"job {state.job_id}: {option} asks for GPUs, but Slurm reports none, so the ranks use CPUs; "
+        "set their number per node with --gpus-per-node"
     )
 
 
@@ -110,16 +110,16 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
             f"{log}; have that folder on a file system that all nodes share with this machine, or name another with "
             "JUPYTER_DATA_DIR"
         )
-    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may say why"))
+    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may give the reason"))
     where = state if state.nodes else known
-    told = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
-    return f"{told}; {remedy.format(log=log)}"
+    text = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
+    return f"{text}; {remedy.format(log=log)}"
 
 
 def requeued_text(state: JobState, was: JobState | None = None) -> str:
     """Return one line on a job that Slurm has put back into the queue."""
     return (
-        f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by somebody); "
+        f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by a user); "
         "its ranks are gone with their variables, so it is cancelled; %dist_save keeps what was trained"
     )
 
@@ -147,7 +147,7 @@ def lost_nodes_text(state: JobState, lost: tuple[str, ...]) -> str:
     """Return one line on nodes that Slurm has taken from a job because they failed."""
     left = f"; it goes on with {hosts_text(state)}" if state.nodes else ""
     they = "it" if len(lost) == 1 else "they"
-    return f"job {state.job_id} has lost {', '.join(lost)}: Slurm says that {they} failed{left}"
+    return f"job {state.job_id} has lost {', '.join(lost)}: Slurm reports that {they} failed{left}"
 
 
 def hosts_text(state: JobState) -> str:

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from ...protocol.time_limits import CUT_AFTER_SECONDS, LONGEST_SECONDS, UNTIMELY_LOOK_SECONDS
+from ...protocol.time_limits import CUT_AFTER_SECONDS, DEFERRED_IMPORT_POLL_SECONDS, LONGEST_SECONDS
 from ..output.user_code import CELL, is_cell, is_own
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _WHOLE = {  # functions that must not be interrupted, by a part of their file's 
 }
 
 
-class Untimely:
+class InterruptDeferral:
     """Decide, in the handler of SIGINT, whether an interrupt has to be deferred.
 
     The handler may run during any code, its own included, so it takes no lock and starts no thread.
@@ -103,7 +103,7 @@ class Untimely:
         if self._since is None:
             self._since = time.monotonic()
         if is_first or is_overdue:
-            limit_s = UNTIMELY_LOOK_SECONDS if place.is_import else LONGEST_SECONDS
+            limit_s = DEFERRED_IMPORT_POLL_SECONDS if place.is_import else LONGEST_SECONDS
             self._limits.put((self._since, time.monotonic() + limit_s))
         if not self._is_tracing:
             self._trace(place)
@@ -128,7 +128,7 @@ class Untimely:
             self._report_unraisable(unraisable)
         elif self._since is None:
             self._since = time.monotonic()
-            self._limits.put((self._since, self._since + UNTIMELY_LOOK_SECONDS))
+            self._limits.put((self._since, self._since + DEFERRED_IMPORT_POLL_SECONDS))
             self._trace(Place(caller))
 
     # Tracing, to be called when the code has been left

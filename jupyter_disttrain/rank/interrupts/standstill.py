@@ -29,7 +29,7 @@ class Standstill:
         self._call = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
         self._asked_at: float | None = None
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Return whether the main thread has run no Python code since an earlier check, some time ago."""
         now = time.monotonic()
         if self._asked_at is not None:

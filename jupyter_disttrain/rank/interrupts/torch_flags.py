@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AUTOCAST = ("cpu", "cuda")  # devices whose autocast is checked
 
 
-class Switches:
+class TorchFlags:
     """The state of the switches before a cell."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Switches:
             before = self._found.get(name)
             if before is not None and read() != before:
                 write(before)
-                word = "on" if before else "off"
+                state = "on" if before else "off"
                 reports.append(
-                    f"{name} is {word} again, as before the cell: the interrupt had skipped what turns it {word}"
+                    f"{name} is {state} again, as before the cell: the interrupt had skipped what turns it {state}"
                 )
         for name, depth, leave in _depths():
             is_deeper = name in self._found and depth() > self._found[name]

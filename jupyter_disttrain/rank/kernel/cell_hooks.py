@@ -21,8 +21,8 @@ def counts(group: Group | None, horovod: HorovodCalls) -> dict[str, Any]:
     """Return this rank's counts of collectives in each process group since it was made, and of messages."""
     if group is None:
         return {"collectives": {}, "messages": None}
-    told = group.counts
-    return told | {"collectives": told["collectives"] | horovod.counted}
+    found = group.counts
+    return found | {"collectives": found["collectives"] | horovod.counted}
 
 
 def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException | None) -> tuple[str, dict[str, Any]]:
@@ -36,5 +36,5 @@ def after_cell(group: Group | None, horovod: HorovodCalls, error: BaseException 
     if group is None:
         return "none", {"group_error": of_group}
     group.broken = group.broken or of_group
-    told = {"group_error": of_group} | counts(group, horovod)
-    return group.tag, told | {"step_cut_off": error is not None and is_step_cut_off()}
+    entries = {"group_error": of_group} | counts(group, horovod)
+    return group.tag, entries | {"step_cut_off": error is not None and is_step_cut_off()}

@@ -31,8 +31,8 @@ from ...protocol.requests import RankRequest
 from ...protocol.serialization import dump_value
 from ...protocol.shared_memory import lend
 from ..interrupts.cut_imports import CutImports
-from ..interrupts.deferral import Untimely, is_statement, outwards
-from ..interrupts.torch_flags import Switches
+from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
+from ..interrupts.torch_flags import TorchFlags
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import ReleasedError
 from ..process_group.group import RELEASE_SIGNAL
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ..nanny.ipc import ReservedDescriptors
     from ..output.iopub import Publisher
-    from .requests import Bootstrap
+    from .requests import RequestHandler
 
 
 def ignore_signal(_number: int, _frame: Any) -> None:
@@ -79,16 +79,20 @@ class RankKernel(IPythonParallelKernel):
         self.shell_channel_thread = _NoShellChannelThread()
         self._ours = False
         self._cell: dict[str, Any] | None = None  # the running cell
-        self._untimely = Untimely()
+        self._deferral = InterruptDeferral()
         self._imports = CutImports()
         self._interrupted = False
-        self._switches = Switches()
+        self._torch_flags = TorchFlags()
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
 
     def take_charge(
-        self, bootstrap: Bootstrap, publisher: Publisher, descriptors: Descriptors, reserved: ReservedDescriptors
+        self,
+        request_handler: RequestHandler,
+        publisher: Publisher,
+        descriptors: Descriptors,
+        reserved: ReservedDescriptors,
     ) -> None:
         """Set the objects that serve the requests.
 
@@ -98,12 +102,12 @@ class RankKernel(IPythonParallelKernel):
             File descriptors to free before the first cell.
         """
         self._descriptors, self._reserved = descriptors, reserved
-        self._bootstrap = bootstrap
-        bootstrap.repeat_reply = self._repeat_reply
+        self._request_handler = request_handler
+        request_handler.repeat_reply = self._repeat_reply
         self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
-        bootstrap.bind(self.shell)
-        self.shell.is_late = lambda: self._interrupted and not self._untimely.waits
+        request_handler.bind(self.shell)
+        self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
 
     @property
     def cell(self) -> dict[str, Any] | None:
@@ -136,7 +140,7 @@ class RankKernel(IPythonParallelKernel):
                 await self._serve_cell(stream, ident, parent, options)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
             # A bug of this package: without a reply the client would wait forever.
-            self._stop_hearing()
+            self._ignore_sigint()
             self._cell = None
             reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
             reply["traceback"] = traceback.format_exc().splitlines()
@@ -147,17 +151,17 @@ class RankKernel(IPythonParallelKernel):
         shell: RankShell = self.shell
         self._reserved.free()
         self._interrupted = False
-        self._untimely.begin_cell()
+        self._deferral.begin_cell()
         signal.signal(signal.SIGINT, self._note_interrupt)
         # From here on the nanny passes on this cell's interrupts, including one that it kept until now.
         mark = self._publisher.begin_cell(parent["header"], self.session.pack(parent["header"]))
         shell.begin_cell(is_typed=options["is_cell"])
         shell.execution_count = options["execution_count"]
-        if self._bootstrap.group is not None:
-            self._bootstrap.group.before_cell(options["cell"])
-        self._switches.note()
-        self._bootstrap.progress.begin_cell()
-        self._bootstrap.mpi.begin_cell()
+        if self._request_handler.group is not None:
+            self._request_handler.group.before_cell(options["cell"])
+        self._torch_flags.note()
+        self._request_handler.progress.begin_cell()
+        self._request_handler.mpi.begin_cell()
         self._begun.append(parent["header"]["msg_id"])
         self._cell = {
             "number": options["cell"],
@@ -167,17 +171,17 @@ class RankKernel(IPythonParallelKernel):
         content = parent["content"]
         start = time.time()
         reply = self._with_lost_work(await self._execute(content["code"]))
-        self._stop_hearing()
+        self._ignore_sigint()
         reply["duration_s"] = time.time() - start
         changed = self._descriptors.restore()
         restore_streams()
         if changed:
             sys.stderr.write(f"{changed}\n")
-        for words in self._switches.put_back() if self._interrupted else ():
-            sys.stderr.write(f"{words}\n")
-        self._bootstrap.metrics.end_cell()
+        for text in self._torch_flags.put_back() if self._interrupted else ():
+            sys.stderr.write(f"{text}\n")
+        self._request_handler.metrics.end_cell()
         self._cell = None
-        self._bootstrap.progress.show()  # clears the position in a loop before the end of the cell is reported
+        self._request_handler.progress.show()  # clears the position in a loop before the end of the cell is reported
         error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
@@ -186,8 +190,8 @@ class RankKernel(IPythonParallelKernel):
             cut_imports += self._imports.behind(error)
         if cut_imports:
             reply["cut_imports"] = cut_imports
-        group, of_group = cell_hooks.after_cell(self._bootstrap.group, self._bootstrap.horovod.calls, error)
-        reply |= of_group | {"mpi_revoked": self._bootstrap.mpi.end_cell()}
+        group, of_group = cell_hooks.after_cell(self._request_handler.group, self._request_handler.horovod.calls, error)
+        reply |= of_group | {"mpi_revoked": self._request_handler.mpi.end_cell()}
         if error is not None:
             interrupts = self._interrupted, self._publisher.was_interrupted
             cell_errors.complete(reply, shell, *interrupts)
@@ -195,12 +199,12 @@ class RankKernel(IPythonParallelKernel):
         shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
-        told = {"quiet": quiet, "group": group}
+        metadata = {"quiet": quiet, "group": group}
         reply = json_clean(reply)
         if self._keeps_replies:
-            self._last_reply = {"cell": parent["header"]["msg_id"], "reply": reply, "told": told}, buffers
+            self._last_reply = {"cell": parent["header"]["msg_id"], "reply": reply, "metadata": metadata}, buffers
         self.session.send(
-            stream, "execute_reply", reply, parent, metadata={OPTIONS: told}, ident=ident, buffers=buffers
+            stream, "execute_reply", reply, parent, metadata={OPTIONS: metadata}, ident=ident, buffers=buffers
         )
 
     async def _execute(self, code: str) -> dict[str, Any]:
@@ -222,7 +226,7 @@ class RankKernel(IPythonParallelKernel):
 
     def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Replace an "ok" reply with an error if a release aborted the cell's collectives on the GPU."""
-        group = self._bootstrap.group
+        group = self._request_handler.group
         if reply["status"] != "ok" or group is None or not group.lost_work:
             return reply
         self.shell.end_with(ReleasedError(cell_errors.LOST_WORK))
@@ -234,14 +238,14 @@ class RankKernel(IPythonParallelKernel):
         If an interrupt came with the release, it was already raised in the cell, which is then left alone. Where an
         error must not be raised at this point, or the cell catches it, ``_with_lost_work`` reports it at the end.
         """
-        group = self._bootstrap.group
+        group = self._request_handler.group
         if group is None or group.is_raised:
             return
-        if any(map(is_statement, outwards(frame))) and not self._untimely.is_bad_moment(frame):
+        if any(map(is_statement, outwards(frame))) and not self._deferral.is_bad_moment(frame):
             group.is_raised = True
             raise ReleasedError(cell_errors.LOST_WORK)
 
-    def _stop_hearing(self) -> None:
+    def _ignore_sigint(self) -> None:
         """Ignore SIGINT from here on; a handler that the cell installed may still raise while it is replaced."""
         while True:
             try:
@@ -258,7 +262,7 @@ class RankKernel(IPythonParallelKernel):
 
         def interrupt(_number: int, frame: Any) -> None:
             self._interrupted = True
-            if self.shell.puts_off() or self._untimely.puts_off(frame):
+            if self.shell.puts_off() or self._deferral.puts_off(frame):
                 return
             if any(map(is_statement, outwards(frame))):
                 self._cut_off(frame)  # IPython catches it; raised in another task it would end the loop
@@ -274,13 +278,13 @@ class RankKernel(IPythonParallelKernel):
         self._interrupted = True
         if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
             return  # the cell has ended, or has not begun and will not run
-        if not self.shell.puts_off() and not self._untimely.puts_off(frame):
+        if not self.shell.puts_off() and not self._deferral.puts_off(frame):
             self._cut_off(frame)
 
     def _cut_off(self, frame: Any) -> NoReturn:
         self._imports.note(frame)
-        if self._bootstrap.group is not None:
-            self._bootstrap.group.is_raised = True
+        if self._request_handler.group is not None:
+            self._request_handler.group.is_raised = True
         raise KeyboardInterrupt
 
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
@@ -313,7 +317,7 @@ class RankKernel(IPythonParallelKernel):
         except UnserializableValueError as error:
             reply["value"] = {"kind": "unserializable", "reason": str(error)}
             return []
-        note, frames = lend(self._bootstrap.shelf, buffers)
+        note, frames = lend(self._request_handler.shelf, buffers)
         reply["value"] = {"kind": "pickle", "shelf": note}
         return [pickled, *frames]
 
@@ -322,7 +326,7 @@ class RankKernel(IPythonParallelKernel):
         content = parent["content"]
         try:
             with self._publisher.in_use():
-                reply, buffers = self._bootstrap.serve(content, parent["buffers"])
+                reply, buffers = self._request_handler.serve(content, parent["buffers"])
         except Exception as error:
             # The client reports every error, with this rank's number.
             self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
@@ -332,7 +336,7 @@ class RankKernel(IPythonParallelKernel):
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve a request that can't wait for the running cell, on the control thread."""
         try:
-            reply, buffers = self._bootstrap.serve_beside(parent["content"], self._cell)
+            reply, buffers = self._request_handler.serve_beside(parent["content"], self._cell)
         except Exception as error:  # noqa: BLE001
             # The client reports every error, with this rank's number. Nothing on this thread may log: an interrupted
             # cell may have left the lock of ``logging`` held.
@@ -341,16 +345,16 @@ class RankKernel(IPythonParallelKernel):
 
     def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
         """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
-        group = self._bootstrap.group
+        group = self._request_handler.group
         running = self._cell  # read once: another thread may clear it at any time
         runs = running is not None and running["request"] == cell
         begun = cell in self._begun
-        told = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
-        told |= {"group": "none", "generation": 0} | cell_hooks.counts(group, self._bootstrap.horovod.calls)
+        state = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
+        state |= {"group": "none", "generation": 0} | cell_hooks.counts(group, self._request_handler.horovod.calls)
         if group is not None:
-            told |= {"group": group.tag, "generation": group.generation}
+            state |= {"group": group.tag, "generation": group.generation}
         content, buffers = self._last_reply
-        return (told | content | {"ended": True}, buffers) if content.get("cell") == cell else (told, [])
+        return (state | content | {"ended": True}, buffers) if content.get("cell") == cell else (state, [])
 
     def raw_input(self, prompt: str = "") -> NoReturn:
         """Refuse ``input()``: the user could not see which rank asks."""

@@ -83,7 +83,7 @@ serves = Handlers()  # requests between two cells
 serves_beside = Handlers()  # requests while a cell may run
 
 
-class Bootstrap:
+class RequestHandler:
     """Serve the client's requests to one rank."""
 
     def __init__(
@@ -137,12 +137,17 @@ class Bootstrap:
         info = RankInfo(**request.info)
         self.mpi.enter(info)
         self.metrics.share(info.world_size)
-        told: dict[str, Any] = {"engine": self._engine, "log_path": request.log_path}
+        identity: dict[str, Any] = {"engine": self._engine, "log_path": request.log_path}
         os.environ.update({name: str(value) for name, value in request.environment.items()})
         set_defaults(request.defaults)
         uuid = _choose_device(info)
-        told |= {"world_size": info.world_size, "local_rank": info.local_rank, "device": info.device, "gpu_uuid": uuid}
-        self._rank_end.send(IDENTITY, [self._session.pack(told)])
+        identity |= {
+            "world_size": info.world_size,
+            "local_rank": info.local_rank,
+            "device": info.device,
+            "gpu_uuid": uuid,
+        }
+        self._rank_end.send(IDENTITY, [self._session.pack(identity)])
         self._info = info
         if request.uses_tensorflow:
             check_tensorflow()
@@ -203,20 +208,20 @@ class Bootstrap:
     @serves(OpenPort)
     def _open_port(self, request: OpenPort, _buffers: list[Any]) -> Reply:
         """Reply with this rank's port for one ``%dist_run``; on rank 0 also with the programs' rendezvous port."""
-        told: dict[str, Any] = {"status": "ok", "place": self.scripts.open_place()}
+        reply: dict[str, Any] = {"status": "ok", "place": self.scripts.open_place()}
         if self._info.rank == 0:
-            told |= {"port": self.scripts.open_port(served=request.served), "horovod": self.scripts.open_horovod()}
-        return told, []
+            reply |= {"port": self.scripts.open_port(served=request.served), "horovod": self.scripts.open_horovod()}
+        return reply, []
 
     @serves(PrepareStaging)
     def _get_ready_to_stage(self, request: PrepareStaging, _buffers: list[Any]) -> Reply:
         """Listen for a data set from the previous node; reply with the address."""
         mark = f"{request.mark}-{self._info.rank}"
         try:
-            told = self.staging.get_ready(request.source, request.to, mark, self._info, self.scripts.master)
+            prepared = self.staging.get_ready(request.source, request.to, mark, self._info, self.scripts.master)
         except StageError as error:
             return {"status": "ok", "trouble": str(error)}, []
-        return {"status": "ok", **told}, []
+        return {"status": "ok", **prepared}, []
 
     @serves(ForgetStaging)
     def _let_go_of_staging(self, _request: ForgetStaging, _buffers: list[Any]) -> Reply:
@@ -229,7 +234,7 @@ class Bootstrap:
     @serves(ListModules)
     def _list_code(self, _request: ListModules, _buffers: list[Any]) -> Reply:
         """Reply with the user's modules and which of them were edited."""
-        return {"status": "ok", **self._local_modules.tell()}, []
+        return {"status": "ok", **self._local_modules.state()}, []
 
     @serves(CompareFiles)
     def _compare_code(self, request: CompareFiles, _buffers: list[Any]) -> Reply:
@@ -272,7 +277,7 @@ class Bootstrap:
 
     @serves_beside(AcknowledgeRankHello)
     def _acknowledge_hello(self, _request: AcknowledgeRankHello, _cell: dict[str, Any] | None) -> Reply:
-        self._hellos.was_heard()
+        self._hellos.delay()
         return {"status": "ok"}, []
 
     @serves_beside(Respawn)
@@ -286,7 +291,7 @@ class Bootstrap:
 
     @serves_beside(StagingState)
     def _staging_state(self, _request: StagingState, _cell: dict[str, Any] | None) -> Reply:
-        return {"status": "ok"} | self.staging.tell(), []
+        return {"status": "ok"} | self.staging.progress(), []
 
     @serves_beside(EndStaging)
     def _end_staging(self, request: EndStaging, _cell: dict[str, Any] | None) -> Reply:

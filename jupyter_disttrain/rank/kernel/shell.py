@@ -25,7 +25,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
 from ...features.scripts.in_process import end_child
-from ...protocol.time_limits import TELL_SECONDS
+from ...protocol.time_limits import REPORT_ERROR_SECONDS
 from ..output import user_code
 from ..output.output_widgets import RankDisplayPublisher, watch_outputs
 from ..output.sources import find_classes_in_cells
@@ -102,7 +102,7 @@ class RankShell(ZMQInteractiveShell):
     _other_error: BaseException | None = None  # raised while a value is shown, or an interrupt outside the cell's code
     _report: Report | None = None  # report of the cell's error
     _early: list[tuple[BaseException, list[str]]]  # tracebacks shown before or after the cell's own code
-    _tells_since: float | None = None  # when reporting an error started
+    _reporting_since: float | None = None  # when reporting an error started
     _is_interrupted = False  # an interrupt arrived while an error is reported
     _has_begun = False  # whether the cell's own code has started
     _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and IPython's transformed text
@@ -294,7 +294,7 @@ class RankShell(ZMQInteractiveShell):
         if error is None and exc_tuple is None:
             error = getattr(sys, "last_value", None)
         is_of_cell = error is not None and error is self.error
-        self._tells_since, self._is_interrupted = time.monotonic(), False
+        self._reporting_since, self._is_interrupted = time.monotonic(), False
         try:
             if error is None:
                 super().showtraceback(exc_tuple, *args, **kwargs)  # prints that there is none
@@ -308,7 +308,7 @@ class RankShell(ZMQInteractiveShell):
                 raise
             self.end_with(interrupt)  # making its text never ends
         finally:
-            self._tells_since = None
+            self._reporting_since = None
             if self._is_interrupted and not is_of_cell:
                 signal.raise_signal(signal.SIGINT)  # the cell goes on, e.g. after %tb
 
@@ -325,7 +325,9 @@ class RankShell(ZMQInteractiveShell):
 
         If the report takes too long, because the error's text never ends, it is interrupted.
         """
-        self._is_interrupted = self._tells_since is not None and time.monotonic() - self._tells_since < TELL_SECONDS
+        self._is_interrupted = (
+            self._reporting_since is not None and time.monotonic() - self._reporting_since < REPORT_ERROR_SECONDS
+        )
         return self._is_interrupted
 
     def _showtraceback(self, _etype: Any, evalue: Any, stb: list[str]) -> None:

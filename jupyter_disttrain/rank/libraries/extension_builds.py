@@ -107,8 +107,8 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            words = f"its file system knows no locks ({error.strerror}); name another folder with TORCH_EXTENSIONS_DIR"
-            raise OSError(error.errno, words, str(folder)) from error
+            text = f"its file system knows no locks ({error.strerror}); name another folder with TORCH_EXTENSIONS_DIR"
+            raise OSError(error.errno, text, str(folder)) from error
         yield
     finally:
         os.close(descriptor)

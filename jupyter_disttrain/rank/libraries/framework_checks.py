@@ -61,21 +61,21 @@ _DIGITS = re.compile(r"\d+")
 
 def hint(error: BaseException, text: str) -> str:
     """Return advice on a framework that is missing, too old or started twice; empty if the error is not about one."""
-    for said, why in _ONCE.items():
-        if said in text:
+    for advice, why in _ONCE.items():
+        if advice in text:
             return f"{why}: go on with what is there, take %dist_run --fresh for a script, or begin with %dist_reset"
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in FRAMEWORKS and not _is_installed(name):
             return f"on this rank's host: {FRAMEWORKS[name].remedy}"
-        said = _say_old(name)  # an installed framework lacks the module
-        if said:
-            return said
+        advice = _too_old(name)  # an installed framework lacks the module
+        if advice:
+            return advice
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for name in FRAMEWORKS:
-            said = _say_old(name) if f"/{name}/" in frame.f_code.co_filename else ""
-            if said:
-                return said
+            advice = _too_old(name) if f"/{name}/" in frame.f_code.co_filename else ""
+            if advice:
+                return advice
     return ""
 
 
@@ -87,7 +87,7 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None  # without origin it is only a folder of this name
 
 
-def _say_old(name: str) -> str:
+def _too_old(name: str) -> str:
     """Return advice if an imported framework is older than the versions known to work; empty if not."""
     framework, module = FRAMEWORKS.get(name), sys.modules.get(name)
     if framework is None or not _is_old(module, framework):

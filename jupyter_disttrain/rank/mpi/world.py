@@ -50,7 +50,7 @@ class LostWorld:
     def __init__(self, why: str) -> None:
         self._reason = f"MPI has no world of all ranks: {why}; use dist"
         if not os.environ.get(LAUNCH_RANK):  # %dist_reset can't restart the ranks of a batch job
-            self._reason += ", or start all ranks anew with %dist_reset"
+            self._reason += ", or restart all ranks with %dist_reset"
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise the error."""
@@ -97,12 +97,12 @@ class MpiWorld:
             return
         if self._merged is not None:
             # MPI's own COMM_WORLD has this process alone; a sum over it would be silently wrong.
-            self.comm, self.shown = None, LostWorld("it is made anew with the next process group")
+            self.comm, self.shown = None, LostWorld("it is rebuilt with the next process group")
             vars(self._mpi)["COMM_WORLD"] = self.shown
         elif (self.comm.Get_rank(), self.comm.Get_size()) != (info.rank, info.world_size):
             raise RendezvousError(
-                f"MPI says this is rank {self.comm.Get_rank()} of {self.comm.Get_size()}, "
-                f"the notebook says {info.rank} of {info.world_size}; "
+                f"MPI reports rank {self.comm.Get_rank()} of {self.comm.Get_size()}, "
+                f"the notebook assigned rank {info.rank} of {info.world_size}; "
                 "mpi4py was built for another MPI than the mpiexec that started the ranks "
                 "(run: jupyter disttrain doctor)"
             )
@@ -268,7 +268,7 @@ class MpiWorld:
                     if self._respawning.is_alive():
                         raise RendezvousError("a new process did not join it in time")  # noqa: TRY301
                 if revoked or self._merged is not None:
-                    self.comm = within(MPI_WORLD_LIMIT_SECONDS, self._make_anew)
+                    self.comm = within(MPI_WORLD_LIMIT_SECONDS, self._remake)
                     self._is_revoked = False
                 if self.comm is not self._proved:
                     within(MPI_WORLD_LIMIT_SECONDS, self._prove)
@@ -279,7 +279,7 @@ class MpiWorld:
             self._is_revoked = False  # it won't be made again
         return self.failure
 
-    def _make_anew(self) -> Any:
+    def _remake(self) -> Any:
         return self.comm.Shrink() if self._merged is None else self._merged.Split(0, self._rank)
 
     def _prove(self) -> None:

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from .ipc import NannyEnd
 
 
-class UseTeller:
+class ActivityReporter:
     """Reports, in the nanny, whether the rank was used since the last report."""
 
-    def __init__(self, wire: NannyEnd, tell: Callable[[], None]) -> None:
+    def __init__(self, wire: NannyEnd, report: Callable[[], None]) -> None:
         self._wire = wire
-        self._tell = tell
-        self._told = 0
+        self._report = report
+        self._reported = 0
         self._pause = float(os.environ.get(REPORT_USE, "0"))
         self.due = time.monotonic() + self._pause if self._pause else None
 
-    def tell_due(self) -> None:
+    def report_due(self) -> None:
         """Report use, if a report is due and there was any."""
         if self.due is None or time.monotonic() < self.due:
             return
         self.due = time.monotonic() + self._pause
         in_use, count = self._wire.uses()
-        if in_use or count != self._told:
-            self._told = count
-            self._tell()
+        if in_use or count != self._reported:
+            self._reported = count
+            self._report()

@@ -19,9 +19,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ...protocol.time_limits import (
     CLUSTER_WATCH_GRACE_SECONDS,
-    CLUSTER_WATCH_LOOK_SECONDS,
+    CLUSTER_WATCH_POLL_SECONDS,
     CUT_SECONDS,
-    EARLY_LOOK_SECONDS,
+    EARLY_POLL_SECONDS,
 )
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class ClusterWatch:
         self._grace_s = CUT_SECONDS if connection.over_network else CLUSTER_WATCH_GRACE_SECONDS
         self.monitor = sock.get_monitor_socket(EVENTS)
         self._orphan_at: float | None = None
-        self._next_look = 0.0
+        self._next_check = 0.0
         self.is_gone = False
 
-    def hear(self) -> None:
+    def read_event(self) -> None:
         """Read one event of ZeroMQ's monitor."""
         event = recv_monitor_message(self.monitor)["event"]
         if event != zmq.EVENT_DISCONNECTED:
@@ -70,21 +70,21 @@ class ClusterWatch:
             self._orphan_at = time.monotonic() + self._grace_s
 
     @property
-    def hears(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the controller is connected, as far as ZeroMQ has reported."""
         return not self.is_gone and self._orphan_at is None
 
     @property
-    def next_look(self) -> float:
-        """When to call :meth:`look`."""
-        return self._next_look if self._orphan_at is None else min(self._orphan_at, self._next_look)
+    def next_check(self) -> float:
+        """When to call :meth:`check`."""
+        return self._next_check if self._orphan_at is None else min(self._orphan_at, self._next_check)
 
-    def look(self, *, once_reached: bool) -> bool:
+    def check(self, *, once_reached: bool) -> bool:
         """Check the controller if a check is due; return True if this call found that it is gone."""
         now = time.monotonic()
-        is_due = now >= self._next_look
+        is_due = now >= self._next_check
         if is_due:
-            self._next_look = now + (CLUSTER_WATCH_LOOK_SECONDS if once_reached else EARLY_LOOK_SECONDS)
+            self._next_check = now + (CLUSTER_WATCH_POLL_SECONDS if once_reached else EARLY_POLL_SECONDS)
         is_orphan = self._orphan_at is not None and now >= self._orphan_at
         if not is_orphan and not (is_due and not self.is_there(once_reached=once_reached)):
             return False

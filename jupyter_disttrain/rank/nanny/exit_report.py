@@ -31,7 +31,7 @@ STACK_SIGNAL = signal.SIGRTMAX - 4  # Python writes the current stack at this si
 _OF_PYTHON = "Fatal Python error"  # start of Python's report of a crash
 
 
-class Witness:
+class ExitReport:
     """Monitor one rank's process from its parent."""
 
     def __init__(self, pid: int, wire: Wire) -> None:
@@ -44,7 +44,7 @@ class Witness:
         self._asked = False  # whether the stack was requested before
         self.has_closed_wire = False  # the rank closed its end of the socket while it ran
 
-    def hear(self, chunk: bytes) -> None:
+    def add_stderr(self, chunk: bytes) -> None:
         """Keep the end of the rank's stderr."""
         self._stderr_tail.append(without_noise(chunk)[-TAIL_BYTES:])
         while sum(map(len, self._stderr_tail)) > 2 * TAIL_BYTES and len(self._stderr_tail) > 1:

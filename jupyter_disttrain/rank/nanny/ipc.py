@@ -267,7 +267,7 @@ class RankEnd:
         """Clear the mark that the cell was interrupted."""
         self._wire.page[INTERRUPTED] = 0
 
-    def wait_heard(self) -> None:
+    def wait_until_handled(self) -> None:
         """Wait until the nanny has handled the output so far."""
         _wait_until(lambda: self._is_all_read() and not self._wire.page[BUSY])
 
@@ -279,11 +279,11 @@ class RankEnd:
         """Whether the nanny has interrupted the cell, even if the cell caught the interrupt."""
         return bool(self._wire.page[INTERRUPTED])
 
-    def beat(self, beat: status_page.Pulse) -> None:
+    def beat(self, beat: status_page.RankStatus) -> None:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         status_page.write(self._wire.page, beat)
 
-    def show_loop(self, loop: status_page.LoopPulse) -> None:
+    def show_loop(self, loop: status_page.LoopStatus) -> None:
         """Write the loop's progress to the shared page; one thread of the rank at a time."""
         status_page.write_loop(self._wire.page, loop)
 
@@ -364,11 +364,11 @@ class NannyEnd:
         del self._data[:start]
         return groups
 
-    def loop(self) -> status_page.LoopPulse | None:
+    def loop(self) -> status_page.LoopStatus | None:
         """Return the progress of the rank's loop."""
         return status_page.read_loop(self._page)
 
-    def pulse(self) -> status_page.Pulse | None:
+    def status(self) -> status_page.RankStatus | None:
         """Return the rank's last heartbeat and activity."""
         return status_page.read(self._page)
 

@@ -43,19 +43,19 @@ from ...protocol.requests import (
     Signal,
     Stack,
 )
-from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_HEARD_SECONDS, NAP_SECONDS
+from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_REPEAT_SECONDS, NAP_SECONDS
 from ...rank_sessions import HeldSession, end_abandoned
 from ..startup.announce import Hellos
 from ..startup.startup_args import write_whole
-from .activity import UseTeller
+from .activity import ActivityReporter
 from .controller_watch import ClusterWatch, open_probe
-from .exit_report import Witness
+from .exit_report import ExitReport
 from .ipc import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
-from .output_batching import Voice
+from .output_batching import OutputBatcher
 from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, runs, signal_main_thread
-from .publish import Aside
-from .replay_buffer import Backlog
+from .publish import SideChannel
+from .replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     import resource
@@ -77,7 +77,7 @@ class Nanny:
     ) -> None:
         self._pid = pid
         self._on_end = on_end  # called once no process of the rank is left
-        self._witness = Witness(pid, wire)
+        self._exit_report = ExitReport(pid, wire)
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
         self._taken: list[tuple[str, bytes]] = []  # (stream, bytes) read from the pipes, not handled yet
@@ -104,10 +104,10 @@ class Nanny:
         self._identity = f"nanny-{uuid.uuid4().hex}"
         self._context = zmq.Context()
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
-        self._out = Backlog(self._pub, keeps=bool(os.environ.get(KEEP)))
-        self._aside = Aside(self._pub, self._session)
-        self._use = UseTeller(self._wire, self._aside.tell_use)
-        self._vitals = Vitals(self._pid, self._wire, self._wake, self._aside.tell_figures)
+        self._out = ReplayBuffer(self._pub, keeps=bool(os.environ.get(KEEP)))
+        self._side_channel = SideChannel(self._pub, self._session)
+        self._use = ActivityReporter(self._wire, self._side_channel.publish_use)
+        self._vitals = Vitals(self._pid, self._wire, self._wake, self._side_channel.publish_figures)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
             "control",
@@ -118,7 +118,7 @@ class Nanny:
         self._cluster = ClusterWatch(connection, self._control if self._probe is None else self._probe)
         self._log = RankLog(self._report_log_trouble)
         self._metrics = MetricsFile(self._session.pack, self._report_log_trouble)
-        self._voice = Voice(self._publish, self._log)
+        self._output = OutputBatcher(self._publish, self._log)
         try:
             self._loop()
         finally:
@@ -127,7 +127,7 @@ class Nanny:
             self._log.close()
             self._metrics.close()
             self._on_end()  # before the final messages: ending a whole job kills this process soon
-            self._context.destroy(linger=2000 if self._cluster.hears else 0)
+            self._context.destroy(linger=2000 if self._cluster.is_connected else 0)
 
     def _become_reaper(self) -> None:
         """Adopt orphans of the rank's children, ignore SIGINT, and wake the loop when a child exits."""
@@ -152,7 +152,7 @@ class Nanny:
             self._wire.socket.fileno(): self._on_wire,
             **dict.fromkeys(self._pipes, self._on_pipe),
             self._pub: self._on_subscription,
-            self._cluster.monitor: self._cluster.hear,
+            self._cluster.monitor: self._cluster.read_event,
             self._control: functools.partial(self._on_control, self._control),
         }
         if self._probe is not None:
@@ -161,16 +161,16 @@ class Nanny:
         for source in handlers:
             self._poller.register(source, zmq.POLLIN)
         while True:
-            self._say_hello()
+            self._send_hello()
             events = dict(self._poller.poll(self._poll_ms()))
             for source, handle in handlers.items():
                 if source in events:
                     handle()
-            self._voice.publish_due()
-            self._use.tell_due()
-            self._vitals.tell_due()
-            self._vitals.tell_loop()
-            if self._voice.due is not None:
+            self._output.publish_due()
+            self._use.report_due()
+            self._vitals.publish_due()
+            self._vitals.publish_loop()
+            if self._output.due is not None:
                 time.sleep(NAP_SECONDS)
             ended = self._reap()
             if ended is not None:
@@ -178,12 +178,12 @@ class Nanny:
                 return
             self._check_deadlines()
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         """Publish this nanny's hello, repeatedly, until the rank has received its identity."""
-        if self._may_say_hello() and self._hellos.is_due():
+        if self._may_send_hello() and self._hellos.is_due():
             self._publish_record(self._hello())
 
-    def _may_say_hello(self) -> bool:
+    def _may_send_hello(self) -> bool:
         return self._has_subscriber and bool(self._engine) and not self._hellos.is_known
 
     def _hello(self) -> NannyHello:
@@ -221,15 +221,15 @@ class Nanny:
     def _poll_ms(self) -> int | None:
         """Return the milliseconds to the nearest deadline, None without one."""
         now = time.monotonic()
-        hello = self._hellos.next_at if self._may_say_hello() else None
-        look = self._cluster.next_look
-        dues = (self._voice.due, self._use.due, self._vitals.loop_due, self._kill_at, look, hello)
+        hello = self._hellos.next_at if self._may_send_hello() else None
+        check = self._cluster.next_check
+        dues = (self._output.due, self._use.due, self._vitals.loop_due, self._kill_at, check, hello)
         deadlines = [at for at in dues if at is not None]
         return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        if self._cluster.look(once_reached=self._hellos.is_known):
+        if self._cluster.check(once_reached=self._hellos.is_known):
             self._begin_end()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
@@ -242,7 +242,7 @@ class Nanny:
         self._wire.set_busy(True)
         try:
             self._take_from_pipes()
-            self._hear_taken()
+            self._handle_taken()
         finally:
             self._wire.set_busy(False)
 
@@ -256,20 +256,20 @@ class Nanny:
         try:
             self._take_from_pipes()
             self._on_wire()
-            self._hear_taken()
+            self._handle_taken()
         finally:
             self._wire.set_busy(False)
 
     def _take_from_pipes(self) -> None:
         self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
 
-    def _hear_taken(self) -> None:
+    def _handle_taken(self) -> None:
         taken, self._taken = self._taken, []
         for name, chunk in taken:
             self._wire.count(len(chunk))
             if name == "stderr":
-                self._witness.hear(chunk)
-            self._voice.hear(name, chunk)
+                self._exit_report.add_stderr(chunk)
+            self._output.add(name, chunk)
 
     def _on_wire(self) -> None:
         groups = self._wire.receive()
@@ -282,7 +282,7 @@ class Nanny:
             if kind in (PLACED, CELL_END):
                 # Output written before this message is in the pipes by now, so it goes first.
                 self._read_pipes()
-                self._voice.flush(end_of_cell=kind == CELL_END)
+                self._output.flush(end_of_cell=kind == CELL_END)
                 self._out.send_multipart(frames)
                 if kind == PLACED:
                     self._wire.give_back(token)
@@ -294,14 +294,14 @@ class Nanny:
     def _on_closed_wire(self) -> None:
         """End a rank that has closed its end of the socket: it can't report anything any more."""
         if not is_ending(self._pid):
-            self._witness.has_closed_wire = True
+            self._exit_report.has_closed_wire = True
             self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
             self._signal(signal.SIGTERM)
 
     def _on_note(self, kind: bytes, frames: list[bytes]) -> None:
         """Handle a frame group that has no position within the cell's output."""
         if kind == LATE:
-            self._voice.hear_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
+            self._output.add_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
         elif kind == LOGGED:
             self._read_pipes()  # first the output printed before it
             self._log.write(frames[0], "stdout")
@@ -312,28 +312,30 @@ class Nanny:
 
     def _on_cell(self, header: dict[str, Any]) -> None:
         self._out.begin_cell()
-        self._witness.begin_cell()
-        self._voice.begin_cell(header)
+        self._exit_report.begin_cell()
+        self._output.begin_cell(header)
         is_early = header["msg_id"] == self._interrupt_at
         self._wire.set_interrupted(is_early)
         if is_early:
             signal_main_thread(self._pid, signal.SIGINT)
 
-    def _on_identity(self, told: dict[str, Any]) -> None:
-        self._engine = self._aside.engine = told["engine"]
-        self._hub_id = told.get("hub_id", self._hub_id)
-        if told.get("log_path"):
+    def _on_identity(self, identity: dict[str, Any]) -> None:
+        self._engine = self._side_channel.engine = identity["engine"]
+        self._hub_id = identity.get("hub_id", self._hub_id)
+        if identity.get("log_path"):
             self._hellos.is_known = True
-            self._log.place(told["log_path"])
-            self._metrics.place(told["log_path"])
-            self._vitals.begin(told["world_size"], told["local_rank"], told["device"], told["gpu_uuid"])
+            self._log.place(identity["log_path"])
+            self._metrics.place(identity["log_path"])
+            self._vitals.begin(identity["world_size"], identity["local_rank"], identity["device"], identity["gpu_uuid"])
 
     def _on_metrics(self, data: bytes) -> None:
         try:
             self._metrics.write(unpack(data))
-            self._aside.tell_metrics(data)  # not through the backlog: clients that join later read the file
+            self._side_channel.publish_metrics(
+                data
+            )  # not through the replay buffer: clients that join later read the file
         except (TypeError, ValueError) as error:  # a bad metric must not end the rank
-            self._voice.hear("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
+            self._output.add("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
 
     def _publish(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
         topic = f"engine.{self._engine}.{content.get('name', msg_type)}".encode()
@@ -343,7 +345,7 @@ class Nanny:
         )
 
     def _publish_record(self, record: Record) -> None:
-        self._publish(record.msg_type, record.to_content(), self._voice.cell)
+        self._publish(record.msg_type, record.to_content(), self._output.cell)
 
     def _report_log_trouble(self, path: str, error: OSError) -> None:
         self._publish_record(LogTrouble(host=socket.gethostname(), log_path=path, reason=error.strerror or str(error)))
@@ -360,8 +362,8 @@ class Nanny:
         content: dict[str, Any] = {"status": "ok"}
         frames: list[Any] = []
         try:
-            told, frames = serves.serve(self, message["content"])
-            content |= told
+            reply, frames = serves.serve(self, message["content"])
+            content |= reply
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
             content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
         self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
@@ -374,7 +376,7 @@ class Nanny:
     @serves(Interrupt)
     def _interrupt(self, request: Interrupt) -> Reply:
         """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
-        if self._voice.cell.get("msg_id") == request.cell:
+        if self._output.cell.get("msg_id") == request.cell:
             self._wire.set_interrupted(True)
             interrupt(self._pid)
         else:
@@ -388,7 +390,7 @@ class Nanny:
 
     @serves(AcknowledgeNannyHello)
     def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> Reply:
-        self._hellos.was_heard()
+        self._hellos.delay()
         return {}, []
 
     @serves(RepeatHello)
@@ -398,7 +400,7 @@ class Nanny:
 
     @serves(Publish)
     def _publish_for(self, request: Publish) -> Reply:
-        self._aside.tell(request.record_type, request.content)
+        self._side_channel.publish(request.record_type, request.content)
         return {}, []
 
     @serves(Replay)
@@ -411,7 +413,7 @@ class Nanny:
 
     @serves(Stack)
     def _stack(self, _request: Stack) -> Reply:
-        return {"stack": self._witness.stack()}, []
+        return {"stack": self._exit_report.stack()}, []
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it
@@ -427,9 +429,9 @@ class Nanny:
     def _on_rank_end(self, ended: tuple[int, resource.struct_rusage]) -> None:
         self._on_wire()
         self._read_pipes()
-        self._voice.flush(end_of_cell=True)
-        self._log.write(self._witness.crash(), "stderr")
-        death = self._witness.death(self._engine, *ended, expected=self._expected_end)
+        self._output.flush(end_of_cell=True)
+        self._log.write(self._exit_report.crash(), "stderr")
+        death = self._exit_report.death(self._engine, *ended, expected=self._expected_end)
         if death.unfinished:  # without a client, only the log shows it
             self._log.write(f"this rank was killed: {death.unfinished}\n".encode(), "stderr")
         self._publish_record(death)
@@ -442,10 +444,12 @@ class Nanny:
     def _leave(self, death: RankDeath) -> None:
         """Write the death to a file, for clients that join later."""
         try:
-            word = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
-            write_whole(word, json.dumps(death.to_content()))
+            report_path = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
+            write_whole(report_path, json.dumps(death.to_content()))
         except OSError as error:
-            sys.stderr.write(f"no word could be left: {error}\n")  # a client that joins sees that the process is gone
+            sys.stderr.write(
+                f"the report of the exit could not be written: {error}\n"
+            )  # a client that joins sees that the process is gone
 
     def _repeat(self, death: RankDeath) -> None:
         """Publish a death during start-up again and again, until the client has received it and ends this process.
@@ -455,14 +459,14 @@ class Nanny:
         # If no client ever subscribes, the launcher's copy of our stderr is all there is.
         sys.stderr.write(f"rank process {self._pid} {death.cause}\n{death.stderr_tail}\n")
         sys.stderr.flush()
-        deadline = time.monotonic() + NANNY_HEARD_SECONDS
+        deadline = time.monotonic() + NANNY_REPEAT_SECONDS
         while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
             self._publish_record(death)
             select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)
 
     def _unregister(self) -> None:
         """Unregister from ipyparallel's hub, so that its clients don't have to wait for missed heartbeats."""
-        if self._hub_id is None or not self._cluster.hears:
+        if self._hub_id is None or not self._cluster.is_connected:
             return
         hub = self._connection.connect(self._context.socket(zmq.DEALER), "registration", LINGER=1000)
         self._session.send(hub, "unregistration_request", {"id": self._hub_id})

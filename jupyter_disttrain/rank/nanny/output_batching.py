@@ -62,7 +62,7 @@ class _Stream:
         return sent
 
 
-class Voice:
+class OutputBatcher:
     """Batch a rank's output and publish it under the cell that printed it."""
 
     def __init__(self, publish: Callable[[str, dict[str, Any], dict[str, Any]], None], log: RankLog) -> None:
@@ -82,13 +82,13 @@ class Voice:
         for stream in self._streams.values():
             stream.begin_cell()
 
-    def hear(self, name: str, data: bytes) -> None:
+    def add(self, name: str, data: bytes) -> None:
         """Log and batch bytes of one stream."""
         self._log.write(data, name)
         stream = self._streams[name]
         self._gather(stream, stream.admit(without_noise(data) if name == "stderr" else data))
 
-    def hear_late(self, cell: dict[str, Any], name: str, data: bytes) -> None:
+    def add_late(self, cell: dict[str, Any], name: str, data: bytes) -> None:
         """Log and batch bytes that a thread or a task of an earlier cell has written."""
         self._log.write(data, name)
         key = cell["msg_id"], name

@@ -1,6 +1,6 @@
 """Publish a nanny's own messages: node and rank figures, metrics, use of the rank, records that the client requests.
 
-Covers: publishing them without the backlog, because a client that attaches later does not need them.
+Covers: publishing them without the replay buffer, because a client that attaches later does not need them.
 Does not cover: a rank's output (``output_batching``), when figures are read
 (``features.telemetry.rank.process_stats``).
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...protocol.messages import Record
 
 
-class Aside:
+class SideChannel:
     """Publish on the nanny's own socket."""
 
     def __init__(self, pub: zmq.Socket[bytes], session: Session) -> None:
@@ -26,19 +26,19 @@ class Aside:
         self._session = session
         self.engine = ""  # the rank's engine, named in every message
 
-    def tell(self, msg_type: str, content: dict[str, Any], topic: bytes = b"asked") -> None:
+    def publish(self, msg_type: str, content: dict[str, Any], topic: bytes = b"asked") -> None:
         """Publish a message to the current subscribers."""
         self._session.send(self._pub, msg_type, content, ident=topic, metadata={"engine": self.engine})
 
-    def tell_use(self) -> None:
+    def publish_use(self) -> None:
         """Publish that the rank is used."""
-        self.tell(Used.msg_type, {}, USED_TOPIC)
+        self.publish(Used.msg_type, {}, USED_TOPIC)
 
-    def tell_figures(self, record: Record) -> None:
+    def publish_figures(self, record: Record) -> None:
         """Publish figures of the rank or of its node."""
         self._send(record.msg_type, self._session.pack(record.to_content()))
 
-    def tell_metrics(self, data: bytes) -> None:
+    def publish_metrics(self, data: bytes) -> None:
         """Publish metrics that the rank logged, packed by ``samples.pack``."""
         self._send(METRICS, data)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 16 << 20
 
 
-class Backlog:
+class ReplayBuffer:
     """Publish on a socket and keep the messages since the cell began; beyond ``LIMIT_BYTES`` the oldest are dropped.
 
     Parameters
@@ -52,5 +52,5 @@ class Backlog:
 
     def dump(self) -> tuple[dict[str, Any], list[bytes]]:
         """Return the number of frames of each message and the number of dropped messages, and all frames in a list."""
-        told = {"counts": [len(message) for message in self._kept], "lost": self._lost}
-        return told, [frame for message in self._kept for frame in message]
+        content = {"counts": [len(message) for message in self._kept], "lost": self._lost}
+        return content, [frame for message in self._kept for frame in message]

@@ -57,7 +57,7 @@ class Publisher:
         """
         with self._turns.lock:
             cell_threads.begin_cell(header)
-            self._rank_end.wait_heard()
+            self._rank_end.wait_until_handled()
             mark = self._rank_end.mark
             self._rank_end.begin_cell()
             self._rank_end.send(CELL_BEGIN, [packed_header])

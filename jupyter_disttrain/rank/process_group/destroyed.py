@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.time_limits import KEPT_SECONDS
-from .object_replacement import Aside
+from .object_replacement import Protected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ def forget_half_ended_groups() -> None:
 
 
 def _hold(groups: tuple[Any, ...]) -> None:
-    kept = [Aside(each) for each in groups]
+    kept = [Protected(each) for each in groups]
     timer = threading.Timer(KEPT_SECONDS, kept.clear)
     timer.name, timer.daemon = "ended process groups", True
     timer.start()

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.time_limits import GLOO_WAITS_LOOK_SECONDS, SETTLED_SECONDS
+from ...protocol.time_limits import GLOO_WAITS_POLL_SECONDS, SETTLED_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ def end_forgotten_waits() -> int:
     waits = _waits(gloo.vtables)
     deadline = time.monotonic() + SETTLED_SECONDS * _processes_per_core()
     while waits and time.monotonic() < deadline:
-        time.sleep(GLOO_WAITS_LOOK_SECONDS)  # threads in which Gloo itself raises are about to leave
+        time.sleep(GLOO_WAITS_POLL_SECONDS)  # threads in which Gloo itself raises are about to leave
         waits &= _waits(gloo.vtables)
     ended = 0
     for wait in waits:
@@ -134,10 +134,10 @@ def _sleepers() -> Iterator[tuple[int, _Sleep]]:
 
 
 def _sleep_of(task: Path) -> _Sleep | None:
-    words = _system_call(task)
-    if not words or words[0] != _FUTEX.get(platform.machine()):
+    values = _system_call(task)
+    if not values or values[0] != _FUTEX.get(platform.machine()):
         return None
-    return _Sleep(address=int(words[1], 16), stack=int(words[-2], 16))
+    return _Sleep(address=int(values[1], 16), stack=int(values[-2], 16))
 
 
 def _system_call(task: Path) -> list[str]:

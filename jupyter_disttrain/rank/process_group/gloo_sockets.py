@@ -88,8 +88,8 @@ def _watched(descriptor: int) -> Iterator[tuple[int, int]]:
         return
     for line in text.splitlines():
         if line.startswith("tfd:"):
-            words = line.replace(":", ": ").split()
-            yield int(words[1]), int(words[words.index("ino:") + 1], 16)
+            columns = line.replace(":", ": ").split()
+            yield int(columns[1]), int(columns[columns.index("ino:") + 1], 16)
 
 
 def _kind(descriptor: int, inode: int) -> str | None:
@@ -126,7 +126,7 @@ def _connections_to(port: int) -> set[int]:
         except OSError:
             continue  # no IPv6 here
         for line in lines:
-            words = line.split()
-            if int(words[2].rpartition(":")[2], 16) == port and words[3] == _ESTABLISHED:
-                inodes.add(int(words[9]))
+            columns = line.split()
+            if int(columns[2].rpartition(":")[2], 16) == port and columns[3] == _ESTABLISHED:
+                inodes.add(int(columns[9]))
     return inodes

@@ -187,7 +187,7 @@ class Group:
             if found != expected:
                 raise RendezvousError(
                     f"the first all_reduce over {info.backend} on {device} gave {found} instead of {expected}: "
-                    "two ranks share an identity; %dist_reset starts them anew"
+                    "two ranks share an identity; %dist_reset restarts them"
                 )
 
     def _remake(self, old: Mapping[str, GroupRecord], store: Any, count: int, pairs: dict[Any, Any]) -> list[str]:
@@ -196,16 +196,16 @@ class Group:
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
         own = {name: list(record.ranks) for name, record in old.items()}
-        told_store = PrefixStore("groups", store)
-        told_store.set(str(self.info.rank), json.dumps({"groups": own, "count": count}))
-        told = [json.loads(told_store.get(str(rank))) for rank in range(self.info.world_size)]
+        exchange = PrefixStore("groups", store)
+        exchange.set(str(self.info.rank), json.dumps({"groups": own, "count": count}))
+        of_ranks = [json.loads(exchange.get(str(rank))) for rank in range(self.info.world_size)]
         # Names are counted: ranks with different counts would give one name to two groups.
-        c10d._world.group_count = max(c10d._world.group_count, *(each["count"] for each in told))  # noqa: SLF001
+        c10d._world.group_count = max(c10d._world.group_count, *(each["count"] for each in of_ranks))  # noqa: SLF001
         lost = []
-        members = {name: ranks for each in told for name, ranks in each["groups"].items()}
+        members = {name: ranks for each in of_ranks for name, ranks in each["groups"].items()}
         for name in sorted(members):  # in the same order on all ranks, non-members included, as in new_group
             record = old.get(name)
-            if not all(told[member]["groups"].get(name) == members[name] for member in members[name]):
+            if not all(of_ranks[member]["groups"].get(name) == members[name] for member in members[name]):
                 if record is not None:
                     lost.append(record.made_at or f"the group of ranks {own[name]}")
                 continue
@@ -359,7 +359,7 @@ class Group:
             dist.destroy_process_group()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def hidden(self) -> Iterator[None]:
         """Hide the session's group from a program, so that it finds none when it starts; restore it afterwards.
 
         A group that the program makes is destroyed at its end.

@@ -99,7 +99,7 @@ def rearm_models() -> list[str]:
             _rearm(model)
         except Exception as error:  # noqa: BLE001  (e.g. out of memory: one model must not end the session)
             name = type(model.module).__name__
-            failed.append(f"DistributedDataParallel of {name} ({type(error).__name__}: {error}); make it anew")
+            failed.append(f"DistributedDataParallel of {name} ({type(error).__name__}: {error}); create it again")
     return failed
 
 

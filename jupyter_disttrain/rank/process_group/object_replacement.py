@@ -40,7 +40,7 @@ def thaw() -> None:
         gc.unfreeze()
 
 
-class Aside:
+class Protected:
     """Holds a value in which nothing is replaced."""
 
     __slots__ = ("held",)
@@ -120,7 +120,7 @@ class _Replacing:
         if holder is self._olds or holder is self._new_of or id(holder) in self._of_olds:
             return True
         # What classes hold is in their dicts, except their bases; a descriptor holds its class or its functions.
-        return type(holder) is Aside or issubclass(type(holder), (type, *_DESCRIPTORS))
+        return type(holder) is Protected or issubclass(type(holder), (type, *_DESCRIPTORS))
 
     def _in_defaults(self, function: types.FunctionType) -> bool:
         values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())

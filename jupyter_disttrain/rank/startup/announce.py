@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from ...protocol.time_limits import FIRST_PAUSE_SECONDS, HELLOS_HEARD_SECONDS, LONGEST_PAUSE_SECONDS
+from ...protocol.time_limits import FIRST_PAUSE_SECONDS, HELLOS_REPEAT_SECONDS, LONGEST_PAUSE_SECONDS
 
 
 class Hellos:
@@ -31,6 +31,6 @@ class Hellos:
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         return True
 
-    def was_heard(self) -> None:
+    def delay(self) -> None:
         """Delay the next hello, which the client has acknowledged; may be called from any thread."""
-        self.next_at = time.monotonic() + HELLOS_HEARD_SECONDS
+        self.next_at = time.monotonic() + HELLOS_REPEAT_SECONDS

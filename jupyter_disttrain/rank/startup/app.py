@@ -54,7 +54,7 @@ from ...rank_sessions import boot_id
 from ..kernel.cell_threads import watch_threads
 from ..kernel.error_chain import linked, walk
 from ..kernel.kernel import RankKernel, ignore_signal
-from ..kernel.requests import Bootstrap
+from ..kernel.requests import RequestHandler
 from ..kernel.shell import RankProfile
 from ..kernel.tracebacks import is_of_user, plain_lines
 from ..libraries.import_hooks import on_import
@@ -120,7 +120,7 @@ class RankEngine(IPEngine):
         self.init_signal()
         self.kernel.start()
         self._start_heart()
-        self._say_hello()
+        self._send_hello()
 
     def _start_heart(self) -> None:
         """Reply to the controller's heartbeats, in a thread of their own."""
@@ -163,16 +163,16 @@ class RankEngine(IPEngine):
         global _exit  # noqa: PLW0603  (one per process)
         atexit.unregister(kernel.shell.atexit_operations)  # deletes variables, some of which would wait for other ranks
         _exit = RankExit()
-        bootstrap = Bootstrap(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
-        bootstrap.begin_session = functools.partial(self._run_profile, app, kernel.shell)
-        kernel.take_charge(bootstrap, publisher, self._descriptors, self._reserved)
+        request_handler = RequestHandler(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
+        request_handler.begin_session = functools.partial(self._run_profile, app, kernel.shell)
+        kernel.take_charge(request_handler, publisher, self._descriptors, self._reserved)
         return kernel
 
     def _run_profile(self, app: ProfileApp, shell: RankShell) -> list[str]:
         with self._reserved.freed(), self._turns.muted():  # its output is not shown, as in an ordinary kernel
             return self._profile.run(app, shell)
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         if self._hellos.is_known:
             return
         if self._hellos.is_due():
@@ -181,7 +181,7 @@ class RankEngine(IPEngine):
             # Through the stream: sending on its socket would consume the event that signals an arrived request.
             stream = self.kernel.shell_stream
             self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
-        self.loop.call_later(max(0.0, self._hellos.next_at - time.monotonic()), self._say_hello)
+        self.loop.call_later(max(0.0, self._hellos.next_at - time.monotonic()), self._send_hello)
 
     def init_signal(self) -> None:
         """Ignore SIGINT, which only has an effect while a cell runs; let SIGTERM end the process."""

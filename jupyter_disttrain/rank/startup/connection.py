@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHANNELS = ("registration", "mux", "control", "iopub", "hb_ping", "hb_pong")
 # Pause between checks for the connection file: frequent checks by 256 ranks and nannies leave the controller no core.
-SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.005, 0.05
+SHORTEST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.005, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,20 @@ class Connection:
             If the file is not this user's own: the rank would connect where another user wants it to.
         """
         deadline = time.monotonic() + timeout_s
-        pause = SHORTEST_LOOK_SECONDS
+        pause = SHORTEST_POLL_SECONDS
         while time.monotonic() < deadline:
             try:
                 return cls(Path(path), json.loads(read_own(path)))
             except PermissionError as error:
                 raise ConnectionError(
-                    f"{path} on {socket.gethostname()} can't be used: {error.strerror}; it says where a rank connects"
+                    f"{path} on {socket.gethostname()} can't be used: {error.strerror}; ranks read from it where to "
+                    "connect"
                 ) from error
             except (FileNotFoundError, json.JSONDecodeError):
                 if not Path(path).parent.exists():
                     raise TimeoutError(f"the cluster ended before it wrote {path}") from None
                 time.sleep(pause)  # not there yet
-                pause = min(1.5 * pause, LONGEST_LOOK_SECONDS)
+                pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
         raise TimeoutError(f"the controller did not write {path} within {timeout_s:g} s")
 
     @property

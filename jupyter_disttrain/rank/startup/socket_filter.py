@@ -53,10 +53,10 @@ def hide_listeners(network: str | None = None) -> list[int]:
         The network of the cluster's hosts, e.g. ``"10.1.0.0/16"``, accepted in addition to 127.0.0.0/8; None accepts
         127.0.0.0/8 only.
     """
-    heard = [_LOOPBACK]
+    accepted = [_LOOPBACK]
     hosts = ipaddress.ip_network(network) if network else None
     if isinstance(hosts, ipaddress.IPv4Network):
-        heard.append(hosts)
+        accepted.append(hosts)
     ports = []
     for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         try:
@@ -67,7 +67,7 @@ def hide_listeners(network: str | None = None) -> list[int]:
             continue  # closed meanwhile
         with listener:
             if _listens_to_all(listener):
-                _attach(listener, _only_from(heard) if listener.family == socket.AF_INET else _NOTHING)
+                _attach(listener, _only_from(accepted) if listener.family == socket.AF_INET else _NOTHING)
                 ports.append(listener.getsockname()[1])
     return ports
 

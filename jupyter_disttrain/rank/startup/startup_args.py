@@ -36,7 +36,7 @@ INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinSetup:
+class JoinArgs:
     """How the processes of a job become the ranks of a cluster: see ``join``."""
 
     file: str
@@ -53,7 +53,7 @@ class Setup:
     environment: str  # a file; empty: only the inherited environment
     host: str  # the launcher's name of it; empty: unknown
     ranks: int  # number of processes to start
-    join: JoinSetup | None = None  # None: a client has started this process
+    join: JoinArgs | None = None  # None: a client has started this process
 
 
 def read_arguments(arguments: Sequence[str]) -> Setup:
@@ -75,7 +75,7 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
             check_name(args.name)  # in each process: else the others would wait for a rank 0 that has exited
         except UsageError as error:
             parser.error(f"argument --name: {error}")
-    joined = JoinSetup(
+    joined = JoinArgs(
         file=args.join or "",
         timeout_s=args.join_timeout,
         interface=args.interface,
@@ -110,11 +110,11 @@ def enter(setup: Setup) -> None:
             os.environ.setdefault(variable, sign + name)
 
 
-def leave_word(trouble: str) -> None:
+def write_trouble(trouble: str) -> None:
     """Report in a file what keeps ranks from starting on this host, where the client can't be reached otherwise."""
     print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
-    word = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
-    write_whole(word, trouble)  # the client checks often, and must not read half of it
+    path = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
+    write_whole(path, trouble)  # the client checks often, and must not read half of it
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -21,7 +21,7 @@ from jupyter_disttrain.launchers.hosts import probe
 from jupyter_disttrain.launchers.hosts.network import choose_network, describe, environment_for
 from jupyter_disttrain.launchers.hosts.preflight import check
 from jupyter_disttrain.launchers.hosts.probe_runner import survey
-from jupyter_disttrain.launchers.hosts.report import HostReport, Wanted, own_addresses
+from jupyter_disttrain.launchers.hosts.report import HostReport, HostRequirements, own_addresses
 from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from ...lab.places import command
@@ -45,11 +45,11 @@ def shared(lab: Lab) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(shared: Path) -> Wanted:
-    return Wanted.here(mpiexec=find_mpiexec(), shared_folder=shared, reach_s=1.0)
+def wanted(shared: Path) -> HostRequirements:
+    return HostRequirements.here(mpiexec=find_mpiexec(), shared_folder=shared, reach_s=1.0)
 
 
-def refusal(reports: list[HostReport], wanted: Wanted, ssh: list[str]) -> list[str]:
+def refusal(reports: list[HostReport], wanted: HostRequirements, ssh: list[str]) -> list[str]:
     """Return the lines of the message that refuses these hosts."""
     with pytest.raises(LaunchError) as refused:
         check(reports, wanted, ssh)
@@ -86,7 +86,9 @@ def silent_server(lab: Lab) -> Iterator[tuple[list[str], socket.socket]]:
         yield [str(lab.ssh), "-o", f"HostName={address}", "-o", f"Port={port}"], server
 
 
-def test_hosts_that_have_all_are_taken_and_their_network_is_found(lab: Lab, wanted: Wanted, shared: Path) -> None:
+def test_hosts_that_have_all_are_taken_and_their_network_is_found(
+    lab: Lab, wanted: HostRequirements, shared: Path
+) -> None:
     reports = survey(lab.hosts, [str(lab.ssh)], wanted)
     assert check(reports, wanted) == []
     assert [report.name for report in reports] == lab.hosts
@@ -102,7 +104,7 @@ def test_hosts_that_have_all_are_taken_and_their_network_is_found(lab: Lab, want
 
 
 def test_each_host_is_told_what_it_lacks_and_what_to_do(
-    breakable: Lab, wanted: Wanted, shared: Path, tmp_path: Path
+    breakable: Lab, wanted: HostRequirements, shared: Path, tmp_path: Path
 ) -> None:
     lab = breakable
     modules = tmp_path / "modules"
@@ -147,7 +149,7 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
     assert f"confirm the key: {' '.join(ssh)} stranger" in said, said
 
 
-def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: Wanted, tmp_path: Path) -> None:
+def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: HostRequirements, tmp_path: Path) -> None:
     ssh = [str(lab.ssh)]
     lacking = replace(
         wanted,
@@ -166,7 +168,7 @@ def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: Wanted, tmp_path
     assert "/nowhere/bin/python can't be run there" in line
 
 
-def test_a_firewall_is_told_by_the_addresses_that_it_stands_between(lab: Lab, wanted: Wanted) -> None:
+def test_a_firewall_is_told_by_the_addresses_that_it_stands_between(lab: Lab, wanted: HostRequirements) -> None:
     node1 = lab._hosts["node1"].enter()
     with new_connections_dropped("eth0", 2222, *node1), new_connections_dropped(lab.place.bridge, 1):
         reports = survey(lab.hosts, [str(lab.ssh)], wanted)
@@ -182,7 +184,7 @@ def test_a_firewall_is_told_by_the_addresses_that_it_stands_between(lab: Lab, wa
     assert len(lines) == 3
 
 
-def test_a_network_can_be_named_and_is_used_where_all_have_it(lab: Lab, wanted: Wanted) -> None:
+def test_a_network_can_be_named_and_is_used_where_all_have_it(lab: Lab, wanted: HostRequirements) -> None:
     network, wide = f"10.99.{lab.place.lab_id}", f"10.99.{lab.place.lab_id}.0/24"
     fast = replace(wanted, interface=wide)
     with ExitStack() as stack:
@@ -228,7 +230,7 @@ def new_route(lab: Lab, network: str) -> Iterator[None]:
         command("ip", "route", "delete", network, "dev", lab.place.bridge)
 
 
-def test_a_host_that_says_nothing_is_given_up_and_its_ssh_ended(lab: Lab, wanted: Wanted) -> None:
+def test_a_host_that_says_nothing_is_given_up_and_its_ssh_ended(lab: Lab, wanted: HostRequirements) -> None:
     soon = replace(wanted, limit_s=0.3)
     with silent_server(lab) as (ssh, _):
         reports = survey(["silent"], ssh, soon)
@@ -236,7 +238,7 @@ def test_a_host_that_says_nothing_is_given_up_and_its_ssh_ended(lab: Lab, wanted
     assert "silent: no answer within 0.3 s" in refusal(reports, soon, ssh)[1]
 
 
-def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: Wanted, shared: Path) -> None:
+def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: HostRequirements, shared: Path) -> None:
     with silent_server(lab) as (ssh, server):
 
         def interrupt_once_ssh_is_there() -> None:
@@ -257,12 +259,12 @@ def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: Wanted, shared: Path) -> 
     assert list(shared.iterdir()) == []
 
 
-def test_a_missing_ssh_is_named(wanted: Wanted) -> None:
+def test_a_missing_ssh_is_named(wanted: HostRequirements) -> None:
     with pytest.raises(LaunchError, match="cannot run no-such-ssh: No such file or directory; install OpenSSH"):
         survey(["node1"], ["no-such-ssh"], replace(wanted, shared_folder=None))
 
 
-def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: Wanted) -> None:
+def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: HostRequirements) -> None:
     fine = HostReport(
         name="a",
         python=wanted.python_version,
@@ -278,7 +280,7 @@ def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: Wanted) -> None:
     assert said[1] == "the hosts have different numbers of GPUs: a 0, b 2"
 
 
-def test_hosts_with_the_same_problem_are_told_once(wanted: Wanted) -> None:
+def test_hosts_with_the_same_problem_are_told_once(wanted: HostRequirements) -> None:
     said = "ssh: Could not resolve hostname {}: Name or service not known"
     reports = [HostReport(name=name, failure=said.format(name), exit_code=255) for name in ("node7", "node71")]
     with pytest.raises(

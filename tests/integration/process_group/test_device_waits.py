@@ -151,7 +151,7 @@ def test_groups_are_formed_again_by_all_ranks_and_aborted_beside_the_control_thr
     device.run(
         "from torch.distributed import distributed_c10d as c10d\nhelper = c10d._new_process_group_helper\n"
         "def count(*args, **options):\n    made.append(args[2]); return helper(*args, **options)\n"
-        "c10d._new_process_group_helper = count\ngroup = get_ipython().kernel._bootstrap.group\n"
+        "c10d._new_process_group_helper = count\ngroup = get_ipython().kernel._request_handler.group\n"
         "group._store.set('exception_dump', '1')"
     )
     interrupted(device, "gpu.all_reduce(4); gpu.item()", {0, 1, 2})
@@ -166,7 +166,7 @@ def test_groups_are_formed_again_by_all_ranks_and_aborted_beside_the_control_thr
 
 
 def test_collectives_are_counted_over_all_backends_of_a_group(device: Cluster, pids: dict[int, int]) -> None:
-    counted = "get_ipython().kernel._bootstrap.group.counts['collectives']"
+    counted = "get_ipython().kernel._request_handler.group.counts['collectives']"
     device.run(f"both = dist.new_group(backend='cpu:gloo,cuda:gloo'); before = {counted}")
     device.run("gpu.all_reduce(1); gpu.aborts.clear(); gpu._pending.clear()")  # over a backend that counts nothing
     device.run("x = torch.ones(1); dist.all_reduce(x); dist.all_reduce(x, group=both); dist.all_reduce(x, group=both)")
@@ -177,7 +177,7 @@ def test_collectives_are_counted_over_all_backends_of_a_group(device: Cluster, p
 
 
 BAD_SHUTDOWN = """
-group = get_ipython().kernel._bootstrap.group
+group = get_ipython().kernel._request_handler.group
 destroy = group._destroy
 def fail():
     group._destroy = destroy

@@ -80,7 +80,7 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
     psutil.Process(pid).kill()
     assert wait_until(lambda: world.table[1].info.pid != pid and world.table[1].state == "idle", 60)
     for call in ("comm.allreduce(1)", "from mpi4py import MPI; MPI.COMM_WORLD.allreduce(1)"):
-        with pytest.raises(RankFailure, match="no world of all ranks: it is made anew with the next process group"):
+        with pytest.raises(RankFailure, match="no world of all ranks: it is rebuilt with the next process group"):
             world.run(call, 1)
     # It can be released, and help to start another, all the same.
     world._session.supervisor.release(forced=True)

@@ -56,9 +56,11 @@ def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() 
 
 def test_a_page_that_is_being_written_tells_what_it_told_before() -> None:
     page = mmap.mmap(-1, mmap.PAGESIZE)
-    status_page.write(page, status_page.Pulse(beat_s=time.monotonic(), cell=3, steps=70, seen=5, call=b"all_reduce"))
-    status_page.write_loop(page, status_page.LoopPulse(cell=3, done=4, total=9))
-    shown = {"pulse": lambda: status_page.read(page), "loop": lambda: status_page.read_loop(page)}
+    status_page.write(
+        page, status_page.RankStatus(beat_s=time.monotonic(), cell=3, steps=70, seen=5, call=b"all_reduce")
+    )
+    status_page.write_loop(page, status_page.LoopStatus(cell=3, done=4, total=9))
+    shown = {"status": lambda: status_page.read(page), "loop": lambda: status_page.read_loop(page)}
     wire: Any = SimpleNamespace(uses=lambda: (True, 1), **shown)
     vitals = Vitals(os.getpid(), wire, lambda: None, lambda _record: None)
     before = vitals._of_rank(time.monotonic(), None)
@@ -138,11 +140,11 @@ def test_names_that_differ_in_each_step_fill_no_memory(monkeypatch: pytest.Monke
 
 def test_few_sights_of_a_rank_found_nothing() -> None:
     began = RankVitals(time_s=0, beat_s=1, state="running", cell=1)
-    slow = replace(began, beat_s=16, steps=100, looks=60, waits=0, seen=2)  # two sights that stand for sixty looks
+    slow = replace(began, beat_s=16, steps=100, checks=60, waits=0, seen=2)  # two sights that stand for sixty checks
     fast = replace(slow, waits=60)
     rates = {rank: rates_between(began, each) for rank, each in enumerate((slow, fast))}
     assert rates[0] is not None
-    assert rates[0].looks == 2
+    assert rates[0].checks == 2
     assert find_straggler({rank: each for rank, each in rates.items() if each is not None}) is None
 
 

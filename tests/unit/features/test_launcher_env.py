@@ -88,7 +88,7 @@ def test_a_notebook_whose_network_is_gone_is_ended_and_nobody_else(tmp_path: Pat
 )
 def test_what_a_launcher_says_is_understood(environment: Mapping[str, str], expected: tuple[Any, ...] | None) -> None:
     if expected is None:
-        with pytest.raises(LaunchError, match="start it by mpirun, srun or torchrun"):
+        with pytest.raises(LaunchError, match="start it with mpirun, srun or torchrun"):
             Launched.read(environment)
         return
     found = Launched.read(environment)

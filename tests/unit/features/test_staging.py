@@ -32,7 +32,7 @@ def test_each_node_gets_what_it_lacks_and_the_source_is_read_once(data: Path, tm
     (nodes[1] / "data" / "small").unlink()
     (nodes[2] / "data" / "deep" / "large").unlink()
     relays = Chain(data, nodes).run()
-    assert [relay.tell()["copied_bytes"] for relay in relays] == [0, 5, 3 * MIB + 5]
+    assert [relay.report()["copied_bytes"] for relay in relays] == [0, 5, 3 * MIB + 5]
     assert relays[0].read_bytes == 3 * MIB + 10
 
     (data / "small").unlink()
@@ -46,15 +46,15 @@ def test_what_was_spoilt_since_is_found_by_its_hash(data: Path, tmp_path: Path) 
     nodes = [tmp_path / f"node{at}" for at in range(2)]
     Chain(data, nodes).run()
     (nodes[1] / "data" / "small").write_text("smell")
-    assert [relay.tell()["copied_bytes"] for relay in Chain(data, nodes).run()] == [0, 0]
-    assert [relay.tell()["copied_bytes"] for relay in Chain(data, nodes, verify=True).run()] == [0, 5]
+    assert [relay.report()["copied_bytes"] for relay in Chain(data, nodes).run()] == [0, 0]
+    assert [relay.report()["copied_bytes"] for relay in Chain(data, nodes, verify=True).run()] == [0, 5]
     assert files(nodes[1] / "data") == files(data)
 
 
 def test_a_folder_that_two_nodes_see_is_written_once(data: Path, tmp_path: Path) -> None:
     relays = Chain(data, [tmp_path / "one", tmp_path / "shared", tmp_path / "shared"]).run()
-    assert [relay.tell()["shares_with"] for relay in relays] == ["", "", "node1"]
-    assert [relay.tell()["copied_files"] for relay in relays] == [3, 3, 0]
+    assert [relay.report()["shares_with"] for relay in relays] == ["", "", "node1"]
+    assert [relay.report()["copied_files"] for relay in relays] == [3, 3, 0]
     assert files(tmp_path / "shared" / "data") == files(data)
 
 
@@ -88,10 +88,10 @@ def test_a_machine_that_only_reads_sends_what_nodes_lack_from_the_block_on_where
     assert "no more" in str(chain.run()[2].fault)
     relays = Chain(data, [None, tmp_path / "a", tmp_path / "b"]).run()
     assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
-    assert relays[2].tell()["copied_bytes"] == MIB + 5
+    assert relays[2].report()["copied_bytes"] == MIB + 5
     assert relays[0].read_bytes >= MIB + 5  # the node before may have written less
     assert [files(tmp_path / node / "data") for node in ("a", "b")] == [files(data)] * 2
-    assert [relay.tell()["copied_bytes"] for relay in Chain(data, [tmp_path / "b"], verify=True).run()] == [0]
+    assert [relay.report()["copied_bytes"] for relay in Chain(data, [tmp_path / "b"], verify=True).run()] == [0]
 
 
 def test_links_odd_names_and_rights_come_as_a_person_expects(data: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_node_whose_disk_stalls_at_the_end_waits_for_it_while_the_next_one_is_
 
     def send_and_note(side: str, head: dict[str, object], parts: tuple[object, ...] = ()) -> bool:
         was_sent = send(side, head, parts)
-        if head["say"] == "done":
+        if head["type"] == "done":
             next_is_done.set()
         return was_sent
 
@@ -169,7 +169,7 @@ def test_who_has_another_key_is_not_let_in(data: Path, tmp_path: Path) -> None:
     monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     monitor.rcvtimeo = 10_000
     stranger.connect(chain.places[1].url)
-    stranger.send_multipart([b'{"say": "hello"}'])
+    stranger.send_multipart([b'{"type": "hello"}'])
     chain.start()
     event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
     assert event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -185,7 +185,7 @@ def test_what_is_no_copy_of_the_source_is_left_alone(data: Path, tmp_path: Path)
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "mine").write_text("mine")
     (relay,) = Chain(data, [tmp_path / "a"]).run()
-    assert "nothing tells that it is a copy of" in str(relay.fault)
+    assert "is not marked as a copy of" in str(relay.fault)
     assert files(tmp_path / "a" / "data") == {"mine": b"mine"}
     (tmp_path / "other" / "data").mkdir(parents=True)
     Chain(data, [tmp_path / "b"]).run()

@@ -16,7 +16,7 @@ import zmq
 from jupyter_disttrain.config.data_urls import without_secrets
 from jupyter_disttrain.errors import StageError
 from jupyter_disttrain.features.staging import partial_file
-from jupyter_disttrain.features.staging.partial_file import Part, hash_of
+from jupyter_disttrain.features.staging.partial_file import PartialFile, hash_of
 from jupyter_disttrain.features.staging.peers import Neighbours
 from jupyter_disttrain.features.staging.source import Source, source_name
 from jupyter_disttrain.features.staging.store import Store
@@ -26,7 +26,7 @@ from ...support.stage_tools import Chain, FileServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_disttrain.features.staging.pipeline import Relay
+    from jupyter_disttrain.features.staging.pipeline import PipelineNode
 
 MIB = 1 << 20
 
@@ -49,8 +49,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def fail_if_large(part: Part, target: Path, become: Callable[[Part, Path], None] = Part.become) -> None:
-    """Stand in for ``Part.become``: a file of several blocks is cut off at its end."""
+def fail_if_large(
+    part: PartialFile, target: Path, become: Callable[[PartialFile, Path], None] = PartialFile.become
+) -> None:
+    """Stand in for ``PartialFile.become``: a file of several blocks is cut off at its end."""
     if part.file.blocks > 1:
         raise StageError("no more")
     become(part, target)
@@ -59,7 +61,9 @@ def fail_if_large(part: Part, target: Path, become: Callable[[Part, Path], None]
 # Disks that fail
 
 
-@pytest.mark.parametrize(("of", "method", "opened"), [(Store, "_write_list", "_list"), (Part, "open", "_told")])
+@pytest.mark.parametrize(
+    ("of", "method", "opened"), [(Store, "_write_list", "_list"), (PartialFile, "open", "_digest_file")]
+)
 def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_afterwards(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type, method: str, opened: str
 ) -> None:
@@ -89,7 +93,7 @@ def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
         shutil.rmtree(tmp_path / "a", ignore_errors=True)
         chain = Chain(data, [tmp_path / "a"])
         with monkeypatch.context() as patch:
-            patch.setattr(Part, "become", fail_if_large)
+            patch.setattr(PartialFile, "become", fail_if_large)
             assert "no more" in str(chain.run()[0].fault)
         (blocks,) = control.glob("*.blocks")
         head, *digests = blocks.read_bytes().splitlines()
@@ -123,9 +127,9 @@ def test_a_source_that_stands_where_copies_go_is_left_as_it_is(data: Path, tmp_p
     for copied in (2, 0):
         chain = Chain(data, [data.parent, tmp_path / "b", tmp_path / "a"])
         assert told(chain) == [(None, "")] * 3
-        assert [relay.tell()["path"] for relay in chain.relays][:2] == [str(data), f"{tmp_path}/b/data"]
-        assert chain.relays[2].tell()["shares_with"] == "node0"
-        assert [relay.tell()["copied_files"] for relay in chain.relays] == [0, copied, 0]
+        assert [relay.report()["path"] for relay in chain.relays][:2] == [str(data), f"{tmp_path}/b/data"]
+        assert chain.relays[2].report()["shares_with"] == "node0"
+        assert [relay.report()["copied_files"] for relay in chain.relays] == [0, copied, 0]
     assert list(data.parent.iterdir()) == [data]
     assert names(tmp_path / "b" / "data") == names(data)
     (data / "deep" / "large").write_bytes(os.urandom(3 * MIB))
@@ -138,7 +142,7 @@ def test_on_a_node_that_does_not_read_what_stands_at_the_source_s_path_may_be_an
     data: Path, tmp_path: Path
 ) -> None:
     chain = Chain(data, [tmp_path / "a", data.parent])  # the path of the source, on another node
-    assert "nothing tells that it is a copy" in str([fault for fault, _ in told(chain)][1])
+    assert "is not marked as a copy" in str([fault for fault, _ in told(chain)][1])
 
 
 def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_not_copied(
@@ -212,7 +216,7 @@ def test_stop_is_heeded_between_the_blocks_that_are_compared(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Part, "become", fail_if_large)
+        patch.setattr(PartialFile, "become", fail_if_large)
         assert "no more" in str(told(Chain(data, [tmp_path / "a"]))[0][0])
     assert told(Chain(data, [tmp_path / "b"])) == [(None, "")]
 
@@ -220,7 +224,7 @@ def test_stop_is_heeded_between_the_blocks_that_are_compared(
         chain = Chain(data, [tmp_path / node], verify=verify)
         compared = []
 
-        def hash_and_stop(block: bytes, relay: Relay = chain.relays[0], compared: list[int] = compared) -> bytes:
+        def hash_and_stop(block: bytes, relay: PipelineNode = chain.relays[0], compared: list[int] = compared) -> bytes:
             compared.append(len(block))
             if len(block) == MIB:
                 relay.stop("stopped")
@@ -286,16 +290,16 @@ def test_content_that_size_and_time_do_not_tell_is_found_by_its_hash(data: Path,
         times = (data / name).stat()
         (data / name).write_bytes((data / name).read_bytes()[::-1])
         os.utime(data / name, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert [relay.tell()["copied_files"] for relay in Chain(data, nodes).run()][1] == 0
+    assert [relay.report()["copied_files"] for relay in Chain(data, nodes).run()][1] == 0
     relays = Chain(data, nodes, verify=True).run()
     assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 2
-    assert relays[1].tell()["copied_files"] == 2
+    assert relays[1].report()["copied_files"] == 2
     for name in ("small", "deep/large"):
         assert (tmp_path / "b" / "data" / name).read_bytes() == (data / name).read_bytes()
     os.utime(data / "small", ns=(0, 1_234_567_890))  # the other way round: the time alone is another
     for verify in (True, False):
         relays = Chain(data, nodes, verify=verify).run()
-        assert [relay.tell()["copied_files"] for relay in relays] == [0, 0]
+        assert [relay.report()["copied_files"] for relay in relays] == [0, 0]
 
 
 def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
@@ -307,7 +311,7 @@ def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
     source = f"tar://one.txt::{tmp_path}/set.tar"
     for copied in (1, 0):
         (relay,) = Chain(source, [tmp_path / "a"]).run()
-        assert (relay.fault, relay.tell()["copied_files"]) == (None, copied)
+        assert (relay.fault, relay.report()["copied_files"]) == (None, copied)
     assert relay._store.path.stat().st_mtime > began - 1
     with FileServer(b"content", etag="12345678901234567890123456789012") as server:
         assert told(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
@@ -321,7 +325,7 @@ def test_an_address_that_is_signed_anew_is_the_same(tmp_path: Path) -> None:
     with FileServer(b"content") as server:
         for copied, signed in ((7, "v=1&sig=A%2Fb&se=2030"), (0, "v=1&sig=other&se=2031")):
             (relay,) = Chain(f"{server.url}?{signed}", [tmp_path / "a"]).run()
-            assert (relay.fault, relay.tell()["copied_bytes"]) == (None, copied)
+            assert (relay.fault, relay.report()["copied_bytes"]) == (None, copied)
         (relay,) = Chain(f"{server.url}?v=2&sig=other", [tmp_path / "a"]).run()
         assert f"is a copy of {server.url}?v=1, not of {server.url}?v=2; remove" in str(relay.fault)
     assert "sig" not in (tmp_path / "a" / ".file.bin.disttrain-stage" / "files.jsonl").read_text()

@@ -43,7 +43,7 @@ def test_a_pass_that_was_left_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_equally_fast_ranks_are_not_named() -> None:
-    def rates(waiting: float, looks: int = 100) -> Rates:
+    def rates(waiting: float, checks: int = 100) -> Rates:
         return Rates(
             seconds=10,
             steps=100,
@@ -51,12 +51,12 @@ def test_equally_fast_ranks_are_not_named() -> None:
             samples_per_s=None,
             waiting=waiting,
             waiting_for_data=None,
-            looks=looks,
+            checks=checks,
         )
 
     assert find_straggler({0: rates(0.3), 1: rates(0.35), 2: rates(0.28)}) is None
     assert find_straggler({0: rates(0.02), 1: rates(0.0)}) is None
-    assert find_straggler({0: rates(0.6, looks=10), 1: rates(0.0, looks=10)}) is None  # too few looks
+    assert find_straggler({0: rates(0.6, checks=10), 1: rates(0.0, checks=10)}) is None  # too few checks
     assert find_straggler({0: rates(0.6)}) is None
     found = find_straggler({0: rates(0.6), 1: rates(0.0), 2: rates(0.5)})
     assert found is not None
@@ -68,7 +68,7 @@ def test_equally_fast_ranks_are_not_named() -> None:
 def test_a_history_of_ten_minutes_is_kept() -> None:
     telemetry = Telemetry(1.0)
     for second in range(2000):
-        vitals = RankVitals(time_s=second, beat_s=second + 1, state="running", cell=1, steps=2 * second, looks=second)
+        vitals = RankVitals(time_s=second, beat_s=second + 1, state="running", cell=1, steps=2 * second, checks=second)
         telemetry.take(0, vitals.msg_type, json.dumps(vitals.to_content()).encode())
     figures = telemetry.ranks[0]
     assert len(figures.history) == 600

@@ -234,7 +234,7 @@ def test_an_allocation_gives_what_it_has_and_no_more() -> None:
     [
         (lambda: parse_more(["--output=x"]), "--output can't be given to sbatch here"),
         (lambda: parse_more(["--arr", "1-3"]), "a cluster is one job"),
-        (lambda: parse_more(["--requeue"]), "%dist_reset submits anew"),
+        (lambda: parse_more(["--requeue"]), "%dist_reset submits a new job"),
         (lambda: parse_more(["--nodes=3"]), "-N"),
         (lambda: parse_more(["-q", "x"]), "write its long form"),
         (lambda: split_more("--comment 'a"), "cannot read --sbatch"),

@@ -21,7 +21,7 @@ from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs.templates import LSFRanks, PBSRanks
 from jupyter_disttrain.launchers.slurm import allocated_nodes as grants
 from jupyter_disttrain.launchers.slurm import commands, job, queue
-from jupyter_disttrain.launchers.slurm.allocated_nodes import Grant, step_command
+from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, step_command
 from jupyter_disttrain.launchers.slurm.allocation import Allocation
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.state import JobState, from_scontrol
@@ -67,7 +67,7 @@ def test_gpus_that_a_site_does_not_count_are_those_asked_for() -> None:
     assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), told.append) == 4
     assert not told
     assert grants._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), told.append) == 0
-    assert "--gres=gpu:4 asks for GPUs, but Slurm tells of none, so the ranks use CPUs" in told[0]
+    assert "--gres=gpu:4 asks for GPUs, but Slurm reports none, so the ranks use CPUs" in told[0]
     assert grants._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), told.append) == 0
     assert len(told) == 1
     assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
@@ -93,7 +93,7 @@ AROUND = {
 def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AROUND, "SLURM_CONF": "/etc/slurm.conf", "SLURM_TMPDIR": "/local/7"}.items():
         monkeypatch.setenv(name, value)
-    own = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
+    own = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
     state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
     around = dataclasses.replace(own, job_id="7", prefix=tuple(Allocation.of(state, {}).variables(1, 1)))
     for grant in (own, around):
@@ -210,9 +210,9 @@ def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_
             "Slurm does not answer: .*send",
         ),
         ("echo 'error: invalid partition' >&2; exit 1", "exit 1", "Slurm did not take the job: .* sinfo shows"),
-        ("exit 0", "exit 0", "sbatch told no job's number, but said: nothing; a job that it has taken"),
+        ("exit 0", "exit 0", "sbatch printed no job number, but: nothing; a job that it has taken"),
         ("echo 12; echo 'see job 5'; echo 'no 7;'", "", "12"),
-        ("echo 'job 5 it is'", "exit 0", "sbatch told no job's number, but said: job 5 it is; a job"),
+        ("echo 'job 5 it is'", "exit 0", "sbatch printed no job number, but: job 5 it is; a job"),
     ],
 )
 def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names(
@@ -290,7 +290,7 @@ def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
 
 
 def test_a_replacement_starts_with_what_python_itself_reads() -> None:
-    grant = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
+    grant = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
     rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
     assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
 
@@ -306,5 +306,5 @@ def test_an_allocation_of_which_slurm_does_not_tell_is_not_given_up(
 ) -> None:
     monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 0.5)
     fake("scontrol", NEVER)
-    with pytest.raises(LaunchError, match=r"allocation 7, of which Slurm does not tell now .*; try again later"):
+    with pytest.raises(LaunchError, match=r"allocation 7, whose state Slurm does not report now .*; try again later"):
         Allocation.find({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1"})

@@ -96,7 +96,7 @@ def test_what_lies_on_the_shelf_is_taken_by_its_bare_name(tmp_path: Path) -> Non
         {"name": note["name"], "spans": [3]},
         [],
     ):
-        with pytest.raises(ValueError, match=r"names no file|does not say where"):
+        with pytest.raises(ValueError, match=r"names no file|does not locate"):
             fetch(folder, bad, [])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="names no file"):
         drop(None, note)

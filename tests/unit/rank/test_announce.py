@@ -15,7 +15,7 @@ def test_a_process_that_was_heard_says_hello_seldom_and_one_that_is_known_never(
     hellos = Hellos()
     assert hellos.is_due()
     assert hellos.next_at - time.monotonic() <= FIRST_PAUSE_SECONDS
-    hellos.was_heard()
+    hellos.delay()
     assert hellos.next_at - time.monotonic() > LONGEST_PAUSE_SECONDS  # but again: who has heard it may be gone
     hellos.next_at = 0.0
     hellos.is_known = True

@@ -21,7 +21,7 @@ from jupyter_disttrain.protocol.file_lock import check_locks
 from jupyter_disttrain.protocol.shared_memory import NANNIES, NOTEBOOK
 from jupyter_disttrain.rank.startup import host_dir
 from jupyter_disttrain.rank.startup.host_dir import HostFolder
-from jupyter_disttrain.rank.startup.startup_args import leave_word
+from jupyter_disttrain.rank.startup.startup_args import write_trouble
 
 
 def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_there(
@@ -87,7 +87,7 @@ def test_a_word_for_the_client_is_there_whole_or_not_at_all(tmp_path: Path, monk
         return written
 
     monkeypatch.setattr(Path, "write_text", look_before_and_after)
-    leave_word("no room")
+    write_trouble("no room")
     assert seen == [[]]
     assert [path.read_text() for path in tmp_path.iterdir()] == ["no room"]
 

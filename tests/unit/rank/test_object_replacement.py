@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from jupyter_disttrain.rank.process_group.object_replacement import Aside, note_frozen, replace_everywhere
+from jupyter_disttrain.rank.process_group.object_replacement import Protected, note_frozen, replace_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,9 +151,9 @@ def test_what_holds_the_old_one_holds_the_new_one(kind: str, make: Callable[[], 
 
 def test_what_is_put_aside_stays() -> None:
     old, new = Thing(), Thing()
-    aside = Aside(old)
+    protected = Protected(old)
     replace_everywhere([(old, new)])
-    assert aside.held is old
+    assert protected.held is old
 
 
 def test_an_object_that_refuses_is_named_and_costs_itself_alone() -> None:

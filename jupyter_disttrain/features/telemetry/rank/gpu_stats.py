@@ -105,10 +105,10 @@ class Gpu:
         """Return whether a process is another rank of this cluster that shares the GPU."""
         if pid not in self._of_cluster:
             try:
-                told = psutil.Process(pid).environ().get(CLIENT)
+                cluster = psutil.Process(pid).environ().get(CLIENT)
             except psutil.Error:
-                told = None  # it has ended, or belongs to another user
-            self._of_cluster[pid] = told is not None and told == os.environ.get(CLIENT)
+                cluster = None  # it has ended, or belongs to another user
+            self._of_cluster[pid] = cluster is not None and cluster == os.environ.get(CLIENT)
         return self._of_cluster[pid]
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
@@ -118,5 +118,5 @@ class Gpu:
 
 
 def _limits(reasons: int) -> str | None:
-    found = dict.fromkeys(word for bit, word in _LIMITS.items() if reasons & bit)
+    found = dict.fromkeys(name for bit, name in _LIMITS.items() if reasons & bit)
     return ", ".join(found) or None

@@ -28,7 +28,7 @@ from ....protocol.states import RankActivity
 from ....protocol.time_limits import LOOP_SECONDS, VITALS_SILENT_SECONDS, WAITING_SECONDS
 from ....rank.nanny.process_tree import descendants
 from .gpu_stats import Gpu, open_gpu
-from .status_page import NO_CELL, LoopPulse, Pulse
+from .status_page import NO_CELL, LoopStatus, RankStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MOST_LOOPS_PER_SECOND = 100  # loop messages, of all ranks together
 _INFINIBAND = Path("/sys/class/infiniband")
-_WORD_BYTES = 4  # bytes per count of InfiniBand's data counters
+_COUNT_BYTES = 4  # bytes per count of InfiniBand's data counters
 
 
 class Vitals:
@@ -49,7 +49,7 @@ class Vitals:
     Parameters
     ----------
     wake
-        Wakes the loop, so that it calls :meth:`tell_due`.
+        Wakes the loop, so that it calls :meth:`publish_due`.
     publish
         Publishes a record.
     """
@@ -61,9 +61,9 @@ class Vitals:
         self._publish = publish
         self._pause = float(os.environ.get(SAMPLE_SECONDS, "0"))
         self._cpu = 0.0
-        self._pulse = Pulse()
-        self._loop = LoopPulse()
-        self._told_loop = LoopPulse()
+        self._status = RankStatus()
+        self._loop = LoopStatus()
+        self._published_loop = LoopStatus()
         self._loop_pause = LOOP_SECONDS
         self._next_loop: float | None = None  # when progress may be published next; None: not at all
         self.loop_due: float | None = None  # when to check the loop's progress again
@@ -77,29 +77,29 @@ class Vitals:
             self._next_loop = 0.0
             threading.Thread(target=self._run, args=(local_rank, device, uuid), name="vitals", daemon=True).start()
 
-    def tell_due(self) -> None:
+    def publish_due(self) -> None:
         """Publish what has been read."""
         while not self._ready.empty():
             self._publish(self._ready.get())
 
-    def tell_loop(self) -> None:
+    def publish_loop(self) -> None:
         """Publish the loop's progress, if it is new and the last message is long enough ago.
 
         Called after all output of the rank, and from time to time while a loop runs: not every redraw of a progress bar
         shows its position (``progress.SHOW_SECONDS``), and a loop may have no bar.
         """
         self.loop_due = None
-        loop, told = self._wire.loop(), self._told_loop
-        if loop is None or self._next_loop is None or loop.cell == NO_CELL or not (loop.total or told.total):
+        loop, published = self._wire.loop(), self._published_loop
+        if loop is None or self._next_loop is None or loop.cell == NO_CELL or not (loop.total or published.total):
             return
         now = time.monotonic()
-        if _place(loop) == _place(told):
+        if _place(loop) == _place(published):
             self.loop_due = now + self._loop_pause
             return
         if now < self._next_loop:
             self.loop_due = self._next_loop
             return
-        self._told_loop = loop
+        self._published_loop = loop
         self._next_loop = self.loop_due = now + self._loop_pause
         self._publish(
             LoopProgress(
@@ -117,7 +117,7 @@ class Vitals:
         try:
             gpu = open_gpu(device, self._process.pid, uuid)
         except Exception as error:  # noqa: BLE001  (NVML is third-party C code)
-            sys.stderr.write(f"the GPU {device} tells no figures: {error}\n")
+            sys.stderr.write(f"the GPU {device} reports no figures: {error}\n")
         failed = False
         while True:
             began = time.monotonic()
@@ -138,28 +138,28 @@ class Vitals:
         cpu = self._cpu_seconds()
         percent = max(0.0, 100 * (cpu - self._cpu) / max(now - self._at, 1e-3))
         self._cpu, self._at = cpu, now
-        pulse = self._pulse = self._wire.pulse() or self._pulse  # None during a write
-        silent_s = max(0.0, now - pulse.beat_s) if pulse.beat_s else 0.0
+        status = self._status = self._wire.status() or self._status  # None during a write
+        silent_s = max(0.0, now - status.beat_s) if status.beat_s else 0.0
         memory_bytes, figures_of_gpu = self._memory(), None if gpu is None else gpu.read()
         # Read last: it must not be older than progress published meanwhile with a bar.
         loop = self._loop = self._wire.loop() or self._loop
-        loop = loop if loop.cell == pulse.cell else LoopPulse()
+        loop = loop if loop.cell == status.cell else LoopStatus()
         return RankVitals(
             time_s=time.time(),
-            beat_s=pulse.beat_s,
-            state=self._state(pulse, silent_s, now),
+            beat_s=status.beat_s,
+            state=self._state(status, silent_s, now),
             silent_s=round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0,
-            cell=None if pulse.cell == NO_CELL else pulse.cell,
-            execution_count=pulse.execution_count or None,
-            line=pulse.line or None,
-            call=pulse.call.decode(errors="replace"),
-            waits_s=round(now - pulse.waits_since_s, 1) if pulse.waits_since_s else 0.0,
-            steps=pulse.steps,
-            samples=pulse.samples,
-            looks=pulse.looks,
-            waits=pulse.waits,
-            seen=pulse.seen,
-            data_wait_s=round(pulse.data_wait_s, 4),
+            cell=None if status.cell == NO_CELL else status.cell,
+            execution_count=status.execution_count or None,
+            line=status.line or None,
+            call=status.call.decode(errors="replace"),
+            waits_s=round(now - status.waits_since_s, 1) if status.waits_since_s else 0.0,
+            steps=status.steps,
+            samples=status.samples,
+            checks=status.checks,
+            waits=status.waits,
+            seen=status.seen,
+            data_wait_s=round(status.data_wait_s, 4),
             done=loop.done,
             total=loop.total,
             left_s=_left(loop),
@@ -168,14 +168,14 @@ class Vitals:
             gpu=figures_of_gpu,
         )
 
-    def _state(self, pulse: Pulse, silent_s: float, now: float) -> RankActivity:
+    def _state(self, status: RankStatus, silent_s: float, now: float) -> RankActivity:
         if self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
             return RankActivity.STOPPED
         if silent_s > VITALS_SILENT_SECONDS:
             return RankActivity.NOT_RESPONDING
-        if pulse.cell == NO_CELL or not self._wire.uses()[0]:  # uses() changes without delay, the pulse does not
+        if status.cell == NO_CELL or not self._wire.uses()[0]:  # uses() changes without delay, the pulse does not
             return RankActivity.IDLE
-        if pulse.waits_since_s and now - pulse.waits_since_s > WAITING_SECONDS:
+        if status.waits_since_s and now - status.waits_since_s > WAITING_SECONDS:
             return RankActivity.IN_COLLECTIVE
         return RankActivity.RUNNING
 
@@ -215,11 +215,11 @@ class Vitals:
         return total
 
 
-def _place(loop: LoopPulse) -> tuple[int, int, int]:
+def _place(loop: LoopStatus) -> tuple[int, int, int]:
     return loop.cell, loop.done, loop.total
 
 
-def _left(loop: LoopPulse) -> float | None:
+def _left(loop: LoopStatus) -> float | None:
     return None if math.isnan(loop.left_s) else round(loop.left_s, 1)
 
 
@@ -270,5 +270,5 @@ def _infiniband(counter: str) -> int:
     total = 0
     for path in _INFINIBAND.glob(f"*/ports/*/counters/{counter}"):
         text = path.read_text().strip()
-        total += int(text) * _WORD_BYTES if text.isdigit() else 0
+        total += int(text) * _COUNT_BYTES if text.isdigit() else 0
     return total

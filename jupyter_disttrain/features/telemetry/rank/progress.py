@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.time_limits import SHOW_SECONDS
 from ....rank.libraries.import_hooks import on_import
-from .status_page import LoopPulse
+from .status_page import LoopStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class Progress:
         Receives the loop's progress.
     """
 
-    def __init__(self, cell: Callable[[], dict[str, Any] | None], show: Callable[[LoopPulse], None]) -> None:
+    def __init__(self, cell: Callable[[], dict[str, Any] | None], show: Callable[[LoopStatus], None]) -> None:
         self._cell, self._show = cell, show
         self._showing = threading.RLock()  # reentrant: a signal's handler may draw a bar, too
         self._shown_at = 0.0  # when a loop was shown last
@@ -112,11 +112,11 @@ class Progress:
         with self._showing:
             cell = self._cell()
             if cell is None:
-                self._show(LoopPulse())
+                self._show(LoopStatus())
                 self._shown_at = 0.0
                 return
             done, total, left_s = self.loop
-            self._show(LoopPulse(cell["number"], cell["execution_count"] or 0, min(done, total), total, left_s))
+            self._show(LoopStatus(cell["number"], cell["execution_count"] or 0, min(done, total), total, left_s))
             self._shown_at = time.monotonic() if total else 0.0  # tqdm draws a new bar before it knows when it began
 
     def count_steps(self) -> None:
@@ -174,10 +174,10 @@ class Progress:
         bar, batches = _outermost_bar(self._began_s), self._shortest_pass().as_loop()
         if bar is None:
             return batches
-        told = _as_loop(bar)
+        shown = _as_loop(bar)
         # A bar around a DataLoader counts only when it is drawn, which may be seldom.
-        is_behind = told[1] == batches[1] and told[0] < batches[0] and _is_loader(getattr(bar, "iterable", None))
-        return batches if is_behind else told
+        is_behind = shown[1] == batches[1] and shown[0] < batches[0] and _is_loader(getattr(bar, "iterable", None))
+        return batches if is_behind else shown
 
 
 def _is_loader(value: Any) -> bool:

@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_LOOK_SECONDS
+from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS
 from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.calls import mpi_call
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting
 from .stacks import MESSAGE_WAIT, communication
-from .status_page import CALL_BYTES, NO_CELL, Pulse
+from .status_page import CALL_BYTES, NO_CELL, RankStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,14 +59,14 @@ class Sampler:
         group: Callable[[], Group | None],
         progress: Progress,
         metrics: MetricsLog,
-        show: Callable[[Pulse], None],
+        show: Callable[[RankStatus], None],
     ) -> None:
         self._cell = cell
         self._group = group
         self._progress = progress
         self._metrics = metrics
         self._show = show
-        self._looks = self._waits = self._seen = self._uncounted = 0
+        self._checks = self._waits = self._seen = self._uncounted = 0
         self._waits_since = 0.0
         self._ran_ns = 0  # processor time of the main thread at the last sample
         self._wait: tuple[object, ...] | None = None  # where it was at the last sample, if it waited by spinning
@@ -87,17 +87,17 @@ class Sampler:
             cell = self._cell()
             try:
                 self._progress.show()
-                self._show(self._look(cell))
+                self._show(self._sample(cell))
                 if time.monotonic() >= next_send:
                     next_send = time.monotonic() + self._metrics.pause_s
                     self._metrics.send()
             except Exception as error:  # noqa: BLE001  (it reads the frames of running code, and must outlive that)
                 if not self._has_failed:
-                    sys.stderr.write(f"what the rank does could not be looked at: {type(error).__name__}: {error}\n")
+                    sys.stderr.write(f"the rank's activity could not be sampled: {type(error).__name__}: {error}\n")
                 self._has_failed = True
-            pause.wait(IDLE_SECONDS if cell is None else SAMPLER_LOOK_SECONDS)
+            pause.wait(IDLE_SECONDS if cell is None else SAMPLER_POLL_SECONDS)
 
-    def _look(self, cell: dict[str, Any] | None) -> Pulse:
+    def _sample(self, cell: dict[str, Any] | None) -> RankStatus:
         now = time.monotonic()
         line, call = 0, ""
         if cell is not None:
@@ -106,14 +106,14 @@ class Sampler:
             call = self._call(frame, now)
         else:
             self._waits_since = 0.0
-        return Pulse(
+        return RankStatus(
             beat_s=now,
             cell=NO_CELL if cell is None else cell["number"],
             execution_count=0 if cell is None else cell["execution_count"] or 0,
             line=line,
             steps=self._progress.steps,
             samples=self._progress.samples,
-            looks=self._looks,
+            checks=self._checks,
             waits=self._waits,
             seen=self._seen,
             data_wait_s=self._progress.data_wait_s,
@@ -130,11 +130,11 @@ class Sampler:
         if not stands:
             self._uncounted += 1
         if stands or is_due:
-            looks = 1 if stands else self._uncounted
+            checks = 1 if stands else self._uncounted
             self._seen += 1
-            self._looks += looks
-            self._waits += looks * bool(call)
-            self._uncounted -= 0 if stands else looks
+            self._checks += checks
+            self._waits += checks * bool(call)
+            self._uncounted -= 0 if stands else checks
         self._waits_since = self._since(frame, now, stands=stands) if call else 0.0
         return call
 
@@ -151,7 +151,7 @@ class Sampler:
 
     def _hidden_call(self, frame: FrameType | None, now: float) -> str:
         """Return the call in which the main thread waits where no Python function shows it."""
-        is_asleep, is_blocked = self._is_asleep(), self._standstill.look()
+        is_asleep, is_blocked = self._is_asleep(), self._standstill.check()
         if (is_asleep or is_blocked) and self._group() is not None:
             began = time.thread_time()
             pending = pending_collective() if is_asleep else None

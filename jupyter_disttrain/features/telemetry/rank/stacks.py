@@ -52,37 +52,37 @@ def where(
         Collectives that other ranks wait in, each by its group's name, its number and its backend: the reply has what
         this rank called there.
     """
-    told: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
+    found: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
     if group is not None and about:
-        told["called"] = list(called(about, group.since_ns))
+        found["called"] = list(called(about, group.since_ns))
     if cell is None:
-        return told
+        return found
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
     frames = _from_cell(frame)
     if frames:
         own = frames[0].f_code.co_filename
         outer = [each for each in frames[:-DEEPEST] if each.f_code.co_filename == own][:DEEPEST]
-        told["stack"] = [_describe(each) for each in (*outer, *frames[-DEEPEST:])]
+        found["stack"] = [_describe(each) for each in (*outer, *frames[-DEEPEST:])]
         lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno and is_own(own)]
-        told["line"] = lines[-1] if lines else None
-        told["file"] = script_name()
-    told["call"] = next((call for each in frames if (call := communication(each))), None)
-    in_mpi = mpi_call(frame) if frames and told["call"] is None else None
+        found["line"] = lines[-1] if lines else None
+        found["file"] = script_name()
+    found["call"] = next((call for each in frames if (call := communication(each))), None)
+    in_mpi = mpi_call(frame) if frames and found["call"] is None else None
     if in_mpi is not None:
-        told["call"] = f"MPI {in_mpi.name}"
-        told["mpi"] = "many" if in_mpi.waits_for_many else "one"
+        found["call"] = f"MPI {in_mpi.name}"
+        found["mpi"] = "many" if in_mpi.waits_for_many else "one"
         # A loop comes to the same line again and again, with other values.
-        told["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
+        found["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
-        told["collective"] = horovod.waiting or pending_collective() or _device_wait()
-        if told["call"] is None and told["collective"] is None and is_main_thread_waiting():
-            told["call"] = MESSAGE_WAIT
-    return told
+        found["collective"] = horovod.waiting or pending_collective() or _device_wait()
+        if found["call"] is None and found["collective"] is None and is_main_thread_waiting():
+            found["call"] = MESSAGE_WAIT
+    return found
 
 
 def _device_wait() -> dict[str, Any] | None:
     """Return the NCCL collective that the main thread waits for: it is pending, and the thread is blocked."""
-    return pending_on_device(FLIGHT_RECORDER_LIMIT_SECONDS) if _main_thread.look() else None
+    return pending_on_device(FLIGHT_RECORDER_LIMIT_SECONDS) if _main_thread.check() else None
 
 
 def _from_cell(frame: FrameType | None) -> list[FrameType]:

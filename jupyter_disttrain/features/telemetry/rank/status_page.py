@@ -28,7 +28,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class RankStatus:
     """One heartbeat of a rank; counts and seconds are totals since the rank started."""
 
     beat_s: float = 0.0  # of ``time.monotonic``, which processes of one host share
@@ -37,7 +37,7 @@ class Pulse:
     line: int = 0  # the cell's current line; 0 where it is unknown
     steps: int = 0  # optimizer steps
     samples: int = 0  # samples from DataLoaders
-    looks: int = 0  # checks of the main thread while a cell ran
+    checks: int = 0  # checks of the main thread while a cell ran
     waits: int = 0  # checks that found it waiting for other ranks
     data_wait_s: float = 0.0  # seconds waiting for batches of a DataLoader
     waits_since_s: float = 0.0  # ``time.monotonic`` at the start of the current wait for other ranks; 0 without one
@@ -45,7 +45,7 @@ class Pulse:
     call: bytes = b""  # the collective that it waits in
 
 
-class LoopPulse(NamedTuple):
+class LoopStatus(NamedTuple):
     """Progress of the loop of a cell."""
 
     cell: int = NO_CELL
@@ -55,30 +55,30 @@ class LoopPulse(NamedTuple):
     left_s: float = math.nan  # at the speed so far
 
 
-def write(page: mmap.mmap, pulse: Pulse) -> None:
+def write(page: mmap.mmap, status: RankStatus) -> None:
     """Write a heartbeat; only one thread of the rank may write at a time."""
-    _write(page, AT, _FIELDS.pack(*astuple(pulse)))
+    _write(page, AT, _FIELDS.pack(*astuple(status)))
 
 
-def write_loop(page: mmap.mmap, loop: LoopPulse) -> None:
+def write_loop(page: mmap.mmap, loop: LoopStatus) -> None:
     """Write the loop's progress; only one thread of the rank may write at a time."""
     _write(page, LOOP_AT, _LOOP.pack(*loop))
 
 
-def read(page: mmap.mmap) -> Pulse | None:
+def read(page: mmap.mmap) -> RankStatus | None:
     """Return the last heartbeat; None before the first, or if the rank stopped during a write."""
     figures = _read(page, AT, _FIELDS)
     if figures is None:
         return None
-    told = list(figures)
-    told[-1] = told[-1].rstrip(b"\0")
-    return Pulse(*told)
+    found = list(figures)
+    found[-1] = found[-1].rstrip(b"\0")
+    return RankStatus(*found)
 
 
-def read_loop(page: mmap.mmap) -> LoopPulse | None:
+def read_loop(page: mmap.mmap) -> LoopStatus | None:
     """Return the loop's progress; None in the cases of :func:`read`."""
     figures = _read(page, LOOP_AT, _LOOP)
-    return None if figures is None else LoopPulse(*figures)
+    return None if figures is None else LoopStatus(*figures)
 
 
 def _write(page: mmap.mmap, at: int, figures: bytes) -> None:

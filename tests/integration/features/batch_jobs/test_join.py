@@ -185,7 +185,7 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
 
 def held(clusters: Clusters, cluster_id: str) -> list[LiveCluster]:
     """Return what the server follows of a cluster."""
-    return [live for live in clusters.look() if live.there.cluster_id == cluster_id]
+    return [live for live in clusters.running() if live.there.cluster_id == cluster_id]
 
 
 def ssh_here() -> list[psutil.Process]:

@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_disttrain.features.batch_jobs import join
 from jupyter_disttrain.protocol.shared_memory import PREFIX, ROOT
-from jupyter_disttrain.rank.startup.startup_args import JoinSetup, Setup
+from jupyter_disttrain.rank.startup.startup_args import JoinArgs, Setup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,11 +35,11 @@ def test_a_job_that_can_t_begin_says_why_and_leaves_nothing(
     elif trouble == "controller":
         monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a port that is no user's
         monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
-        says = "the controller on .* did not come up"
+        says = "the controller on .* did not start"
     else:
         monkeypatch.setattr(join.JobFile, "write", _no_room)
         says = "can't write .*: No space left on device; name another file"
-    setup = JoinSetup(file=str(file), name=name, **WANTED)  # type: ignore[arg-type]
+    setup = JoinArgs(file=str(file), name=name, **WANTED)  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match=says):
         join.join(Setup(environment="", host="", ranks=1, join=setup))
     assert not list(tmp_path.iterdir())

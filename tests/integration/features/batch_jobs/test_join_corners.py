@@ -112,7 +112,7 @@ def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light
     word.write_text("")  # as an earlier version left it on a disk that was full
     with Cluster.attach("light") as again:
         (run,) = again.missed
-        with pytest.raises(RankFailure, match=r"rank 1.* ended, and what its nanny said of that can't be read"):
+        with pytest.raises(RankFailure, match=r"rank 1.* ended, and its nanny's report of that can't be read"):
             run.wait()
         assert again.run("kept", 0).results == {0: 0}
 

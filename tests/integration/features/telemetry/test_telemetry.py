@@ -117,8 +117,8 @@ def test_who_waits_in_mpi_is_told(tmp_path: Path) -> None:
         run = cluster.run(f"import os, time\nwhile {condition}: time.sleep(0.01)", block=False)
         assert wait_until(lambda: told(cluster, 0).line == 2)
         assert "at line 2: while" in cluster.where()[0]
-        seen = told(cluster, 0).looks
-        assert wait_until(lambda: told(cluster, 0).looks > seen + 2)
+        seen = told(cluster, 0).checks
+        assert wait_until(lambda: told(cluster, 0).checks > seen + 2)
         stop.touch()
         assert run.wait().stderr.get(0, "") == ""
 
