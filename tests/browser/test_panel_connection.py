@@ -1,4 +1,4 @@
-"""The side panel when what it hangs on is cut, shared or gone."""
+"""The side panel when its connection is cut, shared or lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
-__all__ = ["browser", "file", "jobs", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+__all__ = ["browser", "file", "jobs", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 RESET = f"{PANEL} .jdt-buttons button:text-is('Reset')"
 START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local"
@@ -35,15 +35,13 @@ def wait_until_loss_moves(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_a_websocket_that_is_cut_comes_back_with_all_that_was_logged(
-    page: Page, open_notebook: Callable[..., Page]
-) -> None:
+def test_reconnected_websocket_restores_all_logged_values(page: Page, open_notebook: Callable[..., Page]) -> None:
     sockets: list[WebSocketRoute] = []
 
     def pass_on(socket: WebSocketRoute) -> None:
         sockets.append(socket)
         if len(sockets) == 2:
-            socket.close(code=1011)  # the first attempt to come back fails
+            socket.close(code=1011)  # the first attempt to reconnect fails
         else:
             socket.connect_to_server()
 
@@ -68,14 +66,14 @@ def test_a_websocket_that_is_cut_comes_back_with_all_that_was_logged(
 
 @pytest.fixture
 def other(browser: Browser) -> Iterator[Page]:
-    """A second browser, logged in anew."""
+    """A second browser with its own login."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield context.new_page()
     context.close()
 
 
 @pytest.mark.browser
-def test_two_browsers_see_and_steer_one_cluster(
+def test_two_browsers_show_and_control_one_cluster(
     open_notebook: Callable[..., Page], other: Page, lab_server: LabServer
 ) -> None:
     page = open_notebook(START, TRAIN.format(options="", steps=100_000), "%%distributed\nprint('whole')")
@@ -99,7 +97,7 @@ def test_two_browsers_see_and_steer_one_cluster(
 
 
 @pytest.mark.browser
-def test_a_cluster_whose_controller_vanishes_leaves_the_panel(
+def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     open_notebook: Callable[..., Page], lab_server: LabServer
 ) -> None:
     page = open_notebook(START, "%%distributed\nimport time\nwhile True: time.sleep(0.01)")
@@ -119,7 +117,7 @@ def test_a_cluster_whose_controller_vanishes_leaves_the_panel(
 
 
 @pytest.mark.browser
-def test_the_ranks_of_a_job_can_t_be_reset_from_the_panel(
+def test_ranks_of_a_job_cannot_be_reset_from_the_panel(
     open_notebook: Callable[..., Page], file: Path, jobs: list[Job]
 ) -> None:
     job = by_hand(jobs, file, 0, 1)

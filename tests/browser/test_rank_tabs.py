@@ -1,4 +1,4 @@
-"""Tabs over what ranks said, in JupyterLab and in Notebook 7."""
+"""Tabs over the ranks' output, in JupyterLab and in Notebook 7."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local"
 SPEAK = """%%distributed
@@ -34,7 +34,7 @@ if rank: display(HTML(f"<b>figure of {rank}</b>"))
 print("last")"""
 
 
-# Of each figure: how far right of its label it begins, and how far below the label's middle its own is.
+# Of each image: how far right of its label it begins, and how far below the label's centre its own is.
 BESIDE = """area => [...area.querySelectorAll('b')].map(figure => {
   const range = document.createRange();
   range.selectNodeContents(figure.closest('.jp-OutputArea-child').previousElementSibling.querySelector('pre'));
@@ -48,13 +48,13 @@ def area_of(page: Page, index: int) -> Locator:
 
 
 def said(area: Locator) -> list[str]:
-    """The lines of text that a person sees, without the bars before stderr."""
+    """Return the visible lines of text, without the bars before stderr."""
     texts = area.locator(".jdt-ranks-text").all_inner_texts()
     return [line.removeprefix("┃").strip() for text in texts for line in text.splitlines() if line.strip(" ┃")]
 
 
 @pytest.mark.browser
-def test_one_rank_is_read_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
+def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(START, SPEAK)
     run_cell(page, 0)
     output(page, 0, "ranks 0-2 ready")
@@ -95,7 +95,7 @@ print("three" if rank in (0, 1, 3) else "rest", file=sys.stderr)
 display([rank, "x" * 60, "y" * 60])
 display(HTML(f"<b>figure of {rank}</b>"))
 if rank == 2: raise ValueError("fails")"""
-# The contrast of the innermost element with a text against what lies behind it, as WCAG computes it.
+# The contrast of the innermost element with a text against its background, as WCAG computes it.
 CONTRAST = """(area, text) => {
   const found = [...area.querySelectorAll('pre *')].filter(each => each.textContent.includes(text)).pop();
   const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
@@ -116,7 +116,7 @@ CONTRAST = """(area, text) => {
   return (bright + 0.05) / (dark + 0.05);
 }"""
 LONG = "%%distributed\nfor line in range(700): print(rank, line)"
-# What a notebook holds that was saved by version 0.1: labels of scattered ranks are wider than the column.
+# Content of a notebook saved by version 0.1: labels of scattered ranks are wider than the column.
 OLD = (
     "\x1b[34mranks 0,2,4 │\x1b[0m even\n"
     "\x1b[34mranks 1,3 │\x1b[0m odd\n"
@@ -128,7 +128,7 @@ OLD = (
 
 
 @pytest.mark.browser
-def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: Page) -> None:
+def test_tab_shows_exactly_the_output_of_its_rank(lab_server: LabServer, page: Page) -> None:
     name = "scattered.ipynb"
     sources = [START.replace("-n 3", "-n 5"), SCATTERED, LONG]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
@@ -181,7 +181,7 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
 
 
 @pytest.mark.browser
-def test_a_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
+def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
     data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
     cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", data)])
     notebook = nbformat.v4.new_notebook(cells=[cell])
@@ -199,7 +199,7 @@ def test_a_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: 
 
 
 @pytest.mark.browser
-def test_what_a_chosen_rank_says_next_is_seen(open_notebook: Callable[..., Page]) -> None:
+def test_later_output_of_the_selected_rank_is_shown(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         START, "%%distributed\nimport time\nfor n in range(10**6): print(f'{rank}:{n}'); time.sleep(0.1)"
     )
@@ -240,7 +240,7 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_other_front_ends_find_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+def test_other_front_ends_show_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     page = open_notebook(START, SPEAK)
     run_cell(page, 0)
     output(page, 0, "ranks 0-2 ready")

@@ -1,4 +1,4 @@
-"""What a person sees and presses in JupyterLab when ranks hang, and when the kernel is restarted."""
+"""JupyterLab when ranks hang, and when the kernel is restarted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
+__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 HANGS = """%%distributed
 import time
@@ -40,14 +40,14 @@ def run_cell(page: Page, index: int) -> None:
 
 
 def output(page: Page, index: int, text: str) -> str:
-    """Wait until the cell's output holds a text, and return all of it."""
+    """Wait until the cell's output contains a text, and return all of it."""
     area = page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea")
     area.filter(has_text=text).first.wait_for(timeout=60_000)
     return area.first.inner_text()
 
 
 def wait_for_end(page: Page, index: int) -> None:
-    """Wait until a cell has ended: what is queued behind one that fails is not run."""
+    """Wait until a cell has ended: cells queued behind one that fails are not run."""
     page.wait_for_function(
         """index => {
           const prompt = document.querySelectorAll('.jp-Notebook-cell')[index].querySelector('.jp-InputPrompt');
@@ -58,13 +58,13 @@ def wait_for_end(page: Page, index: int) -> None:
 
 
 def take_picture(page: Page, name: str) -> None:
-    """Keep a picture for who wants to look: DISTTRAIN_PICTURES names the folder."""
+    """Keep a screenshot for inspection: DISTTRAIN_PICTURES names the folder."""
     if "DISTTRAIN_PICTURES" in os.environ:
         page.screenshot(path=Path(os.environ["DISTTRAIN_PICTURES"]) / f"{name}.png")
 
 
 @pytest.mark.browser
-def test_a_hang_is_explained_and_stopped_and_ranks_outlive_a_restart(open_notebook: Callable[..., Page]) -> None:
+def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --hang-after 1 --keep --idle-timeout 600",
         HANGS,
