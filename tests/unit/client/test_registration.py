@@ -1,4 +1,4 @@
-"""Processes that die while ranks start, or start again; MPI without shared memory."""
+"""Registration of rank processes: how long to wait for a hello."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.protocol.messages import NannyHello
 
 
-def test_how_long_a_new_process_was_waited_for_is_told_in_tenths_of_a_second() -> None:
+def test_time_waited_for_a_new_process_is_shown_in_tenths_of_a_second() -> None:
     with pytest.raises(LaunchError, match=r"no new process came up within 0\.1 s"):
         Arrivals().hear_from_one((), 0.12345)
 
 
-def test_hellos_that_are_repeated_all_the_time_do_not_keep_a_start_from_timing_out() -> None:
+def test_repeated_hellos_do_not_postpone_the_start_timeout() -> None:
     arrivals, has_ended = Arrivals(), threading.Event()
     hello = NannyHello(engine="known", nanny="nanny")
     message = {"header": {"msg_type": NannyHello.msg_type}, "content": hello.to_content()}

@@ -1,7 +1,7 @@
-"""Slurm: what other versions and sites of it say, what is set around the notebook, answers that are late or odd.
+"""Slurm: output of other versions and sites, variables around the notebook, late and malformed replies.
 
-Covers: text that the lab's Slurm does not print, variables that it does not set, commands that fail in rare ways.
-Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``test_slurm_start``).
+Covers: text that the lab's Slurm does not print, variables that it does not set, rare failures of commands.
+Does not cover: jobs that succeed or are cancelled (``test_slurm``), the queue (``test_slurm_start``).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ RUNNING = (
         ("AllocTRES=cpu=16,gres/gpumem=80", 0),
     ],
 )
-def test_a_jobs_gpus_are_read_as_every_version_and_site_says_them(said: str, gpus: int) -> None:
+def test_job_gpus_are_parsed_for_every_version_and_site(said: str, gpus: int) -> None:
     assert from_scontrol(RUNNING + said).gpus == gpus
 
 
-def test_gpus_that_a_site_does_not_count_are_those_asked_for() -> None:
+def test_gpus_not_counted_by_the_site_are_taken_from_the_request() -> None:
     state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
     told: list[str] = []
     assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), told.append) == 4
@@ -73,7 +73,7 @@ def test_gpus_that_a_site_does_not_count_are_those_asked_for() -> None:
     assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
 
 
-# What is set around the notebook
+# Variables around the notebook
 
 AROUND = {
     "SLURM_JOB_ID": "7",
@@ -90,7 +90,7 @@ AROUND = {
 }
 
 
-def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_inherits_no_variables_of_the_enclosing_job_and_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AROUND, "SLURM_CONF": "/etc/slurm.conf", "SLURM_TMPDIR": "/local/7"}.items():
         monkeypatch.setenv(name, value)
     own = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
@@ -110,12 +110,12 @@ def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkey
             assert found["SLURM_TMPDIR"] == "/local/7"
 
 
-# Answers that are late or odd
+# Late and malformed replies
 
 
 @pytest.fixture
 def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Return what puts a shell script in the place of one of Slurm's commands."""
+    """Return a function that puts a shell script in the place of one of Slurm's commands."""
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def put(command: str, script: str) -> None:
@@ -129,7 +129,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], 
 NEVER = "exec sleep 600"
 
 
-def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
+def test_unanswered_queue_query_does_not_affect_the_job(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "COMMANDS_STATE_SECONDS", 0.1)
@@ -144,8 +144,8 @@ def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
     assert SlurmJob("7").state().state == "UNKNOWN"
 
 
-class Asked:
-    """A job that fails, once, to be asked for its state, and runs; ``then`` is called while it is."""
+class FakeJob:
+    """A job whose first state query fails, and which then runs; ``then`` is called during the query."""
 
     job_id = "7"
 
@@ -161,12 +161,12 @@ class Asked:
         return JobState(job_id="7", state="UNKNOWN")
 
 
-def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_of_them_at_once(
+def test_deaths_are_reported_whatever_queries_fail_and_slurm_is_queried_once_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(job_watch, "JOB_WATCH_TURN_SECONDS", 600.0)
     monkeypatch.setattr(job_watch, "JOB_WATCH_LATE_SECONDS", 0.0)
-    asked, told, all_told = Asked(), list[int](), threading.Event()
+    asked, told, all_told = FakeJob(), list[int](), threading.Event()
     watch = job_watch.JobWatch(asked, told.append, told.append)  # type: ignore[arg-type]
 
     def tell(rank: int) -> None:
@@ -215,7 +215,7 @@ def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_
         ("echo 'job 5 it is'", "exit 0", "sbatch told no job's number, but said: job 5 it is; a job"),
     ],
 )
-def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names(
+def test_late_or_malformed_sbatch_reply_leaves_no_unnamed_job(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, script: str, scancel: str, words: str
 ) -> None:
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
@@ -229,16 +229,14 @@ def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names
         SlurmJob.submit("", name="disttrain-x")
 
 
-def test_hosts_that_slurm_could_not_list_once_are_asked_for_again(fake: Callable[[str, str], None]) -> None:
+def test_failed_host_list_is_queried_again(fake: Callable[[str, str], None]) -> None:
     fake("scontrol", "exit 1")
     assert job.expand("other[7-8]") == ("other[7-8]",)
     fake("scontrol", "echo other7; echo other8")
     assert job.expand("other[7-8]") == ("other7", "other8")
 
 
-def test_a_cancel_that_takes_too_long_names_the_job(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_timeout_names_the_job(fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
     fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
     fake("scancel", NEVER)
@@ -246,7 +244,7 @@ def test_a_cancel_that_takes_too_long_names_the_job(
         SlurmJob("7").cancel()
 
 
-# What is asked for
+# Options
 
 
 @pytest.mark.parametrize(
@@ -257,14 +255,14 @@ def test_a_cancel_that_takes_too_long_names_the_job(
         ("--share", "unrecognized arguments: --share"),
     ],
 )
-def test_an_option_is_not_taken_for_a_longer_one(line: str, words: str) -> None:
+def test_option_is_not_matched_as_a_prefix_of_a_longer_one(line: str, words: str) -> None:
     args = parse("dist_init", line)
     with pytest.raises(UsageError, match=words):
         slurm_of(args, args.launcher or "mpi", args.unknown)
 
 
 @pytest.mark.parametrize(("kind", "command", "said"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
-def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
+def test_batch_system_does_not_get_jupyter_tokens(
     fake: Callable[[str, str], None],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -289,19 +287,19 @@ def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
     assert "secret" not in environment
 
 
-def test_a_replacement_starts_with_what_python_itself_reads() -> None:
+def test_replacement_starts_with_variables_read_by_python_itself() -> None:
     grant = Grant(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
     rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
     assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
 
 
 @pytest.mark.parametrize("after", ["", " Power= TresPerNode=gres:gpu:4"])
-def test_the_path_of_a_jobs_log_may_have_blanks(after: str) -> None:
+def test_job_log_path_may_contain_blanks(after: str) -> None:
     said = f"{RUNNING}StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
     assert from_scontrol(said).log == "/home/me/my data/x.log"
 
 
-def test_an_allocation_of_which_slurm_does_not_tell_is_not_given_up(
+def test_allocation_that_slurm_does_not_report_is_kept(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 0.5)

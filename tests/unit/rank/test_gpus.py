@@ -1,4 +1,4 @@
-"""Machines with GPUs, without one: what is decided, said and set there.
+"""Machines with GPUs, simulated: what is decided, reported and set there.
 
 Covers: a CPU build of torch beside GPUs, GPUs that torch doesn't see, several ranks on one GPU, the variables of ranks
 with GPUs, figures of GPUs. The GPUs are those of ``fake_nvml.c``.
@@ -67,7 +67,7 @@ INFO = RankInfo(
         ({"backend": "nccl"}, (0, 0), 2, "sees none of its 2 GPUs: it is built for CUDA 13.0, which this driver"),
     ],
 )
-def test_what_torch_sees_of_the_gpus_counts(
+def test_gpus_are_those_that_torch_sees(
     options: dict[str, Any], seen: tuple[int, ...], shown: int, says: str | None
 ) -> None:
     hellos = [replace(HELLO, pid=pid, cuda_devices=count) for pid, count in enumerate(seen)]
@@ -81,13 +81,13 @@ def test_what_torch_sees_of_the_gpus_counts(
     assert choose_backend(ClusterConfig(**options), hellos, found) == ("gloo" if shares else "nccl")
 
 
-def test_hosts_of_which_only_some_have_a_torch_for_their_gpus_are_refused() -> None:
+def test_hosts_are_refused_if_only_some_have_torch_for_their_gpus() -> None:
     hellos = [HELLO, replace(HELLO, host="other", cuda_devices=0, accelerator="CPU")]
     with pytest.raises(UsageError, match=r"on other sees none of its 2 GPUs: it is a CPU build \(torch on other hosts"):
         usable_gpus(ClusterConfig(), hellos, {"vm": 2, "other": 2})
 
 
-def test_a_job_may_give_each_rank_a_gpu_of_its_own_and_nccl_needs_one() -> None:
+def test_job_may_give_each_rank_one_gpu_and_nccl_needs_one() -> None:
     pinned = [replace(HELLO, pid=pid, cuda_devices=1, visible_gpus=str(pid)) for pid in range(8)]
     backend, count, note = devices_of_job(ClusterConfig(), pinned)
     assert (backend, count) == ("nccl", 1)
@@ -101,13 +101,13 @@ def test_a_job_may_give_each_rank_a_gpu_of_its_own_and_nccl_needs_one() -> None:
 
 
 @pytest.mark.parametrize("accelerator", ["ROCm 6.4", "XPU", "MPS"])
-def test_accelerators_that_are_not_supported_are_named(accelerator: str) -> None:
+def test_unsupported_accelerators_are_named(accelerator: str) -> None:
     hellos = [replace(HELLO, cuda_devices=0, accelerator=accelerator)]
     assert f"is built for {accelerator}, which is not supported yet" in note_of_devices(ClusterConfig(), hellos, {})
     assert note_of_devices(ClusterConfig(backend="gloo"), hellos, {}) == ""
 
 
-def test_ranks_may_share_a_gpu_with_nccl_as_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_sharing_a_gpu_with_nccl_get_distinct_host_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.startup.gpus.count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = ClusterConfig(n=2, backend="nccl", share_gpus=True)
@@ -118,7 +118,7 @@ def test_ranks_may_share_a_gpu_with_nccl_as_hosts_of_their_own(monkeypatch: pyte
     assert session_environment(INFO, "run")["NCCL_HOSTID"] == "host-1"
 
 
-def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_programs(
+def test_nccl_watchdog_is_off_in_sessions_and_on_in_scripts_unless_set_by_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     defaults = library_defaults(INFO)
@@ -149,14 +149,14 @@ def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_p
         ("something else", False, ""),
     ],
 )
-def test_errors_of_gpus_come_with_advice(text: str, is_lost: bool, says: str) -> None:
+def test_gpu_errors_have_advice(text: str, is_lost: bool, says: str) -> None:
     error = RuntimeError(text)
     assert gpu_errors.is_context_lost(str(error)) == is_lost
     assert says in gpu_errors.advice(error, str(error))
     assert bool(gpu_errors.advice(error, str(error))) == bool(says)
 
 
-def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:
+def test_gpu_out_of_memory_is_reported_with_gpu_memory() -> None:
     told = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
     assert memory_shortage.is_shortage_of_gpu(told)
     assert not memory_shortage.is_shortage(told)
@@ -168,7 +168,7 @@ def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:
     assert memory_shortage.held_on_gpus(vitals) == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
 
 
-def test_a_death_by_cuda_or_by_torch_s_watchdog_leads_with_its_line() -> None:
+def test_death_by_cuda_or_watchdog_is_reported_with_its_line() -> None:
     death = RankDeath(
         engine="engine",
         pid=100,

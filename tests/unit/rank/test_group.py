@@ -1,4 +1,4 @@
-"""The session comes back: what goes wrong while it does, and what must not be touched by it."""
+"""Verify a new process group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.rank.process_group.group import Group
 
 
-def test_a_group_is_proved_exactly_whatever_default_type_a_cell_has_set() -> None:
+def test_group_is_verified_exactly_whatever_the_default_dtype() -> None:
     sum_of_26 = RankInfo(
         rank=325,
         world_size=26,
