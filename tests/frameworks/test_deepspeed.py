@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled parts: built once, and again after a build that was cut off."""
+"""DeepSpeed's compiled extensions: built once, and again after an interrupted build."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ print(total.item(), groups._clone_world_group() is groups._WORLD_GROUP)
 START = "import deepspeed; deepspeed.init_distributed(); deepspeed.comm.get_world_size()"
 
 
-@pytest.mark.timeout(1200)  # it compiles nearly twice, for a minute each where nothing else runs
-def test_a_part_is_built_by_one_rank_and_after_one_that_was_killed(
+@pytest.mark.timeout(1200)  # it compiles nearly twice, for a minute each on an idle machine
+def test_extension_is_built_by_one_rank_and_again_after_a_killed_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where a compiler that is killed leaves its files
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where a killed compiler leaves its files
     with Cluster(n=2) as cluster:
         run = cluster.run(START, block=False)
         assert wait_until(
@@ -60,9 +60,11 @@ def test_a_part_is_built_by_one_rank_and_after_one_that_was_killed(
         assert len(outputs) == len(set(outputs)) > 0
 
 
-def test_a_script_finds_it_as_just_imported_and_the_session_keeps_its_own(folder: Path) -> None:
+def test_script_imports_it_afresh_and_the_session_keeps_its_own(folder: Path) -> None:
     def ends(run: CellRun) -> dict[int, list[str]]:
-        return {rank: [lines[0], lines[-1]] for rank, lines in said(run).items()}  # between them it tells what it built
+        return {
+            rank: [lines[0], lines[-1]] for rank, lines in said(run).items()
+        }  # between them it prints what it built
 
     script = write(folder, "train.py", SCRIPT)
     expected = {rank: ["None None None False", "2.0 True"] for rank in range(2)}

@@ -63,7 +63,7 @@ def test_workers_and_parameter_servers() -> None:
         assert cluster.run("dist.get_world_size()").results == dict.fromkeys(range(4), 4)
 
 
-def test_a_script_runs_in_fresh_processes_beside_the_session_s_own(folder: Path) -> None:
+def test_script_runs_in_fresh_processes_beside_the_session(folder: Path) -> None:
     script = write(folder, "mirrored.py", SCRIPT)
     with Cluster(tf_roles=parse_roles("worker=2"), launcher="local") as cluster:
         assert said(cluster.run_script(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}

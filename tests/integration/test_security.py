@@ -1,4 +1,4 @@
-"""Files of other users are not believed: connection files, folders of jobs, checkpoints, names that ranks send."""
+"""Files of other users are not trusted: connection files, job folders, checkpoints, names that ranks send."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jupyter_disttrain.errors import RankFailure, UnserializableValueError, Usag
 from jupyter_disttrain.protocol.shared_memory import ROOT
 
 from ..support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
-from ..support.process_tools import NOBODY, as_root, give_away
+from ..support.process_tools import NOBODY, as_root, change_owner
 
 if TYPE_CHECKING:
     from ..support.join_tools import Job
 
 
 @as_root
-def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_there(
+def test_job_folder_placed_by_another_user_is_not_used(
     file: Path,  # noqa: F811
     jobs: list[Job],  # noqa: F811
 ) -> None:
@@ -32,7 +32,7 @@ def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_t
     profile = Path(jobs[0].until(file)["profile"])
     own = profile.rename(profile.with_name("moved"))
     shutil.copytree(own, profile)  # what an attacker would put there leads to a controller of theirs
-    give_away(profile)
+    change_owner(profile)
     late = by_hand(jobs, file, 1, 2)
     assert late.end() != 0
     assert f"{profile}, which belongs to {file}, can't be used: on " in late.said
@@ -54,7 +54,7 @@ def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_t
 
 
 @as_root
-def test_a_cluster_that_another_user_wrote_down_is_not_seen(light: Cluster) -> None:
+def test_cluster_file_of_another_user_is_ignored(light: Cluster) -> None:
     profile = light._launch.folders.profile
     assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
     os.chown(profile / cluster_file.FILE, NOBODY, NOBODY)
@@ -77,7 +77,7 @@ kernel.session.send = send
 
 
 @pytest.mark.parametrize("key", ["name", "path"])
-def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: Path, key: str) -> None:
+def test_rank_can_name_no_file_outside_the_shared_memory_folder(cluster: Cluster, tmp_path: Path, key: str) -> None:
     victim = tmp_path / "precious"
     victim.write_text("kept")
     up = os.path.relpath(victim, cluster._launch.folders.local)
@@ -92,7 +92,7 @@ def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: P
 
 
 @as_root
-def test_a_checkpoint_of_another_user_is_loaded_only_when_asked(cluster: Cluster, tmp_path: Path) -> None:
+def test_checkpoint_of_another_user_is_loaded_only_on_request(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = rank + 1; model = torch.nn.Linear(2, 2)")
     cluster.save(tmp_path / "run", ["value", "model"])
     version = tmp_path / "run" / "000001"
@@ -106,14 +106,14 @@ def test_a_checkpoint_of_another_user_is_loaded_only_when_asked(cluster: Cluster
         assert "%dist_load --trust-owner" in words
         os.chown(each, os.geteuid(), os.getegid())
         assert cluster.run("value").results == {0: 0, 1: 0}
-    give_away(tmp_path / "run")
+    change_owner(tmp_path / "run")
     cluster.load(tmp_path / "run", trust_owner=True)
     assert cluster.run("value").results == {0: 1, 1: 2}
 
 
 @as_root
-def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_path: Path) -> None:
-    """After the whole version was checked somebody may swap a file."""
+def test_checkpoint_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_path: Path) -> None:
+    """A file may be replaced after the whole version was checked."""
     cluster.run("model = torch.nn.Linear(2, 2)")
     cluster.save(tmp_path / "run", ["model"])
     version = tmp_path / "run" / "000001"
@@ -128,7 +128,7 @@ def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, t
         cluster.run(code)
 
 
-def test_what_a_cluster_writes_is_readable_by_its_user_alone(cluster: Cluster) -> None:
+def test_files_of_a_cluster_are_readable_by_its_user_only(cluster: Cluster) -> None:
     folders = cluster._launch.folders
     for top in (folders.profile, folders.local):
         assert stat.S_IMODE(top.stat().st_mode) == 0o700

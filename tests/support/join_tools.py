@@ -22,7 +22,7 @@ LIMIT_S = 40.0
 
 
 class Job:
-    """A process that is part of a job, or starts all of it; what it says is kept."""
+    """A process that is part of a job, or starts all of it; its output is kept."""
 
     def __init__(self, words: list[str], log: Path, **environment: str) -> None:
         self._log = log
@@ -36,7 +36,7 @@ class Job:
         return self._log.read_text()
 
     def until(self, file: Path) -> dict[str, Any]:
-        """Wait until the job has written its file; return what is in it."""
+        """Wait until the job has written its file; return the file's content."""
         deadline = time.monotonic() + LIMIT_S
         while not file.exists():
             assert self._process.poll() is None, self.said
@@ -46,7 +46,7 @@ class Job:
         return told
 
     def end(self) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for the end; return the exit code."""
         return self._process.wait(LIMIT_S)
 
     def kill(self) -> None:
@@ -60,7 +60,7 @@ class Job:
 
 @pytest.fixture
 def jobs() -> Iterator[list[Job]]:
-    """Jobs that must not outlive the test."""
+    """Jobs that are killed at the end of the test."""
     started: list[Job] = []
     yield started
     for each in started:

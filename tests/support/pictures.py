@@ -1,7 +1,7 @@
-"""Take the pictures of README and docs/: JupyterLab with the extension as it was last built, in Chromium.
+"""Take the pictures of README and docs/: JupyterLab with the extension as last built, in Chromium.
 
 Covers: docs/images/first_steps.png and docs/images/training.png.
-Does not cover: building (``make labextension``), whether the pictures are right: look at them.
+Does not cover: building (``make labextension``), whether the pictures are right: inspect them.
 
     python -m tests.support.pictures
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
-STEPS_SEEN = 600  # of the training, before its picture is taken
+STEPS_SEEN = 600  # steps of the training before its picture is taken
 CELLS = (
     "%load_ext jupyter_disttrain\n%dist_init -n 2",
     """%%distributed
@@ -121,7 +121,7 @@ def main() -> None:
             shutil.copy(ROOT / "examples" / "first_steps.ipynb", server.root)
             digits = nbformat.v4.new_notebook(
                 cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
-                # Else JupyterLab asks for a kernel, and no picture is ever taken.
+                # Otherwise JupyterLab asks for a kernel, and the page never settles.
                 metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
             )
             nbformat.write(digits, server.root / "digits.ipynb")

@@ -1,4 +1,4 @@
-"""What libraries write that says nothing: as they write it, and what is left of it."""
+"""Messages of libraries that the stderr filter drops or shortens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except dist.DistNetworkError:
 """
 
 
-def test_a_store_that_is_gone_is_one_line_without_the_frames_of_its_c_code() -> None:
+def test_lost_store_is_one_line_without_c_frames() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
         assert server.stdout is not None

@@ -1,8 +1,8 @@
-"""Hosts that are lost, and networks that are cut.
+"""Lost hosts and cut networks.
 
-Covers: a host that dies, a network cut for a while and for good, a firewall that lets only some ports through, a host
-that is there again too late.
-Does not cover: what is told before the start (``test_preflight``), the state machine alone (``test_heartbeat``).
+Covers: a host that dies, a network cut for a while and for good, a firewall that opens only some ports, a host that
+is back too late.
+Does not cover: messages before the start (``test_preflight``), the state machine alone (``test_heartbeat``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ float(total)
 """
 
 
-def test_a_short_cut_is_outlived_and_told(breakable: Lab) -> None:
+def test_short_network_cut_is_survived_and_reported(breakable: Lab) -> None:
     with Cluster(launcher="ssh", hosts=parse_hosts("node1:1,node2:1"), ssh=str(breakable.ssh)) as cluster:
         run = cluster.run(LOOP.format(steps=100), block=False)
         breakable.cut("node2")
@@ -47,7 +47,7 @@ def test_a_short_cut_is_outlived_and_told(breakable: Lab) -> None:
         assert any("node2 did not answer for" in note and "nothing was lost" in note for note in run.notes)
 
 
-def test_a_lost_host_s_ranks_start_again_on_a_spare_and_the_others_keep_all(breakable: Lab) -> None:
+def test_ranks_of_a_lost_host_restart_on_a_spare_and_the_others_keep_their_variables(breakable: Lab) -> None:
     hosts = parse_hosts("node1:1,node2:1")
     with Cluster(launcher="ssh", hosts=hosts, spares=("node3",), ssh=str(breakable.ssh)) as cluster:
         cluster.run("kept = rank")
@@ -59,13 +59,13 @@ def test_a_lost_host_s_ranks_start_again_on_a_spare_and_the_others_keep_all(brea
         code = (
             "import os, socket; dist.barrier(); socket.gethostname(), globals().get('kept'), os.environ['MASTER_ADDR']"
         )
-        master = breakable.address("node3")  # rank 0 has moved, and with it the place where ranks meet
+        master = breakable.address("node3")  # rank 0 has moved, and with it the rendezvous
         assert cluster.run(code).results == {0: ("node3", None, master), 1: ("node2", 1, master)}
         breakable.heal("node1")
         assert not breakable.left_on("node1"), "what it still had of the cluster is ended when it is there again"
 
 
-def test_a_spare_that_is_down_is_told_and_the_next_one_taken(breakable: Lab) -> None:
+def test_unreachable_spare_is_reported_and_the_next_one_used(breakable: Lab) -> None:
     with Cluster(
         launcher="ssh", hosts=parse_hosts("node1:1"), spares=("node2", "node3"), ssh=str(breakable.ssh), backend="none"
     ) as cluster:
@@ -80,7 +80,7 @@ def test_a_spare_that_is_down_is_told_and_the_next_one_taken(breakable: Lab) -> 
         assert cluster.run("import socket; socket.gethostname()").results == {0: "node3"}
 
 
-def test_spares_that_are_all_down_leave_the_host_lost(breakable: Lab) -> None:
+def test_host_stays_lost_without_a_reachable_spare(breakable: Lab) -> None:
     with Cluster(
         launcher="ssh", hosts=parse_hosts("node1:1"), spares=("node2",), ssh=str(breakable.ssh), backend="none"
     ) as cluster:
@@ -99,7 +99,7 @@ def test_spares_that_are_all_down_leave_the_host_lost(breakable: Lab) -> None:
         assert cluster.run("import socket; socket.gethostname()").results == {0: "node1"}
 
 
-def test_hosts_that_die_under_mpi_are_named_with_what_to_do(breakable: Lab) -> None:
+def test_hosts_lost_under_mpi_are_named_with_advice(breakable: Lab) -> None:
     with Cluster(launcher="mpi", hosts=parse_hosts("node1:1,node2:1,node3:2"), ssh=str(breakable.ssh)) as cluster:
         run = cluster.run(LOOP.format(steps=10_000), block=False)
         breakable.kill("node2")
@@ -120,7 +120,7 @@ def test_hosts_that_die_under_mpi_are_named_with_what_to_do(breakable: Lab) -> N
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "ssh"])
-def test_hosts_that_are_lost_one_after_another_are_told_together(breakable: Lab, launcher: str) -> None:
+def test_hosts_lost_one_after_another_are_reported_together(breakable: Lab, launcher: str) -> None:
     with Cluster(
         launcher=launcher, hosts=parse_hosts("node1:1,node2:1,node3:1"), ssh=str(breakable.ssh), backend="none"
     ) as cluster:
@@ -137,14 +137,14 @@ def test_hosts_that_are_lost_one_after_another_are_told_together(breakable: Lab,
     breakable.heal("node3")
 
 
-def test_a_firewall_that_closes_some_of_the_controller_s_ports_is_named(breakable: Lab) -> None:
+def test_firewall_on_some_controller_ports_is_reported(breakable: Lab) -> None:
     breakable.firewall("head", *range(40001, 40008))
     with pytest.raises(LaunchError, match=rf"node1 can't reach {breakable.head_address} on ports .*40001 \(control\)"):
         Cluster(launcher="ssh", hosts=parse_hosts("node1:1"), ssh=str(breakable.ssh), controller_ports=(40000, 40007))
     assert not breakable.left_on("node1")
 
 
-def test_a_host_that_is_there_again_takes_its_ranks_back(breakable: Lab) -> None:
+def test_returning_host_takes_its_ranks_back(breakable: Lab) -> None:
     with Cluster(launcher="ssh", hosts=parse_hosts("node1:1,node2:1"), ssh=str(breakable.ssh)) as cluster:
         cluster.run("kept = rank")
         run = cluster.run(LOOP.format(steps=10_000), block=False)
@@ -153,20 +153,20 @@ def test_a_host_that_is_there_again_takes_its_ranks_back(breakable: Lab) -> None
             run.wait()
         assert any("once it is there again %dist_reset -r 1" in note for note in run.notes)
         with pytest.raises(LaunchError, match=r"node2: .*nothing was started|nothing was started[^$]*node2"):
-            cluster.reset()  # asks the hosts first
+            cluster.reset()  # checks the hosts first
         assert cluster.run("kept", ranks=0).results == {0: 0}, "what is left is as it was"
         breakable.heal("node2")
         cluster.replace([1])
         assert cluster.run("dist.barrier(); globals().get('kept')").results == {0: 0, 1: None}
 
-        def ours() -> list[psutil.Process]:
-            return [each for each in breakable.processes("node2") if "jupyter_disttrain.rank" in _words(each)]
+        def processes_of_this_cluster() -> list[psutil.Process]:
+            return [each for each in breakable.processes("node2") if "jupyter_disttrain.rank" in _command_line(each)]
 
-        # The rank, its nanny, and who waits for the end of all nannies; those of before the cut have seconds to end.
-        assert wait_until(lambda: len(ours()) <= 3), ours()
+        # The rank, its nanny, and the watcher of all nannies; those from before the cut may take seconds to end.
+        assert wait_until(lambda: len(processes_of_this_cluster()) <= 3), processes_of_this_cluster()
 
 
-def _words(process: psutil.Process) -> str:
+def _command_line(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
         return " ".join(process.cmdline())
     return ""

@@ -1,4 +1,4 @@
-"""What holds an old process group holds the next one, wherever that is; nothing keeps the old one."""
+"""References to an old process group are replaced by the new one, wherever they are; nothing keeps the old one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ held = (default_of(mine), Settings.group, pairs[0][1][0])
 OPEN_FILES = "import psutil; len(psutil.Process().net_connections())"
 
 
-def test_what_cells_hold_of_a_group_is_the_next_one(three: Cluster) -> None:
+def test_references_held_by_cells_are_replaced(three: Cluster) -> None:
     three.run(HELD)
     sockets = three.run(OPEN_FILES).results
     for _ in range(3):
@@ -43,8 +43,8 @@ dist.destroy_process_group()
 """
 
 
-def test_functions_of_torch_use_the_default_group_of_the_moment(folder: Path) -> None:
-    # Theirs would be that of the moment in which a script, or any optimizer in a cell, has imported them.
+def test_torch_functions_use_the_current_default_group(folder: Path) -> None:
+    # Otherwise it would be the group at the time when a script, or any optimizer in a cell, imported them.
     (folder / "own.py").write_text(OWN_GROUP)
     with Cluster(n=2, launcher="local", grace_s=0.5, name="defaults") as cluster:
         cluster.run_script("own.py")

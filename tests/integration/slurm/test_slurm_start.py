@@ -1,6 +1,6 @@
-"""Slurm: from the question for nodes until ranks are up, with everything that can end that.
+"""Starts with Slurm, from the request for nodes until ranks are up, and whatever can end them.
 
-Covers: the queue, interrupts, a notebook that is killed, what Slurm refuses, nodes that can't be used.
+Covers: the queue, interrupts, a notebook that is killed, requests that Slurm refuses, unusable nodes.
 Does not cover: ranks that run in a job (``test_slurm``).
 """
 
@@ -18,7 +18,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import LaunchError, StartInterruptedError
 
-from ...support.process_tools import folders, interrupt_the_start, wait_until
+from ...support.process_tools import folders, interrupt_start, wait_until
 
 if TYPE_CHECKING:
     from ...lab import Lab
@@ -31,7 +31,7 @@ Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=lambda words: print(
 """
 
 
-def test_an_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
+def test_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
     batch.submit("-N3", "--exclusive")
     batch.submit("-N3", "--exclusive")
     told: list[str] = []
@@ -50,11 +50,11 @@ def test_an_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
     assert "Comment=a\\b 'c' #d" in said
 
 
-def test_an_interrupt_once_the_nodes_are_there_cancels_the_job_and_leaves_no_file(
+def test_interrupt_after_the_allocation_cancels_the_job_and_leaves_no_file(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, told = folders(), list[str]()
-    interrupt_the_start(monkeypatch)
+    interrupt_start(monkeypatch)
     with pytest.raises(StartInterruptedError, match="nothing of it is left"):
         Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=told.append)
     number = told[-1].split()[1]
@@ -63,12 +63,12 @@ def test_an_interrupt_once_the_nodes_are_there_cancels_the_job_and_leaves_no_fil
 
 
 @pytest.mark.usefixtures("batch")
-def test_what_slurm_refuses_is_told_in_its_words() -> None:
+def test_request_refused_by_slurm_is_reported_in_its_words() -> None:
     with pytest.raises(LaunchError, match=r"Slurm did not take the job: .*[Ii]nvalid partition"):
         Cluster(launcher="slurm", slurm=SlurmOptions(partition="nowhere"))
 
 
-def test_a_notebook_that_is_killed_while_its_job_waits_leaves_no_job_and_no_file(batch: Slurm) -> None:
+def test_notebook_killed_while_its_job_waits_leaves_no_job_and_no_file(batch: Slurm) -> None:
     there = folders()
     for _ in range(2):
         batch.submit("-N3", "--exclusive")
@@ -82,10 +82,10 @@ def test_a_notebook_that_is_killed_while_its_job_waits_leaves_no_job_and_no_file
     assert wait_until(lambda: folders() == there)
 
 
-def test_a_node_that_can_t_be_used_is_named_and_the_job_is_ended(batch: Slurm, lab: Lab) -> None:
+def test_unusable_node_is_named_and_the_job_is_ended(batch: Slurm, lab: Lab) -> None:
     there, told = folders(), list[str]()
     runtime = os.environ["JUPYTER_RUNTIME_DIR"]
-    lab.run("node2", f"mount -t tmpfs nothing {runtime}")  # as if it were no part of a shared file system
+    lab.run("node2", f"mount -t tmpfs nothing {runtime}")  # as if it were not part of a shared file system
     try:
         with pytest.raises(LaunchError, match=rf"node2: .*{runtime}") as caught:
             Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=told.append)

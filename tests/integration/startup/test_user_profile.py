@@ -1,4 +1,4 @@
-"""The user's IPython profile holds on ranks, and a fault in it costs nothing but what it is in."""
+"""The user's IPython profile on ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ c.InlineBackend.figure_format = "svg"
 READ = "by_file == os.environ['RANK'], rank, by_line, by_exec_file, last, os.environ['BY_IPYTHON'], type(rank).__name__"
 
 
-def test_startup_files_and_configuration_hold_on_ranks(tmp_path: Path) -> None:
+def test_startup_files_and_configuration_apply_to_ranks(tmp_path: Path) -> None:
     profile = tmp_path / "profile_default"
     (profile / "startup").mkdir(parents=True)
     for name, text in STARTUP.items():

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ....lab.slurm import Slurm
     from ....support.notebook_driver import Notebook
 
-__all__ = ["file", "jobs"]  # the fixtures of this module
+__all__ = ["file", "jobs"]  # fixtures used by this module
 
 
-def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:
+def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:
     network = f"{lab.head_address}/24"
     agent = ["--prtemca", "plm_ssh_agent", str(lab.ssh), "--prtemca", "prte_if_include", network]
     names = ["PYTHONPATH", "AZ_BATCH_MASTER_NODE"]
@@ -48,7 +48,7 @@ def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, fil
         "AZ_BATCH_MASTER_NODE": f"{lab.address('node1')}:6000",
     }
     jobs.append(Job([*words, *ENGINE, "--join", str(file)], file.with_name("mpirun.log"), **variables))
-    assert jobs[0].until(file)["address"] == lab.address("node1")
+    assert jobs[0].wait_until_state(file)["address"] == lab.address("node1")
     assert file.stat().st_mode & 0o777 == 0o600
     cluster = Cluster.attach(str(file))
     places = [(entry.info.host, entry.info.local_rank, entry.info.node_rank) for entry in cluster.table]
@@ -84,7 +84,7 @@ echo srun ended with $?
 """
 
 
-def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
+def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
     slurm: Slurm, file: Path, bare_notebook: Notebook
 ) -> None:
     command = " ".join([*ENGINE, "--join", str(file), "--backend", "none"])
@@ -92,7 +92,7 @@ def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
     script.write_text(SCRIPT.format(folder=file.parent, path=os.environ.get("PYTHONPATH", ""), command=command))
     submitted = slurm.run("sbatch", "--parsable", str(script)).strip()
     try:
-        until(file.exists)
+        wait_until_state(file.exists)
         begun = bare_notebook.run(f"%dist_attach {file}").check()
         assert "ranks 0-3 ready" in begun.text
         assert "node2: ranks 2-3" in begun.text
@@ -108,14 +108,14 @@ def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
         assert "rank 0 can't be replaced: nothing can be started within a job of srun" in died.text + others.text
         assert bare_notebook.run("found").text == "{1: 11, 2: 22, 3: 33}"
         bare_notebook.run("%dist_shutdown").check()
-        until(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
-        until(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
+        wait_until_state(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
+        wait_until_state(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
     finally:
         slurm.cancel_all()
     assert not file.exists()
 
 
-def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Path, jobs: list[Job]) -> None:
+def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, jobs: list[Job]) -> None:
     command = [
         *(
             "env",
@@ -134,7 +134,7 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
         *("--no-python", *ENGINE, "--join", str(file), "--backend", "none", "--interface", "lo"),
     ]
     jobs.append(Job([str(lab.ssh), "node1", " ".join(command)], file.with_name("torchrun.log")))
-    assert jobs[0].until(file)["address"] == "127.0.0.1"
+    assert jobs[0].wait_until_state(file)["address"] == "127.0.0.1"
     with pytest.raises(UsageError, match=f"reached on node1 alone.*%dist_attach node1:{file} goes through ssh"):
         Cluster.attach(str(file))
     which = f"node1:{file}"
@@ -154,7 +154,7 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
     cluster.detach()
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     assert ssh_here() == []
-    until(lambda: not held(clusters, live.there.cluster_id))
+    wait_until_state(lambda: not held(clusters, live.there.cluster_id))
     clusters.close()
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.metrics.gather("loss").values.tolist() == [[0.0, 11.0]]
@@ -165,14 +165,14 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
     (tunnel,) = ssh_here()
     assert not any(key in " ".join(tunnel.cmdline()) for key in secrets(file))
     tunnel.kill()
-    until(lambda: cluster.closed)
+    wait_until_state(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=f"the ssh tunnel to node1 ended: .*%dist_attach {which} opens it"):
         cluster.run("1")
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.run("kept").results == {0: 0, 1: 11}
     stop = [sys.executable, "-m", "jupyter_disttrain.cli", "stop", cluster.cluster_id]
     assert "ended" in subprocess.run(stop, check=True, capture_output=True, text=True).stdout
-    until(lambda: cluster.closed)
+    wait_until_state(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match="was ended by jupyter disttrain stop"):
         cluster.run("1")
     assert jobs[0].end() == 0, jobs[0].said
@@ -184,12 +184,12 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
 
 
 def held(clusters: Clusters, cluster_id: str) -> list[LiveCluster]:
-    """Return what the server follows of a cluster."""
+    """Return what the server tracks of a cluster."""
     return [live for live in clusters.look() if live.there.cluster_id == cluster_id]
 
 
 def ssh_here() -> list[psutil.Process]:
-    """Return the tunnels of this process."""
+    """Return the ssh tunnels of this process."""
     return own_children("ExitOnForwardFailure=yes")
 
 
@@ -198,18 +198,18 @@ def secrets(file: Path) -> list[str]:
     return [told["key"], told["curve_secretkey"]]
 
 
-def until(holds: Any) -> None:
+def wait_until_state(holds: Any) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_what_keeps_ranks_and_notebook_apart_is_said(
+def test_obstacles_between_ranks_and_notebook_are_reported(
     file: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = by_hand(jobs, file, 0, 2)
-    first.until(file)
+    first.wait_until_state(file)
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", 2.5)
     with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json came within 2\.5 s"):
         Cluster.attach(str(file))
@@ -226,11 +226,11 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
     assert f"{file} is that of another job, which runs on" in second.said
     assert "%dist_shutdown" in second.said
     told = file.read_text()
-    first.kill()  # the keeper of the controller, as when a job is cancelled at once
-    until(lambda: cluster.closed)
+    first.kill()  # the guard of the controller, as when a job is cancelled at once
+    wait_until_state(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=r"the job of .* has ended; start it again"):
         cluster.run("1")
-    until(lambda: not file.exists())
+    wait_until_state(lambda: not file.exists())
     file.write_text(told)
     with pytest.raises(UsageError, match=r"the job that wrote .* has ended"):
         Cluster.attach(str(file))
@@ -238,7 +238,7 @@ def test_what_keeps_ranks_and_notebook_apart_is_said(
         each.end()
 
 
-def test_localhost_is_an_ipv4_address_where_it_is_one_of_ipv6_first(tmp_path: Path) -> None:
+def test_localhost_is_an_ipv4_address_even_where_ipv6_is_preferred(tmp_path: Path) -> None:
     if os.getuid():
         pytest.skip("needs root, for a namespace with an /etc/hosts of its own")
     hosts = tmp_path / "hosts"

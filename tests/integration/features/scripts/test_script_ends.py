@@ -1,4 +1,4 @@
-"""What a script leaves, and how it ends: as with Python itself."""
+"""What a script leaves behind, and how it ends: as under Python itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ POOLS = {
 @pytest.mark.parametrize(
     ("how", "kind"), [(how, kind) for how in WAYS for kind in POOLS if (how, kind) != ("fresh", "compiled")]
 )
-def test_what_a_script_has_not_closed_ends_with_it(cluster: Cluster, folder: Path, how: str, kind: str) -> None:
+def test_unclosed_resources_of_a_script_are_closed_at_its_end(
+    cluster: Cluster, folder: Path, how: str, kind: str
+) -> None:
     script = write(folder, "it.py", "import time\n" + textwrap.dedent(POOLS[kind]))
     for _ in range(2):
         assert said(cluster.run_script(script, ranks=0, how=how))[0][-1] == "worked"
@@ -77,7 +79,9 @@ def test_what_a_script_has_not_closed_ends_with_it(cluster: Cluster, folder: Pat
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("error", ["", "raise RuntimeError('boom')", "raise SystemExit(3)"])
-def test_functions_for_the_end_are_called_however_it_ends(cluster: Cluster, folder: Path, how: str, error: str) -> None:
+def test_exit_functions_are_called_however_the_script_ends(
+    cluster: Cluster, folder: Path, how: str, error: str
+) -> None:
     write(folder, "helper.py", "import atexit\natexit.register(print, 'helper')")
     code = f"""
     import atexit, helper
@@ -99,7 +103,7 @@ def test_functions_for_the_end_are_called_however_it_ends(cluster: Cluster, fold
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_fork_that_fails_says_so(cluster: Cluster, folder: Path, how: str) -> None:
+def test_failed_fork_is_reported(cluster: Cluster, folder: Path, how: str) -> None:
     code = """
     import os, sys
     for end in ("raise ValueError('in the child')", "sys.exit('said in the child')", "sys.exit(4)"):
@@ -133,7 +137,7 @@ faulthandler.dump_traceback_later(5, exit=True)
 """
 
 
-def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Path) -> None:
+def test_process_state_changed_by_a_script_is_restored(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "mess.py", MESS)
     look = (
         "import builtins, gc, multiprocessing, random, threading; import numpy as np\n"
@@ -148,7 +152,7 @@ def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Pat
     for _ in range(2):
         assert said(cluster.run_script(script))[0] == ["begins None True False"]
         assert cluster.run(look).results == before
-    cluster.run("import time; time.sleep(5.2)")  # neither alarm rings
+    cluster.run("import time; time.sleep(5.2)")  # neither alarm fires
     assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
     cluster.run("torch.backends.cuda.matmul.fp32_precision = 'tf32'")
     try:
@@ -158,7 +162,7 @@ def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Pat
         cluster.run("torch.backends.cuda.matmul.fp32_precision = 'ieee'")
 
 
-def test_logging_begins_anew_and_libraries_keep_theirs(cluster: Cluster, folder: Path) -> None:
+def test_logging_is_reset_and_libraries_keep_their_loggers(cluster: Cluster, folder: Path) -> None:
     code = """
     import logging, sys
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s", force=False)
@@ -172,7 +176,7 @@ def test_logging_begins_anew_and_libraries_keep_theirs(cluster: Cluster, folder:
     cluster.run("logging.root.handlers.clear()")
 
 
-def test_a_person_s_modules_are_read_anew_wherever_they_lie(cluster: Cluster, folder: Path) -> None:
+def test_user_modules_are_imported_again_wherever_they_are(cluster: Cluster, folder: Path) -> None:
     code = "import sys, os; sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))\n"
     code += "from ours.model import V; print(V)"
     for project in ("a", "b"):
@@ -187,7 +191,7 @@ def test_a_person_s_modules_are_read_anew_wherever_they_lie(cluster: Cluster, fo
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_script_begins_without_a_group(cluster: Cluster, folder: Path, how: str) -> None:
+def test_script_starts_without_a_group(cluster: Cluster, folder: Path, how: str) -> None:
     code = """
     import torch, torch.distributed as dist
     print(dist.is_initialized())
@@ -214,7 +218,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLI
 """
 
 
-def test_switches_of_all_kinds_are_put_back(cluster: Cluster, folder: Path) -> None:
+def test_flags_of_all_kinds_are_restored(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "switches.py", SWITCHES)
     look = (
         "import decimal, faulthandler, resource, sys, tempfile; import numpy as np\n"
@@ -235,7 +239,7 @@ def test_switches_of_all_kinds_are_put_back(cluster: Cluster, folder: Path) -> N
         cluster.run("torch.set_float32_matmul_precision('highest')")
 
 
-def test_a_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
+def test_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
     code = """
     import multiprocessing as mp, os, sys
     def told(_): return os.environ.get("FOO")
@@ -251,7 +255,7 @@ def test_a_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
     assert not [words for words in families if "forkserver" in " ".join(words)]
 
 
-def test_threads_that_a_script_leaves_end_without_a_word(cluster: Cluster, folder: Path) -> None:
+def test_threads_left_by_a_script_end_silently(cluster: Cluster, folder: Path) -> None:
     code = """
     import threading, time
     def loop():
@@ -264,6 +268,6 @@ def test_threads_that_a_script_leaves_end_without_a_word(cluster: Cluster, folde
     assert [each.stderr for each in (run, cluster.run(ended, timeout_s=30))] == [{0: "", 1: ""}, {0: "", 1: ""}]
 
 
-def test_who_bears_the_end_of_input_bears_that_nobody_answers(cluster: Cluster, folder: Path) -> None:
+def test_script_that_handles_eof_handles_missing_input(cluster: Cluster, folder: Path) -> None:
     code = "try: answer = input('go on? ')\nexcept EOFError: answer = 'yes'\nprint(answer)"
     assert said(cluster.run_script(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}

@@ -1,4 +1,4 @@
-"""What training libraries keep for a whole process: a script finds none of it, and leaves none."""
+"""Process-wide state of training libraries: a script sees none of the session's, and leaves none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 """
 
 
-def test_a_script_is_the_first_to_use_accelerate_again_and_again(cluster: Cluster, folder: Path) -> None:
+def test_every_script_initializes_accelerate_itself(cluster: Cluster, folder: Path) -> None:
     pytest.importorskip("accelerate")
     script = write(folder, "train.py", ACCELERATE)
     cluster.run(FORGET)
@@ -46,7 +46,7 @@ def test_a_script_is_the_first_to_use_accelerate_again_and_again(cluster: Cluste
         assert cluster.run(LOOK).results == {0: True, 1: True}
 
 
-def test_the_session_s_accelerator_is_itself_after_a_script(cluster: Cluster, folder: Path) -> None:
+def test_session_accelerator_is_unchanged_after_a_script(cluster: Cluster, folder: Path) -> None:
     pytest.importorskip("accelerate")
     script = write(folder, "train.py", ACCELERATE)
     cluster.run("from accelerate import Accelerator; from accelerate.state import AcceleratorState")
@@ -68,7 +68,7 @@ def test_the_session_s_accelerator_is_itself_after_a_script(cluster: Cluster, fo
         cluster.run("from accelerate.state import GradientState; GradientState._reset_state()")
 
 
-# As DeepSpeed keeps it: variables of modules, objects of its own among them, and dictionaries that are filled in place.
+# As DeepSpeed keeps it: module variables, some of them its own objects, and dictionaries that are filled in place.
 COMM = """
 class Logger:
     def __init__(self):
@@ -112,7 +112,7 @@ def like_deepspeed(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("like_deepspeed")
-def test_deepspeed_begins_anew_with_a_script(cluster: Cluster, folder: Path) -> None:
+def test_deepspeed_state_is_fresh_in_a_script(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "train.py", DEEPSPEED)
     look = (
         "from deepspeed.comm import comm; from deepspeed.utils import groups; "

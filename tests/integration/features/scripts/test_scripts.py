@@ -1,4 +1,4 @@
-"""``%dist_run``: a script on the ranks behaves as under torchrun, again and again."""
+"""``%dist_run``: a script on the ranks behaves as under torchrun, repeatedly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def said(run: CellRun) -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_torchrun_script_runs_again_and_again(cluster: Cluster, folder: Path, how: str) -> None:
+def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path, how: str) -> None:
     write(folder, "helper.py", "def double(x): return 2 * x")
     script = write(folder, "train.py", TRAIN)
     expected = {rank: [f"rank {rank} of 2 local {rank} sum 4.0 lr 0.5"] for rank in range(2)}
@@ -62,7 +62,7 @@ def test_a_torchrun_script_runs_again_and_again(cluster: Cluster, folder: Path, 
     for _ in range(2):
         assert said(cluster.run_script(script, ["--lr", "0.5"], how=how)) == expected
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}, "the session's group is there"
-    # What was edited meanwhile is what runs.
+    # The edited version is what runs.
     write(folder, "helper.py", "def double(x): return 4 * x")
     assert said(cluster.run_script(script, how=how)) == {
         rank: [f"rank {rank} of 2 local {rank} sum 6.0 lr 0.1"] for rank in range(2)
@@ -83,7 +83,7 @@ before is dist.group.WORLD, model.module.weight.grad.item(), y.item()
 """
 
 
-def test_a_group_that_a_script_leaves_is_ended(three: Cluster, folder: Path) -> None:
+def test_group_left_by_a_script_is_destroyed(three: Cluster, folder: Path) -> None:
     code = """
     import os, sys, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -103,7 +103,7 @@ def test_a_group_that_a_script_leaves_is_ended(three: Cluster, folder: Path) -> 
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
+def test_environment_of_a_script(cluster: Cluster, folder: Path, how: str) -> None:
     write(
         folder,
         "inner/show.py",
@@ -136,7 +136,7 @@ def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_module_and_a_folder_run(cluster: Cluster, folder: Path, how: str) -> None:
+def test_module_and_folder_run(cluster: Cluster, folder: Path, how: str) -> None:
     write(folder, "tool/__init__.py", "")
     write(folder, "tool/part.py", "word = 'part'")
     write(folder, "tool/__main__.py", "import sys; from .part import word; print(__package__, word, sys.argv[1:])")
@@ -157,13 +157,13 @@ def test_a_module_and_a_folder_run(cluster: Cluster, folder: Path, how: str) -> 
         ("raise SystemExit(2)", r"ranks 0-1 \({host}\): (Script|Program)Exit: it.py exited with code 2"),
     ],
 )
-def test_an_exit_code_is_told(cluster: Cluster, folder: Path, how: str, code: str, message: str) -> None:
+def test_exit_code_is_reported(cluster: Cluster, folder: Path, how: str, code: str, message: str) -> None:
     with pytest.raises(RankFailure, match=message.format(host=HOST)):
         cluster.run_script(write(folder, "it.py", code), how=how)
     assert cluster.run_script(write(folder, "well.py", "import sys\nsys.exit(0)"), how=how).stdout == {0: "", 1: ""}
 
 
-def test_of_programs_that_fail_together_the_first_is_named(cluster: Cluster, folder: Path) -> None:
+def test_first_of_several_failing_programs_is_named(cluster: Cluster, folder: Path) -> None:
     code = """
     import os, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -175,12 +175,12 @@ def test_of_programs_that_fail_together_the_first_is_named(cluster: Cluster, fol
         cluster.run_script(write(folder, "train.py", code), how="fresh")
 
 
-def test_an_exit_with_a_message_is_told(cluster: Cluster, folder: Path) -> None:
+def test_exit_message_is_reported(cluster: Cluster, folder: Path) -> None:
     with pytest.raises(RankFailure, match=r"ScriptExit: it\.py exited: no data here"):
         cluster.run_script(write(folder, "it.py", "import sys\nsys.exit('no data here')"))
 
 
-def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Cluster, folder: Path) -> None:
+def test_error_names_the_script_line_and_shows_no_internal_frames(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder, "broken.py", "import os\n\ndef main():\n    if os.environ['RANK'] == '1':\n        1 / 0\n\nmain()"
     )
@@ -195,7 +195,7 @@ def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Clu
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_can_t_be_run_is_said_in_one_line(cluster: Cluster, folder: Path, how: str) -> None:
+def test_invalid_script_is_reported_in_one_line(cluster: Cluster, folder: Path, how: str) -> None:
     if how == "here":
         with pytest.raises(RankFailure, match=f"ScriptError: there is no missing.py in {folder}") as caught:
             cluster.run_script("missing.py")
@@ -211,7 +211,7 @@ def test_what_can_t_be_run_is_said_in_one_line(cluster: Cluster, folder: Path, h
         cluster.run_script("missing.py", how="sideways")
 
 
-def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
+def test_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder,
         "messy.py",
@@ -251,7 +251,7 @@ def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Path, how: str) -> None:
+def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path, how: str) -> None:
     fork = write(
         folder,
         "fork.py",
@@ -273,7 +273,7 @@ def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Pat
     assert cluster.run("print('still', rank)").stdout == {0: "still 0\n", 1: "still 1\n"}
 
 
-def test_a_closed_stdout_is_nobody_elses_file(cluster: Cluster, folder: Path) -> None:
+def test_closed_stdout_is_not_reused_for_another_file(cluster: Cluster, folder: Path) -> None:
     code = """
     import os, time
     print("lost", end="")
@@ -311,13 +311,13 @@ def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> No
     assert cluster.run_script(script, ranks=0).stdout == {0: "(0, '__mp_main__')\n"}
 
 
-def test_a_process_of_its_own_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
+def test_script_in_its_own_process_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "told.py", "import os, sys; print(os.environ.get('FORCE_COLOR'), sys.stdout.isatty())")
     assert cluster.run_script(script, how="fresh").stdout == {0: "None False\n", 1: "None False\n"}
 
 
 @pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
-def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, folder: Path) -> None:
+def test_one_program_per_node_starts_its_own_processes(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder,
         "node.py",
@@ -346,7 +346,7 @@ def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, fol
     assert sorted(said(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
 
 
-def test_the_magic_reads_its_line(notebook: Notebook, folder: Path) -> None:
+def test_magic_parses_its_line(notebook: Notebook, folder: Path) -> None:
     write(folder, "echo.py", "import sys\nprint(sys.argv[1:])")
     notebook.run(f"import os; os.chdir({os.fspath(folder)!r})").check()
     run = notebook.run("%dist_run echo.py -r 5 --lr 0.1 'a b' x#y '#f00' {x} $LOCAL_RANK  # a comment, don't read it")
