@@ -17,7 +17,7 @@ __all__ = ["browser", "page"]  # fixtures used by this module
 
 RANKS = 512
 # The active row of a screen reader, and whether all of it is visible below the titles.
-POINTED_AT = """() => {
+ACTIVE_ROW = """() => {
   const table = document.querySelector('.jdt-table');
   const row = document.getElementById(table.getAttribute('aria-activedescendant'));
   const seen = document.querySelector('.jdt-table-scroller').getBoundingClientRect();
@@ -51,17 +51,17 @@ def test_selected_row_is_scrolled_into_view(page: Page, width: int) -> None:
         ):
             for key in keys:
                 page.keyboard.press(key)
-            told = page.evaluate(POINTED_AT)
-            assert told["text"] == text
-            assert told["chosen"], told
-            assert told["inSight"], told
-            assert told["drawn"] < 100
-            assert told["rows"] == RANKS + nodes + 1
+            row = page.evaluate(ACTIVE_ROW)
+            assert row["text"] == text
+            assert row["chosen"], row
+            assert row["inSight"], row
+            assert row["drawn"] < 100
+            assert row["rows"] == RANKS + nodes + 1
         # It stays selected while it is out of view, and the next key continues from there.
         page.evaluate("() => { document.querySelector('.jdt-table-scroller').scrollTop = 0; }")
         page.wait_for_function("() => !document.querySelector('.jdt-chosen')")
         page.keyboard.press("ArrowDown")
-        told = page.evaluate(POINTED_AT)
-        assert told["text"] == "90"
-        assert told["inSight"], told
+        row = page.evaluate(ACTIVE_ROW)
+        assert row["text"] == "90"
+        assert row["inSight"], row
         page.evaluate("() => window.shown.end()")

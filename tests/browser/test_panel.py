@@ -247,7 +247,7 @@ def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callab
     page.locator(".jp-Notebook .jdt-rank").nth(1).wait_for()
     page.evaluate(RECORD)
     ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNEL)
-    words = {}
+    shown = {}
     for end in ends:
         if end in (RESTART, END_KERNEL):
             page.evaluate(EXECUTE, START)
@@ -257,8 +257,8 @@ def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callab
         page.evaluate(*((EXECUTE, end) if end.startswith("%") else (end,)))
         if "reset" not in end:
             empty.wait_for()
-        words[end] = [word for word in ("1 ended", "dead") if any(word in text for text in page.evaluate(SHOWN))]
-    assert words == {end: ["1 ended"] for end in ends}
+        shown[end] = [name for name in ("1 ended", "dead") if any(name in text for text in page.evaluate(SHOWN))]
+    assert shown == {end: ["1 ended"] for end in ends}
 
 
 @pytest.mark.browser

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 TABLE = f"{PANEL} [role=treegrid]"
-SAID = f"{PANEL} .jdt-said"
+ANNOUNCEMENT = f"{PANEL} .jdt-said"
 
 
 def active_row(page: Page) -> str:
@@ -60,9 +60,9 @@ def test_rows_are_navigated_opened_and_selected_with_keys(open_notebook: Callabl
     page.get_by_role("region", name="log of rank 1").wait_for()
     page.keyboard.press("ArrowLeft")
     assert "2 ranks" in active_row(page)
-    told = page.locator(PANEL).aria_snapshot()
+    snapshot = page.locator(PANEL).aria_snapshot()
     for role in ('toolbar "cluster"', 'button "Interrupt"', 'treegrid "nodes and ranks"', 'columnheader "state"'):
-        assert f"- {role}" in told, told
+        assert f"- {role}" in snapshot, snapshot
 
 
 @pytest.mark.browser
@@ -73,20 +73,20 @@ def test_announcement_changes_with_the_state(open_notebook: Callable[..., Page],
     show_panel(page)
     run_cell(page, 0)
     output(page, 0, "ranks 0-1 ready")
-    page.locator(SAID, has_text="no cell runs").wait_for(state="attached")
+    page.locator(ANNOUNCEMENT, has_text="no cell runs").wait_for(state="attached")
     page.evaluate(
         """said => {
              window.saidAloud = [];
              new MutationObserver(() => window.saidAloud.push(document.querySelector(said).textContent))
                .observe(document.querySelector(said), { childList: true, characterData: true, subtree: true });
            }""",
-        SAID,
+        ANNOUNCEMENT,
     )
     run_cell(page, 1)
-    page.locator(SAID, has_text="the ranks run a cell").wait_for(state="attached")
+    page.locator(ANNOUNCEMENT, has_text="the ranks run a cell").wait_for(state="attached")
     stop.touch()
     wait_for_end(page, 1)
-    page.locator(SAID, has_text="no cell runs").wait_for(state="attached")
+    page.locator(ANNOUNCEMENT, has_text="no cell runs").wait_for(state="attached")
     # Twice, although the view has changed many times meanwhile.
     assert page.evaluate("() => window.saidAloud") == ["the ranks run a cell", "no cell runs"]
 
@@ -99,7 +99,7 @@ def test_last_announcement_is_made_although_nothing_is_drawn_after_it(open_noteb
     run_cell(page, 0)
     output(page, 0, "ranks 0-1 ready")
     run_cell(page, 1)
-    said = page.locator(".jp-Notebook .jdt-said")
-    said.filter(has_text="no cell runs").wait_for(state="attached")
+    announcement = page.locator(".jp-Notebook .jdt-said")
+    announcement.filter(has_text="no cell runs").wait_for(state="attached")
     run_cell(page, 2)
-    said.filter(has_text="has ended; this is how it was last").wait_for(state="attached")
+    announcement.filter(has_text="has ended; this is how it was last").wait_for(state="attached")

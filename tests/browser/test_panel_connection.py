@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from ..support.browser import browser, lab_server, open_notebook, page
-from ..support.join_tools import Job, by_hand, file, jobs
+from ..support.join_tools import Job, file, jobs, start_process
 from .test_panel import PANEL, TRAIN, show_panel
 from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
@@ -107,21 +107,21 @@ def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     run_cell(page, 1)
     page.locator(RUNNING).first.wait_for()
     for process in psutil.process_iter(["cmdline"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if "cluster.controller" in words and str(lab_server.root.parent) in words:
+        command_line = " ".join(process.info["cmdline"] or [])
+        if "cluster.controller" in command_line and str(lab_server.root.parent) in command_line:
             process.kill()
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
-    said = output(page, 1, "controller")
-    assert "ClusterClosedError: the controller of cluster 'default' on " in said
-    assert said.endswith("so all ranks end; %dist_reset starts them anew")
+    text = output(page, 1, "controller")
+    assert "ClusterClosedError: the controller of cluster 'default' on " in text
+    assert text.endswith("so all ranks end; %dist_reset starts them anew")
 
 
 @pytest.mark.browser
 def test_ranks_of_a_job_cannot_be_reset_from_the_panel(
     open_notebook: Callable[..., Page], file: Path, jobs: list[Job]
 ) -> None:
-    job = by_hand(jobs, file, 0, 1)
-    job.until(file)
+    job = start_process(jobs, file, 0, 1)
+    job.wait_for_file(file)
     page = open_notebook(f"%load_ext jupyter_disttrain\n%dist_attach {file}", START.splitlines()[1])
     show_panel(page)
     run_cell(page, 0)

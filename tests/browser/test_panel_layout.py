@@ -27,7 +27,7 @@ for at in range(5):
     print(f'\rbar {at} of 4', end='', file=sys.stderr, flush=True)
 print('\na line on stdout', rank)"""
 # Elements that extend beyond the right edge of the panel or of the table's box.
-CUT_OFF = """panel => {
+OVERFLOWING = """panel => {
   const node = document.querySelector(panel);
   const end = node.getBoundingClientRect().left + node.clientWidth;
   const scroller = node.querySelector('.jdt-table-scroller');
@@ -89,8 +89,8 @@ def check_narrow_panel(page: Page) -> None:
     loss.wait_for(timeout=60_000)
     page.locator(f"{PANEL} th", has_text="steps/s").wait_for(timeout=60_000)
     # A wider text gets its room from the columns that follow.
-    page.wait_for_function(f"panel => ({CUT_OFF})(panel).table === 0", arg=PANEL)
-    found = page.evaluate(CUT_OFF, PANEL)
+    page.wait_for_function(f"panel => ({OVERFLOWING})(panel).table === 0", arg=PANEL)
+    found = page.evaluate(OVERFLOWING, PANEL)
     assert found["width"] < 300, found
     assert found["cut"] == []
     assert found["table"] == 0, found
@@ -126,7 +126,7 @@ def use_the_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     page.locator(f"{MAIN} .jdt-plot[aria-label^='loss'] canvas").wait_for()
     page.locator(f"{MAIN} th", has_text="pid").wait_for()
-    assert page.evaluate(CUT_OFF, MAIN)["cut"] == []
+    assert page.evaluate(OVERFLOWING, MAIN)["cut"] == []
     assert page.evaluate(TOP, f"{MAIN} .jdt-main") == page.evaluate(TOP, MAIN), "no strip above it"
     page.locator(f"{MAIN} .jdt-plot[aria-label^='memory (MiB)']").wait_for()
     take_picture(page, "main_area")
@@ -163,10 +163,10 @@ def without_a_server(page: Page) -> None:
     page.evaluate("() => shown.tell('msg:custom', {reply: shown.sent.at(-1).token, message: 'it is not yours'}, [])")
     page.get_by_role("alert").filter(has_text="it is not yours").wait_for()
     page.locator(".jdt-rank").first.click()
-    asked = page.evaluate(last)
-    assert asked["ask"] == "log"
+    request = page.evaluate(last)
+    assert request["ask"] == "log"
     parts = [{"stream": "stderr", "text": "by the kernel\n"}]
-    reply = {"reply": asked["token"], "logs": [{"rank": asked["rank"], "parts": parts, "is_cut": False}]}
+    reply = {"reply": request["token"], "logs": [{"rank": request["rank"], "parts": parts, "is_cut": False}]}
     page.evaluate("reply => shown.tell('msg:custom', reply, [])", reply)
     page.locator(".jdt-log .jdt-stderr", has_text="by the kernel").wait_for()
     with page.expect_download() as saved:

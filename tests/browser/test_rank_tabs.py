@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local"
-SPEAK = """%%distributed
+PRINT = """%%distributed
 import sys
 from IPython.display import HTML
 print("together")
@@ -47,7 +47,7 @@ def area_of(page: Page, index: int) -> Locator:
     return page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea").first
 
 
-def said(area: Locator) -> list[str]:
+def visible_lines(area: Locator) -> list[str]:
     """Return the visible lines of text, without the bars before stderr."""
     texts = area.locator(".jdt-ranks-text").all_inner_texts()
     return [line.removeprefix("┃").strip() for text in texts for line in text.splitlines() if line.strip(" ┃")]
@@ -55,7 +55,7 @@ def said(area: Locator) -> list[str]:
 
 @pytest.mark.browser
 def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook(START, SPEAK)
+    page = open_notebook(START, PRINT)
     run_cell(page, 0)
     output(page, 0, "ranks 0-2 ready")
     run_cell(page, 1)
@@ -73,13 +73,13 @@ def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page
     left = area.evaluate("area => area.querySelector('b').getBoundingClientRect().left")
     tabs.locator("visible=true").nth(2).click()
     mine = ["together", "own 1", "of two lines", "aside 1", "last"]
-    assert sorted(said(area)) == sorted(mine)
+    assert sorted(visible_lines(area)) == sorted(mine)
     figures = area.locator("b", has_text="figure of")
     assert [each.is_visible() for each in figures.all()] == [True, False]
     assert left - area.evaluate("area => area.querySelector('b').getBoundingClientRect().left") > 80, "no label's room"
     take_picture(page, "rank_tabs_one")
     page.keyboard.press("ArrowLeft")
-    assert sorted(said(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])
+    assert sorted(visible_lines(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])
     assert not any(each.is_visible() for each in figures.all())
     page.keyboard.press("ArrowLeft")
     assert area.inner_text() == merged
@@ -146,7 +146,7 @@ def test_tab_shows_exactly_the_output_of_its_rank(lab_server: LabServer, page: P
         area.get_by_role("tab", name=str(rank), exact=True).click()
         area.locator(".jdt-ranks-text", has_text=f"mine {rank}").wait_for()
         lines = ["even" if rank % 2 == 0 else "odd", f"mine {rank}", "three" if rank in (0, 1, 3) else "rest"]
-        assert said(area) == [*lines, f"[{rank},", f"'{'x' * 60}',", f"'{'y' * 60}']"]
+        assert visible_lines(area) == [*lines, f"[{rank},", f"'{'x' * 60}',", f"'{'y' * 60}']"]
         assert [each.is_visible() for each in figures.all()] == [each == rank for each in range(5)]
         assert area.get_by_text("ValueError: fails").last.is_visible()
     assert area.evaluate("node => node.innerText.trim().endsWith('4')"), "tabs come after the text"
@@ -162,13 +162,13 @@ def test_tab_shows_exactly_the_output_of_its_rank(lab_server: LabServer, page: P
     area = area_of(page, 2)
     fold = area.locator(".jdt-fold:visible")
     assert fold.inner_text() == "… 3,100 more lines; show them"
-    assert len(said(area)) == 400
+    assert len(visible_lines(area)) == 400
     area.get_by_role("tab", name="3", exact=True).click()
     area.get_by_text("… 300 more lines").wait_for()
-    assert (said(area)[0], len(said(area)), said(area)[-1]) == ("3 0", 400, "3 699")
+    assert (visible_lines(area)[0], len(visible_lines(area)), visible_lines(area)[-1]) == ("3 0", 400, "3 699")
     fold.click()
     fold.wait_for(state="detached")
-    assert said(area) == [f"3 {line}" for line in range(700)]
+    assert visible_lines(area) == [f"3 {line}" for line in range(700)]
     middle = area.get_by_text("3 350").bounding_box()
     area.locator("pre").first.hover()
     assert middle is not None
@@ -192,10 +192,10 @@ def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Pa
     area = area_of(page, 0)
     area.get_by_role("tab", name="1", exact=True).click()
     area.get_by_text("even").wait_for(state="detached")
-    assert said(area) == ["odd", "own", "of two lines", "aside", "a note for all"]
+    assert visible_lines(area) == ["odd", "own", "of two lines", "aside", "a note for all"]
     area.get_by_role("tab", name="0", exact=True).click()
     area.get_by_text("odd").wait_for(state="detached")
-    assert said(area) == ["even", "a note for all"]
+    assert visible_lines(area) == ["even", "a note for all"]
 
 
 @pytest.mark.browser
@@ -210,14 +210,14 @@ def test_later_output_of_the_selected_rank_is_shown(open_notebook: Callable[...,
     area = area_of(page, 1)
     area.get_by_role("tab", name="1").first.click()
     area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=60_000)
-    assert not [line for line in said(area) if line.startswith(("0:", "2:"))]
+    assert not [line for line in visible_lines(area) if line.startswith(("0:", "2:"))]
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
     wait_for_end(page, 1)
 
 
 @pytest.mark.browser
 def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
-    cells = [START, SPEAK, TRAIN.format(options="--watch", steps=50), "%dist_shutdown"]
+    cells = [START, PRINT, TRAIN.format(options="--watch", steps=50), "%dist_shutdown"]
     name = "in notebook 7.ipynb"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -230,8 +230,8 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
     area = area_of(page, 1)
     area.hover()
     area.get_by_role("tab", name="2").first.click()
-    assert "own 2" in said(area)
-    assert "own 0" not in said(area)
+    assert "own 2" in visible_lines(area)
+    assert "own 0" not in visible_lines(area)
     widget = area_of(page, 2).locator(".jdt-view")
     widget.locator(".jdt-plot[aria-label^='loss']").wait_for(timeout=60_000)
     take_picture(page, "notebook7")
@@ -241,7 +241,7 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
 
 @pytest.mark.browser
 def test_other_front_ends_show_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
-    page = open_notebook(START, SPEAK)
+    page = open_notebook(START, PRINT)
     run_cell(page, 0)
     output(page, 0, "ranks 0-2 ready")
     run_cell(page, 1)

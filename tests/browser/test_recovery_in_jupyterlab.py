@@ -75,10 +75,10 @@ def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_note
     run_cell(page, FIRST)
     output(page, FIRST, "ranks 0-1 ready")
     run_cell(page, HANG)
-    told = output(page, HANG, "waiting for ranks that don't come")
-    assert "rank 0: waits in all_reduce number" in told
-    assert "at line 6: dist.all_reduce(x)" in told
-    assert "rank 1: in Python code at line 8: time.sleep(1000)" in told
+    text = output(page, HANG, "waiting for ranks that don't come")
+    assert "rank 0: waits in all_reduce number" in text
+    assert "at line 6: dist.all_reduce(x)" in text
+    assert "rank 1: in Python code at line 8: time.sleep(1000)" in text
     take_picture(page, "hang")
 
     page.locator('[data-command="notebook:interrupt-kernel"], [title^="Interrupt the kernel"]').first.click()

@@ -45,8 +45,8 @@ def test_axes_do_not_magnify_noise_and_count_time_back(view: Any) -> None:
     assert view("scales.rangeOf('metric', -5, 5)")[0] < -5
     assert view("scales.secondsBetween(99.5, 100)") == [90, 100]
     assert view("scales.ticksBefore(1000, 900, 1000, 4)") == [910, 940, 970, 1000]
-    told = view("[0, 30, 60, 90, 300, 3600, 5400, 7200].map(scales.before)")
-    assert told == ["now", "-30 s", "-1 min", "-90 s", "-5 min", "-1 h", "-90 min", "-2 h"]
+    labels = view("[0, 30, 60, 90, 300, 3600, 5400, 7200].map(scales.before)")
+    assert labels == ["now", "-30 s", "-1 min", "-90 s", "-5 min", "-1 h", "-90 min", "-2 h"]
 
 
 def test_bytes_are_drawn_in_the_unit_of_the_largest(view: Any) -> None:

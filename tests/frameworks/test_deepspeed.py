@@ -11,7 +11,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
-from ..integration.features.scripts.test_scripts import said, write
+from ..integration.features.scripts.test_scripts import lines_of, write
 from ..support.process_tools import wait_until
 
 if TYPE_CHECKING:
@@ -61,19 +61,19 @@ def test_extension_is_built_by_one_rank_and_again_after_a_killed_build(
 
 
 def test_script_imports_it_afresh_and_the_session_keeps_its_own(folder: Path) -> None:
-    def ends(run: CellRun) -> dict[int, list[str]]:
+    def first_and_last(run: CellRun) -> dict[int, list[str]]:
         return {
-            rank: [lines[0], lines[-1]] for rank, lines in said(run).items()
+            rank: [lines[0], lines[-1]] for rank, lines in lines_of(run).items()
         }  # between them it prints what it built
 
     script = write(folder, "train.py", SCRIPT)
     expected = {rank: ["None None None False", "2.0 True"] for rank in range(2)}
     with Cluster(n=2, name="script") as cluster:
         for _ in range(2):
-            assert ends(cluster.run_script(script)) == expected
+            assert first_and_last(cluster.run_script(script)) == expected
             assert cluster.run("import deepspeed; deepspeed.comm.is_initialized()").results == {0: False, 1: False}
         cluster.run("deepspeed.init_distributed('gloo'); ours = deepspeed.comm.comm.cdb; total = torch.ones(1)")
-        assert ends(cluster.run_script(script)) == expected
+        assert first_and_last(cluster.run_script(script)) == expected
         assert cluster.run("ours is deepspeed.comm.comm.cdb").results == {0: True, 1: True}
         assert cluster.run("deepspeed.comm.all_reduce(total); total.item()").results == {0: 2.0, 1: 2.0}
         assert cluster.run("deepspeed.utils.groups.mpu is None").results == {0: True, 1: True}

@@ -14,7 +14,7 @@ from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.features.horovod.build import prove
 
 from ..integration.features.scripts.test_script_faults import IgnoringListener
-from ..integration.features.scripts.test_scripts import said, write
+from ..integration.features.scripts.test_scripts import lines_of, write
 from ..support.process_tools import wait_until
 from ..support.recovery_tools import HOST, interrupted, is_intact
 
@@ -231,7 +231,7 @@ def test_scripts_run_repeatedly(three: Cluster, folder: Path, how: str) -> None:
     three.run("hvd.shutdown()")
     script = write(folder, "train.py", SCRIPT)
     for _ in range(2):
-        assert said(three.run_script(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
+        assert lines_of(three.run_script(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
         assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
 
 
@@ -251,7 +251,7 @@ def test_ranks_of_the_local_launcher_get_advice(folder: Path) -> None:
             ):
                 local.run(code)
         script = write(folder, "train.py", SCRIPT)
-        assert said(local.run_script(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
+        assert lines_of(local.run_script(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
 
 
 @pytest.mark.parametrize("launch", ["mpi", "horovodrun"])

@@ -19,5 +19,5 @@ def test_notebook_reaches_its_result(name: str, tmp_path: Path) -> None:
     nbformat.validate(notebook)
     assert not any(cell.outputs or cell.execution_count for cell in code_cells(notebook))
     run(notebook, tmp_path)
-    said = "\n".join(text_of(cell) for cell in code_cells(notebook))
-    assert "is the same on ranks 0-1" in said
+    text = "\n".join(text_of(cell) for cell in code_cells(notebook))
+    assert "is the same on ranks 0-1" in text

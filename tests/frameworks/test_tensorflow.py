@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.cluster import parse_roles
 
-from ..integration.features.scripts.test_scripts import said, write
+from ..integration.features.scripts.test_scripts import lines_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +66,6 @@ def test_workers_and_parameter_servers() -> None:
 def test_script_runs_in_fresh_processes_beside_the_session(folder: Path) -> None:
     script = write(folder, "mirrored.py", SCRIPT)
     with Cluster(tf_roles=parse_roles("worker=2"), launcher="local") as cluster:
-        assert said(cluster.run_script(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
+        assert lines_of(cluster.run_script(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
         for _ in range(2):
-            assert said(cluster.run_script(script, how="fresh")) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
+            assert lines_of(cluster.run_script(script, how="fresh")) == {0: ["sum 4.0"], 1: ["sum 4.0"]}

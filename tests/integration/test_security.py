@@ -16,8 +16,8 @@ from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
 from jupyter_disttrain.protocol.shared_memory import ROOT
 
-from ..support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
-from ..support.process_tools import NOBODY, as_root, change_owner
+from ..support.join_tools import file, jobs, start_process  # noqa: F401  (fixtures)
+from ..support.process_tools import OTHER_UID, as_root, change_owner
 
 if TYPE_CHECKING:
     from ..support.join_tools import Job
@@ -28,15 +28,15 @@ def test_job_folder_placed_by_another_user_is_not_used(
     file: Path,  # noqa: F811
     jobs: list[Job],  # noqa: F811
 ) -> None:
-    by_hand(jobs, file, 0, 2)
-    profile = Path(jobs[0].until(file)["profile"])
+    start_process(jobs, file, 0, 2)
+    profile = Path(jobs[0].wait_for_file(file)["profile"])
     own = profile.rename(profile.with_name("moved"))
     shutil.copytree(own, profile)  # what an attacker would put there leads to a controller of theirs
     change_owner(profile)
-    late = by_hand(jobs, file, 1, 2)
+    late = start_process(jobs, file, 1, 2)
     assert late.end() != 0
-    assert f"{profile}, which belongs to {file}, can't be used: on " in late.said
-    assert "it belongs to another user (nobody); end the job" in late.said
+    assert f"{profile}, which belongs to {file}, can't be used: on " in late.output
+    assert "it belongs to another user (nobody); end the job" in late.output
     with pytest.raises(
         UsageError, match=r"it belongs to another user \(nobody\); start the job with its file in a folder"
     ):
@@ -57,7 +57,7 @@ def test_job_folder_placed_by_another_user_is_not_used(
 def test_cluster_file_of_another_user_is_ignored(light: Cluster) -> None:
     profile = light._launch.folders.profile
     assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
-    os.chown(profile / cluster_file.FILE, NOBODY, NOBODY)
+    os.chown(profile / cluster_file.FILE, OTHER_UID, OTHER_UID)
     assert light.cluster_id not in [each.cluster_id for each in cluster_file.running()]
     os.chown(profile / cluster_file.FILE, os.geteuid(), os.getegid())
     assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
@@ -98,12 +98,12 @@ def test_checkpoint_of_another_user_is_loaded_only_on_request(cluster: Cluster, 
     version = tmp_path / "run" / "000001"
     cluster.run("value = 0")
     for each in (version / ".metadata", version / "rank1" / "value.pt", version / "rank0" / ".random.pt", version):
-        os.chown(each, NOBODY, NOBODY)
+        os.chown(each, OTHER_UID, OTHER_UID)
         with pytest.raises(RankFailure) as failed:
             cluster.load(tmp_path / "run")
-        words = str(failed.value)
-        assert f"{each} belongs to another user (nobody), and loading a checkpoint runs code" in words
-        assert "%dist_load --trust-owner" in words
+        text = str(failed.value)
+        assert f"{each} belongs to another user (nobody), and loading a checkpoint runs code" in text
+        assert "%dist_load --trust-owner" in text
         os.chown(each, os.geteuid(), os.getegid())
         assert cluster.run("value").results == {0: 0, 1: 0}
     change_owner(tmp_path / "run")
@@ -117,7 +117,7 @@ def test_checkpoint_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_p
     cluster.run("model = torch.nn.Linear(2, 2)")
     cluster.save(tmp_path / "run", ["model"])
     version = tmp_path / "run" / "000001"
-    os.chown(version / ".metadata", NOBODY, NOBODY)
+    os.chown(version / ".metadata", OTHER_UID, OTHER_UID)
     code = (
         "from jupyter_disttrain.features.checkpoints.reader import reader_of\n"
         "import torch.distributed.checkpoint as dcp, pathlib\n"

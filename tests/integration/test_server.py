@@ -88,12 +88,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     command += ["--allow-root"] if os.getuid() == 0 else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if READY.search(line):
             break
-    assert "jupyter_disttrain" in said, said
+    assert "jupyter_disttrain" in output, output
     assert wait_until(lambda: listens(port))
     try:
         yield Server(port, process)
@@ -190,8 +190,8 @@ def test_dead_rank_and_its_replacement_are_reported(server: Server, seen: Cluste
 def test_interrupt_goes_through_the_process_that_owns_the_cluster(server: Server, seen: Cluster) -> None:
     run = seen.run("if rank == 1:\n    import time; time.sleep(1000)\ndist.barrier()", block=False)
     assert wait_until(lambda: "in collective" in server.states("seen"))
-    told = server.post(f"clusters/{seen.cluster_id}/interrupt")
-    assert told == {"done": f"process {os.getpid()} does it"}
+    reply = server.post(f"clusters/{seen.cluster_id}/interrupt")
+    assert reply == {"done": f"process {os.getpid()} does it"}
     assert wait_until(lambda: run.done)
     assert seen.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 
@@ -212,10 +212,10 @@ def test_end_of_a_log_is_sent_with_its_streams(server: Server, seen: Cluster) ->
         assert reply.headers["Content-Type"] == "text/plain; charset=UTF-8"
         assert reply.read().decode().endswith("first 0\nbad 0\nlast 0\n")
     assert refused(server, f"clusters/{seen.cluster_id}/log/file?rank=0")[0] == 403
-    status, said = refused(
+    status, output = refused(
         server, f"clusters/{seen.cluster_id}/log?rank=9", headers={"Authorization": f"token {TOKEN}"}
     )
-    assert (status, "there is no rank 9 in 'seen'; it has 2 ranks" in said) == (409, True)
+    assert (status, "there is no rank 9 in 'seen'; it has 2 ranks" in output) == (409, True)
     assert refused(server, "clusters/no-1-a/log", headers={"Authorization": f"token {TOKEN}"})[0] == 409
 
 
@@ -235,8 +235,8 @@ def test_websocket_sends_state_figures_and_metrics(server: Server, seen: Cluster
                 packet = message
             else:
                 assert message is not None, connection.close_reason
-                told = json.loads(message)
-                state, devices = (told, devices) if told["type"] == "state" else (state, told)
+                content = json.loads(message)
+                state, devices = (content, devices) if content["type"] == "state" else (state, content)
         connection.close()
         while await connection.read_message() is not None:
             pass
@@ -274,9 +274,9 @@ def test_files_of_ended_clusters_and_of_other_versions_are_distinguished(server:
             folder.mkdir()
             (folder / "cluster.json").write_text(json.dumps(own | change))
         assert wait_until(lambda: bool(server.get("clusters")["unreadable"]))
-        told = server.get("clusters")
-        assert "stale-1-a" not in [cluster["id"] for cluster in told["clusters"]]
-        assert [(each["id"], each["version"]) for each in told["unreadable"]] == [("other-1-a", "9.9")]
+        reply = server.get("clusters")
+        assert "stale-1-a" not in [cluster["id"] for cluster in reply["clusters"]]
+        assert [(each["id"], each["version"]) for each in reply["unreadable"]] == [("other-1-a", "9.9")]
     finally:
         for folder in (stale, other):
             (folder / "cluster.json").unlink()
@@ -339,7 +339,7 @@ def test_persistent_cluster_of_a_killed_kernel_stays_usable(server: Server) -> N
     assert wait_until(lambda: "in collective" in server.states("orphan"))  # of a group that was formed again since
     assert server.post(f"clusters/{cluster_id}/interrupt") == {"done": "done by the server"}
     assert wait_until(lambda: server.states("orphan") == ["idle", "idle"])
-    status, said = refused(
+    status, text = refused(
         server,
         f"clusters/{cluster_id}/reset",
         data=b"",
@@ -347,7 +347,7 @@ def test_persistent_cluster_of_a_killed_kernel_stays_usable(server: Server) -> N
         headers={"Authorization": f"token {TOKEN}"},
     )
     assert status == 409
-    assert said.endswith(
+    assert text.endswith(
         "does not answer, and only who holds a cluster can start its ranks anew; stop it here, or take "
         'it up in a notebook with %dist_attach"}'
     )

@@ -76,8 +76,8 @@ class Host:
         # A restarted host keeps its hardware address, so that no neighbour has a stale one.
         mac = f"02:77:00:00:{self.place.lab_id:02x}:{self.number:02x}"
         command("ip", "netns", "add", namespace)
-        words = ("peer", "name", "eth0", "address", mac, "netns", namespace)
-        command("ip", "link", "add", link, "type", "veth", *words)
+        peer = ("peer", "name", "eth0", "address", mac, "netns", namespace)
+        command("ip", "link", "add", link, "type", "veth", *peer)
         command("ip", "link", "set", link, "master", self.place.bridge, "up")
         command("ip", "-n", namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
         command("ip", "-n", namespace, "link", "set", "eth0", "up")
@@ -123,11 +123,11 @@ class Host:
         """
         return command(*self.enter("sh", "-c", script), check=check)
 
-    def enter(self, *words: str) -> list[str]:
+    def enter(self, *arguments: str) -> list[str]:
         """Return the command line that runs ``command`` on the host."""
         if self._init is None:
             raise LabError(f"{self.name} is dead")
-        return ["nsenter", "--target", str(self._init.pid), "--net", "--uts", "--ipc", "--mount", "--pid", *words]
+        return ["nsenter", "--target", str(self._init.pid), "--net", "--uts", "--ipc", "--mount", "--pid", *arguments]
 
     def processes(self) -> list[psutil.Process]:
         """Return its processes, by the pids of this machine; none once it is dead."""
@@ -144,8 +144,12 @@ class Host:
         if self._init is None:
             return []
         others = [process for process in self.processes() if process != self._init]
-        words = [(process.pid, command_line_of(process)) for process in others]
-        left = [f"process {pid}: {said}" for pid, said in words if said and not said.startswith("slurmd ")]
+        others_now = [(process.pid, command_line_of(process)) for process in others]
+        left = [
+            f"process {pid}: {arguments}"
+            for pid, arguments in others_now
+            if arguments and not arguments.startswith("slurmd ")
+        ]
         folders = ("/dev/shm", f"{self.place.folder}/tmp", f"{self.place.folder}/local")
         found = self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
         return left + [path for path in found if CACHE_OF_TORCH not in path]
@@ -170,8 +174,8 @@ def listening_sockets(prefix: Sequence[str] = ()) -> list[Listening]:
     """Return the listening TCP sockets, as seen by commands after the prefix ``prefix``."""
     found = []
     for line in command(*prefix, "ss", "-Hltnp").splitlines():
-        words = line.split()
-        address, _, port = words[3].rpartition(":")
+        fields = line.split()
+        address, _, port = fields[3].rpartition(":")
         program = re.search(r'\("([^"]*)",pid=(\d+)', line)
         name, pid = (program[1], int(program[2])) if program else ("", None)
         found.append(Listening(address=address.strip("[]"), port=int(port), program=name, pid=pid))

@@ -188,8 +188,8 @@ class Lab:
         For the head: processes with the lab's folder in the command line, such as a forgotten ssh.
         """
         deadline = time.monotonic() + TIMEOUT_S
-        look = self._left_on_head if host == HEAD else self._hosts[host].left
-        while (left := look()) and time.monotonic() < deadline:
+        leftovers = self._left_on_head if host == HEAD else self._hosts[host].left
+        while (left := leftovers()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return left
 
@@ -228,7 +228,7 @@ class Lab:
         for daemon in self._daemons():
             known |= {daemon.pid, *(child.pid for child in psutil.Process(daemon.pid).children(recursive=True))}
         left = [process for process in processes_of(self.place) if process.pid not in known]
-        return [f"process {process.pid}: {words}" for process in left if (words := command_line_of(process))]
+        return [f"process {process.pid}: {arguments}" for process in left if (arguments := command_line_of(process))]
 
     def _daemons(self) -> list[subprocess.Popen[bytes]]:
         """Return the processes that this one has started as parts of the lab."""

@@ -75,7 +75,7 @@ class Place:
         return [path.name for path in Path("/sys/class/net").glob(f"dt{self.lab_id}v*")]
 
 
-def command(*words: str | Path, check: bool = True) -> str:
+def command(*arguments: str | Path, check: bool = True) -> str:
     """Run a system command and return its output.
 
     Raises
@@ -83,10 +83,10 @@ def command(*words: str | Path, check: bool = True) -> str:
     LabError
         If it failed, with its output.
     """
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(name) for name in arguments], capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise LabError(
-            f"{' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip() or done.stdout}"
+            f"{' '.join(map(str, arguments))} ended with {done.returncode}: {done.stderr.strip() or done.stdout}"
         )
     return done.stdout
 

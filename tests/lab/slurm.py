@@ -98,7 +98,7 @@ class Slurm:
         """The variable by which sbatch, srun and the others find this Slurm."""
         return {"SLURM_CONF": str(self.conf)}
 
-    def run(self, *words: str) -> str:
+    def run(self, *arguments: str) -> str:
         """Run one of Slurm's commands on the head and return its output.
 
         Raises
@@ -106,7 +106,7 @@ class Slurm:
         LabError
             If it failed.
         """
-        return command("env", f"SLURM_CONF={self.conf}", *words)
+        return command("env", f"SLURM_CONF={self.conf}", *arguments)
 
     def start(self) -> None:
         """Start the daemons and wait until every host is idle."""
@@ -162,10 +162,10 @@ class Slurm:
         except (OSError, LabError):
             return set()  # a daemon does not answer yet
 
-    def _spawn(self, name: str, words: list[str]) -> None:
+    def _spawn(self, name: str, arguments: list[str]) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             child = subprocess.Popen(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

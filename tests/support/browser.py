@@ -198,17 +198,17 @@ def fresh_jupyter(home: Path) -> dict[str, str]:
 def address_of(server: subprocess.Popen[str]) -> str:
     """Wait until the server reports its address; it chooses its port itself."""
     address: Future[str] = Future()
-    said: list[str] = []
+    lines: list[str] = []
 
     def read() -> None:
         assert server.stdout is not None
         for line in server.stdout:  # to its end, so that the server never blocks on a full pipe
-            said.append(line)
+            lines.append(line)
             found = re.search(r"(http://127\.0\.0\.1:\d+)/lab", line)
             if found and not address.done():
                 address.set_result(found[1])
         if not address.done():
-            address.set_exception(RuntimeError("JupyterLab did not start:\n" + "".join(said)))
+            address.set_exception(RuntimeError("JupyterLab did not start:\n" + "".join(lines)))
 
     Thread(target=read, name="jupyterlab output", daemon=True).start()
     return address.result(START_TIMEOUT_S)

@@ -144,8 +144,8 @@ def our_processes() -> list[psutil.Process]:
     ours = []
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
-            is_ours = any("jupyter_disttrain" in word or "prterun" in word for word in words)
+            arguments = process.cmdline()
+            is_ours = any("jupyter_disttrain" in text or "prterun" in text for text in arguments)
             if is_ours and process.environ().get("JUPYTER_RUNTIME_DIR") == runtime and process.pid != os.getpid():
                 ours.append(process)
         except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
-STEPS_SEEN = 600  # steps of the training before its picture is taken
+MIN_STEPS = 600  # steps of the training before its picture is taken
 CELLS = (
     "%load_ext jupyter_disttrain\n%dist_init -n 2",
     """%%distributed
@@ -97,7 +97,7 @@ def take_training(page: Page) -> None:
     while True:
         loss.hover(position={"x": (loss.bounding_box() or {"width": 2})["width"] - 1, "y": 40})
         seen = place.inner_text().removeprefix("step ").replace(",", "")
-        if seen.isdigit() and int(seen) > STEPS_SEEN:
+        if seen.isdigit() and int(seen) > MIN_STEPS:
             break
         page.wait_for_function("([node, seen]) => document.querySelector(node).ariaLabel !== seen", arg=_loss(page))
     page.mouse.move(0, 0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .notebook_driver import Notebook
 
 FAST = "--backend none"
-NOBODY = 65534
+OTHER_UID = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 
@@ -34,7 +34,7 @@ def send_sigint() -> None:
 def change_owner(path: Path) -> None:
     """Change the owner of a file or folder, and all below it, to another user."""
     for each in (path, *path.rglob("*")):
-        os.chown(each, NOBODY, NOBODY, follow_symlinks=False)
+        os.chown(each, OTHER_UID, OTHER_UID, follow_symlinks=False)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
@@ -47,12 +47,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     return True
 
 
-def own_children(word: str) -> list[psutil.Process]:
+def own_children(text: str) -> list[psutil.Process]:
     """Return the running descendants of this process with a string in their command lines."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it ends at this moment, or has ended and is not reaped yet
-            if word in process.cmdline():
+            if text in process.cmdline():
                 found.append(process)
     return found
 
@@ -62,10 +62,10 @@ def processes_of_cluster(cluster_id: str) -> list[psutil.Process]:
     found = []
     for process in our_processes():
         try:
-            words = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
+            texts = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
         except psutil.Error:
             continue
-        if any(cluster_id in word for word in words):
+        if any(cluster_id in text for text in texts):
             found.append(process)
     return found
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 HOST = socket.gethostname()
 # C code that keeps the GIL, and that no signal ends: a mutex that is locked twice.
-DEAF = """import ctypes
+HOLD_GIL = """import ctypes
 lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"""
 # Code that ignores each interrupt until a file exists, in a function to call with its path.
-STUBBORN = """import os, time
+IGNORE_INTERRUPTS = """import os, time
 def stay(path):
     heard = 0
     while True:
@@ -60,12 +60,16 @@ def is_intact(cluster: Cluster, pids: dict[int, int]) -> bool:
 def waits(run: CellRun, ranks: set[int], what: str = "") -> Callable[[], bool]:
     """Return whether these ranks are seen waiting for others."""
 
-    def look() -> bool:
-        looks = run._guardian.look_now(ranks, 5)
-        seen = [look for look in looks.values() if look.waits_s is not None and what in str(look.told)]
+    def are_waiting() -> bool:
+        samples = run._guardian.look_now(ranks, 5)
+        seen = [
+            are_waiting
+            for are_waiting in samples.values()
+            if are_waiting.waits_s is not None and what in str(are_waiting.told)
+        ]
         return len(seen) == len(ranks)
 
-    return look
+    return are_waiting
 
 
 def interrupted(cluster: Cluster, code: str, waiting: set[int], **options: Any) -> RankFailure:

@@ -34,7 +34,7 @@ def left_idle(cluster: Cluster, setup: str = "") -> bool:
     return False
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``jupyter disttrain``."""
-    program = [sys.executable, "-m", "jupyter_disttrain.cli", *words]
+    program = [sys.executable, "-m", "jupyter_disttrain.cli", *arguments]
     return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)

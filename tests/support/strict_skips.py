@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ALLOWED_WORD = "GPU"
+ALLOWED_REASON = "GPU"
 
 
 class StrictSkips:
@@ -59,7 +59,7 @@ class StrictSkips:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if ALLOWED_WORD not in reason:
+        if ALLOWED_REASON not in reason:
             self._add(f"{report.nodeid}: {reason}")
 
     def _add(self, line: str) -> None:

@@ -139,10 +139,10 @@ def test_quoted_magics_have_the_quoted_options(page: Path) -> None:
         own = {option for action in PARSERS[name]._actions for option in action.option_strings}
         if name != "dist_run":  # what follows the script's name belongs to the script
             assert set(_OPTION.findall(rest)) <= own | _FOREIGN, line
-            assert {word for word in _words(rest) if re.fullmatch("-[a-zA-Z]", word)} <= own, line
+            assert {word for word in _arguments(rest) if re.fullmatch("-[a-zA-Z]", word)} <= own, line
 
 
-def _words(text: str) -> list[str]:
+def _arguments(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError:

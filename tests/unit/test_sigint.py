@@ -35,14 +35,14 @@ def test_handled_interrupt_is_not_raised() -> None:
 
 
 def test_repeated_interrupts_are_not_deferred() -> None:
-    pressed = []
+    sent = []
 
     def work() -> None:
         with held_interrupts():
             while True:
-                pressed.append(1)
+                sent.append(1)
                 send_sigint()
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert len(pressed) > PATIENT_INTERRUPTS
+    assert len(sent) > PATIENT_INTERRUPTS

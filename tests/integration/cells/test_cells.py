@@ -169,8 +169,8 @@ def test_output_widget_clears_only_itself(notebook: Notebook) -> None:
     lines = ["from ipywidgets import Output; from IPython.display import HTML", "out = Output()"]
     lines += ["with out: display(HTML('one')); display(HTML('two'))", "out.clear_output(wait=True)"]
     outcome = run(notebook, *lines, "with out: display(HTML(f'three {rank}'))", "print('kept')").check()
-    told = [output["data"].get("text/html", "") for output in outcome.outputs]
-    assert not any("one" in html or "two" in html for html in told)
+    texts = [output["data"].get("text/html", "") for output in outcome.outputs]
+    assert not any("one" in html or "two" in html for html in texts)
     assert "three 0" in str(outcome.outputs)
     assert "kept" in outcome.text
 
@@ -214,16 +214,16 @@ def test_tqdm_notebook_bars_arrive_as_widgets(notebook: Notebook) -> None:
 
 
 PRINT = "print what you need, or call the function in the notebook after %dist_pull of its arguments"
-ASK = "ask in a notebook cell of its own, then %dist_push the answer"
+INPUT_REFUSED = "ask in a notebook cell of its own, then %dist_push the answer"
 
 
 @pytest.mark.parametrize(
     ("code", "question", "remedy"),
     [
-        ("input('name? ')", "input('name? ')", ASK),
-        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", ASK),
-        ("sys.stdin.read()", "sys.stdin.read()", ASK),
-        ("for line in sys.stdin: pass", "reading sys.stdin", ASK),
+        ("input('name? ')", "input('name? ')", INPUT_REFUSED),
+        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", INPUT_REFUSED),
+        ("sys.stdin.read()", "sys.stdin.read()", INPUT_REFUSED),
+        ("for line in sys.stdin: pass", "reading sys.stdin", INPUT_REFUSED),
         ("breakpoint()", "breakpoint()", PRINT),
         ("import pdb; pdb.set_trace()", "pdb.set_trace()", PRINT),
         ("from IPython.core.debugger import set_trace; set_trace()", "pdb.set_trace()", PRINT),

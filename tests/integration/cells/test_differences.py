@@ -44,8 +44,8 @@ def test_diverged_values_are_counted_separately(three: Cluster) -> None:
         "values = [1.0, 3.0, inf, nan, nan, inf] if rank == 2 else [1.0, 1.0, inf, nan, 1.0, 1.0]\n"
         "off = torch.tensor(values)"
     )
-    said = str(three.diff("off")).splitlines()[3]
-    assert said == "  rank 2 from ranks 0-1: up to inf, inf on average, in 3 of 6 numbers, NaN on one side in 1"
+    text = str(three.diff("off")).splitlines()[3]
+    assert text == "  rank 2 from ranks 0-1: up to inf, inf on average, in 3 of 6 numbers, NaN on one side in 1"
     three.run("off = torch.ones(4) if rank == 0 else torch.tensor([1.0, nan, 1.0, 1.0])")
     assert str(three.diff("off")).endswith("  rank 0 from ranks 1-2: in 1 of 4 numbers, NaN on one side in 1")
 
@@ -80,8 +80,8 @@ def test_nan_differs_only_from_numbers(three: Cluster) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "complex64"])
 def test_tensors_of_every_dtype(three: Cluster, dtype: str) -> None:
     three.run(f"typed = torch.tensor([0, 1, int(rank == 1)]).to(torch.{dtype})")
-    said = str(three.diff("typed"))
-    assert f"rank 1: 3 {dtype}" in said
+    text = str(three.diff("typed"))
+    assert f"rank 1: 3 {dtype}" in text
     assert not three.diff("typed", "0,2")
 
 

@@ -161,7 +161,7 @@ _ = get_ipython().run_cell('raise KeyError(3)')
 print('last')"""
     lines = notebook.run(code).check().lines
     assert all(line.startswith("ranks 0-1 ") or re.match(r" [│┃]", line) for line in lines), lines
-    told = [re.sub(r"^\D*0-1 [│┃] ", "", line) for line in lines]
+    texts = [re.sub(r"^\D*0-1 [│┃] ", "", line) for line in lines]
     order = [
         "first",
         "in the script",
@@ -170,7 +170,7 @@ print('last')"""
         "RuntimeError: handled",
         "third",
     ]
-    places = [told.index(line) for line in [*order, "KeyError: 3", "last"]]
+    places = [texts.index(line) for line in [*order, "KeyError: 3", "last"]]
     assert places == sorted(places)
 
 

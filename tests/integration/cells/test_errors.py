@@ -135,8 +135,8 @@ def test_special_exceptions_end_the_cell_and_not_the_rank(cluster: Cluster, code
     before = [entry.info.pid for entry in cluster.table]
     cluster.run("kept = rank")
     error = failure_of(cluster, code)
-    told = re.sub(r"\(\S*\.py, ", "({file}, ", str(error))
-    assert told == f"ranks 0-1 ({HOST}), {headline}"
+    text = re.sub(r"\(\S*\.py, ", "({file}, ", str(error))
+    assert text == f"ranks 0-1 ({HOST}), {headline}"
     assert cluster.run("__import__('os').getpid(), kept").results == dict(enumerate(zip(before, range(2), strict=True)))
 
 

@@ -34,7 +34,7 @@ def test_stdout_and_stderr_are_separate_and_in_order(notebook: Notebook) -> None
         "for i in range(3): print('out', i); print('err', i, file=sys.stderr)",
         "print('begun', end=''); print('trouble', file=sys.stderr, end='')",
     )
-    each = [f"ranks 0-1 {bar} {word} {i}" for i in range(3) for bar, word in (("│", "out"), ("┃", "err"))]
+    each = [f"ranks 0-1 {bar} {text} {i}" for i in range(3) for bar, text in (("│", "out"), ("┃", "err"))]
     assert outcome.check().lines == [*each, "ranks 0-1 │ begun", "ranks 0-1 ┃ trouble"]
 
 
@@ -111,12 +111,17 @@ def test_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook, tmp_pa
     seen = tmp_path / "seen"
     wait = f"while not Path({str(seen)!r}).exists(): time.sleep(0.01)"
 
-    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         if "..." in outcome.text:
             seen.touch()
 
     outcome = run(
-        notebook, "for _ in range(3): print('.', end='')", wait, "print('done', end='')", on_message=look, timeout=30
+        notebook,
+        "for _ in range(3): print('.', end='')",
+        wait,
+        "print('done', end='')",
+        on_message=on_message,
+        timeout=30,
     )
     assert outcome.check().lines == ["ranks 0-1 │ ...done"]
 
@@ -137,11 +142,11 @@ def test_lines_of_threads_are_not_split(notebook: Notebook) -> None:
         "for thread in threads: thread.join()",
         "sys.setswitchinterval(0.005)",
     )
-    said = [line.split(" │ ")[1] for line in outcome.check().lines]
+    shown = [line.split(" │ ")[1] for line in outcome.check().lines]
     expected = [f"thread {who} of rank {rank} says {i}" for who in range(6) for rank in (0, 1) for i in range(100)]
-    assert list((Counter(said) - Counter(expected)).elements())[:5] == []
-    assert list((Counter(expected) - Counter(said)).elements())[:5] == []
-    first = [line for line in said if line.startswith("thread 0 of rank 0")]
+    assert list((Counter(shown) - Counter(expected)).elements())[:5] == []
+    assert list((Counter(expected) - Counter(shown)).elements())[:5] == []
+    first = [line for line in shown if line.startswith("thread 0 of rank 0")]
     assert first == [f"thread 0 of rank 0 says {i}" for i in range(100)]
 
 
@@ -297,15 +302,15 @@ def test_thread_that_prints_over_many_cells_loses_no_line(notebook: Notebook) ->
     talk = "talker = threading.Thread(target=lambda: [print('word', i) or time.sleep(0.0005) for i in range(1500)])"
     talker = late.run(f"{talk}\ntalker.start()")
     cells = [late.run("print('cell')") for _ in range(20)]
-    words = [f"word {i}" for i in range(1500)]
+    shown = [f"word {i}" for i in range(1500)]
     for rank in (0, 1):
-        while _texts_of(late.lines(talker), rank) != words:
+        while texts_of(late.lines(talker), rank) != shown:
             late.take()
     for cell in cells:
         late.wait(cell, "ranks 0-1 │ cell")
 
 
-def _texts_of(lines: list[str], rank: int) -> list[str]:
+def texts_of(lines: list[str], rank: int) -> list[str]:
     return [line.split(" │ ")[1] for line in lines if line.startswith(("ranks 0-1", f"rank {rank}"))]
 
 
@@ -313,7 +318,7 @@ def test_progress_line_is_removed(notebook: Notebook) -> None:
     drawn: list[str] = []
     places: set[str] = set()
 
-    def look(message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(message: dict[str, Any], outcome: Outcome) -> None:
         if message["msg_type"] not in ("display_data", "update_display_data"):
             return
         place = message["content"]["transient"]["display_id"]
@@ -322,12 +327,12 @@ def test_progress_line_is_removed(notebook: Notebook) -> None:
         if place in places:  # and not a picture of the cluster below an earlier cell
             drawn.append(outcome.text)
 
-    outcome = run(notebook, "time.sleep(2.6)", on_message=look).check()
+    outcome = run(notebook, "time.sleep(2.6)", on_message=on_message).check()
     assert outcome.outputs == []
     assert "2 s · ranks 0-1 running" in drawn
     assert len(drawn) <= 2
     drawn.clear()
-    outcome = run(notebook, "print('first')", "time.sleep(2.6 * rank)", "print('last')", on_message=look).check()
+    outcome = run(notebook, "print('first')", "time.sleep(2.6 * rank)", "print('last')", on_message=on_message).check()
     assert "ranks 0-1 │ first\nrank 0    │ last\n2 s · rank 1 running · rank 0 done" in drawn
     assert [output["data"] for output in outcome.outputs if "running" in str(output)] == []
     assert outcome.lines == ["ranks 0-1 │ first", "ranks 0-1 │ last"]
@@ -340,7 +345,7 @@ def test_loop_progress_is_shown_in_its_bar_or_the_note_but_not_both(
     bar_seen, loader_seen = tmp_path / "bar", tmp_path / "loader"
     with_bar: list[tuple[str, str]] = []
 
-    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         last = outcome.lines[-1] if outcome.lines else ""
         if " running" in last and not bar_seen.exists():
             with_bar.append((last, outcome.text))
@@ -357,7 +362,7 @@ def test_loop_progress_is_shown_in_its_bar_or_the_note_but_not_both(
         "for batch in DataLoader(range(50_000)):",
         f"    if Path({str(loader_seen)!r}).exists(): break",
         "    time.sleep(0.01)",
-        on_message=look,
+        on_message=on_message,
     ).check()
     note, text = with_bar[0]
     assert re.fullmatch(r"\d+ s · ranks 0-1 running", note)
@@ -369,7 +374,7 @@ def test_loop_progress_is_shown_in_its_bar_or_the_note_but_not_both(
 def test_error_is_shown_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
 
-    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         if "rank 1 (" in outcome.text and "ValueError: too hot" in outcome.text and outcome.reply == {}:
             seen.touch()
 
@@ -379,7 +384,7 @@ def test_error_is_shown_while_others_still_run(notebook: Notebook, tmp_path: Pat
         "if rank == 1: raise ValueError('too hot')",
         wait,
         "print('rank 0 ended')",
-        on_message=look,
+        on_message=on_message,
         timeout=60,
     )
     assert "ValueError: too hot" in outcome.error

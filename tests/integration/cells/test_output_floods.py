@@ -148,8 +148,8 @@ def test_full_disk_affects_only_the_log(full_disk: Path) -> None:
         notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2").check()
         outcome = run(notebook, "if rank == 1:", "    for i in range(20_000): print('line', i)").check()
-        said = [line for line in outcome.lines if line.startswith("rank 1 │")]
-        assert said == [f"rank 1 │ line {i}" for i in range(20_000)]
+        shown = [line for line in outcome.lines if line.startswith("rank 1 │")]
+        assert shown == [f"rank 1 │ line {i}" for i in range(20_000)]
         (note,) = [line for line in outcome.lines if "can't write its log" in line]
         assert re.fullmatch(
             rf"rank 1 on \S+ can't write its log {full_disk}/\S+/rank1\.log: No space left on device; "

@@ -87,10 +87,10 @@ def test_whole_script_is_pasted(cluster: Cluster) -> None:
 )
 def test_processes_started_by_a_cell_are_refused_with_advice(cluster: Cluster, call: str, ranks: str | int) -> None:
     imports = "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn"
-    with pytest.raises(RankFailure, match=r"line 4: SpawnInCellError: mp\.\w+ starts processes") as told:
+    with pytest.raises(RankFailure, match=r"line 4: SpawnInCellError: mp\.\w+ starts processes") as caught:
         cluster.run(f"{imports}\ndef train(rank, size): pass\n{call}", ranks)
-    assert "call train(rank, ...) in the cell" in str(told.value)
-    assert "%dist_run --per-node train.py" in str(told.value)
+    assert "call train(rank, ...) in the cell" in str(caught.value)
+    assert "%dist_run --per-node train.py" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ def test_forked_child_ends_with_the_cell(cluster: Cluster) -> None:
         run = cluster.run(FORK.format(end=end))
         assert run.results == {0: status, 1: status}, end
         assert {rank: run.stdout[rank].count(f"child of {rank}\n") for rank in (0, 1)} == {0: 1, 1: 1}
-        told = {"1/0": "ZeroDivisionError: division by zero", "sys.exit('no data')": "no data"}.get(end, "")
-        assert told in ANSI.sub("", run.stderr[0])
-        assert bool(run.stderr[0]) == bool(told)
+        message = {"1/0": "ZeroDivisionError: division by zero", "sys.exit('no data')": "no data"}.get(end, "")
+        assert message in ANSI.sub("", run.stderr[0])
+        assert bool(run.stderr[0]) == bool(message)
     assert cluster.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 
 

@@ -35,8 +35,8 @@ def test_lost_store_is_one_line_without_c_frames() -> None:
             assert client.stdout.readline() == b"connected\n"
             server.kill()
             server.wait()
-            _, said = client.communicate(b"\n", timeout=60)
-    assert b"\nframe #0:" in said
-    first, *rest = without_noise(said).splitlines()
+            _, text = client.communicate(b"\n", timeout=60)
+    assert b"\nframe #0:" in text
+    first, *rest = without_noise(text).splitlines()
     assert b"Did the remote server shutdown or crash?" in first
     assert rest == [b"what the person wrote"]

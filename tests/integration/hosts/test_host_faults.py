@@ -74,9 +74,9 @@ def test_unreachable_spare_is_reported_and_the_next_one_used(breakable: Lab) -> 
         breakable.kill("node1")
         with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host") as caught:
             run.wait()
-        said = "\n".join(caught.value.notes)
-        assert "node2 can't stand in for node1: no process could be started on node2: " in said
-        assert "rank 0 was replaced by a new process on node3" in said
+        text = "\n".join(caught.value.notes)
+        assert "node2 can't stand in for node1: no process could be started on node2: " in text
+        assert "rank 0 was replaced by a new process on node3" in text
         assert cluster.run("import socket; socket.gethostname()").results == {0: "node3"}
 
 
@@ -88,11 +88,11 @@ def test_host_stays_lost_without_a_reachable_spare(breakable: Lab) -> None:
         breakable.kill("node1")
         with pytest.raises(RankFailure, match=r"node1") as caught:
             cluster.run("import threading; threading.Event().wait()")
-        (told,) = [note for note in caught.value.notes if "can't be replaced" in note]
-        assert told.startswith(
+        (reason,) = [note for note in caught.value.notes if "can't be replaced" in note]
+        assert reason.startswith(
             "rank 0 can't be replaced: node1 is lost; once it is there again %dist_reset -r 0 starts"
         )
-        assert told.endswith("and no spare is left")
+        assert reason.endswith("and no spare is left")
         breakable.revive("node2")
         breakable.revive("node1")
         cluster.replace([0])
@@ -111,9 +111,9 @@ def test_hosts_lost_under_mpi_are_named_with_advice(breakable: Lab) -> None:
             "--hosts node1:1, or with --launcher ssh"
         )
         assert [note for note in caught.value.notes if re.match(f"ranks 1-3 can't be replaced: {helps}", note)]
-        said = "\n".join(caught.value._render_traceback_())
-        assert said.count("--launcher ssh") == 1
-        assert said.count("node3 has not answered for") == 1, "for both of its ranks"
+        text = "\n".join(caught.value._render_traceback_())
+        assert text.count("--launcher ssh") == 1
+        assert text.count("node3 has not answered for") == 1, "for both of its ranks"
         with pytest.raises(UsageError, match=rf"ranks 1-3 died; {helps}"):
             cluster.run("1")
     assert not breakable.left_on("node1")
@@ -130,9 +130,9 @@ def test_hosts_lost_one_after_another_are_reported_together(breakable: Lab, laun
         breakable.cut("node3")
         with pytest.raises(RankFailure, match=r"node3") as caught:
             run.wait()
-        told = [note for note in caught.value.notes if "can't be replaced" in note]
-        assert len(told) == 1, told
-        assert re.match(r"ranks 1-2 can't be replaced: .*node2, node3", told[0]), told
+        lines = [note for note in caught.value.notes if "can't be replaced" in note]
+        assert len(lines) == 1, lines
+        assert re.match(r"ranks 1-2 can't be replaced: .*node2, node3", lines[0]), lines
     breakable.heal("node2")
     breakable.heal("node3")
 

@@ -126,11 +126,11 @@ def test_leftovers_on_a_host_or_of_ssh_are_reported(lab: Lab) -> None:
     ) as login:
         assert login.stdout is not None
         login.stdout.readline()
-        look, at_head = lab._hosts[host].left(), lab._left_on_head()
+        sample, at_head = lab._hosts[host].left(), lab._left_on_head()
         lab.run(host, "rm /dev/shm/mine")
         places.end([process for process in lab.processes(host) if "sleep 1000" in places.command_line_of(process)])
-    assert "/dev/shm/mine" in look
-    assert any("sleep 1000" in line for line in look)
+    assert "/dev/shm/mine" in sample
+    assert any("sleep 1000" in line for line in sample)
     assert any(str(lab.folder) in line for line in at_head)
     assert lab.left_on("head") == lab.left_on(host) == []
 

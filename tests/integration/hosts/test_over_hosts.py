@@ -97,8 +97,8 @@ def test_cells_output_and_values_cross_the_network_encrypted(hosted: Cluster, la
         hosted.run("dist.broadcast_object_list(['told' + ' from rank to rank'])")
     assert run.results[3] == SECRET[::-1] + "written in a cell"
     clear = b"\n".join([capture.data, *capture.streams().values()])
-    for word in (b"in a cell", b"by a rank", SECRET.encode(), SECRET[::-1].encode(), b"pushed by the notebook"):
-        assert word not in clear, word
+    for text in (b"in a cell", b"by a rank", SECRET.encode(), SECRET[::-1].encode(), b"pushed by the notebook"):
+        assert text not in clear, text
     # torch's own traffic can't be encrypted here; finding it shows that the capture is complete.
     assert b"told from rank to rank" in clear
 
@@ -109,11 +109,11 @@ def test_secrets_are_in_no_command_line_and_no_readable_file(hosted: Cluster, la
     key = hosted._launch.link.session.key.decode()
     for process in processes:
         try:
-            words = " ".join(process.cmdline())
+            command_line = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        assert SECRET not in words
-        assert key not in words
+        assert SECRET not in command_line
+        assert key not in command_line
     for path in (hosted._launch.folders.profile / "security").iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -226,9 +226,9 @@ def test_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) -> N
     ).check()
     options = f"--hostfile hosts --node-count 2 --process-count-per-node 1 --launcher ssh --ssh {lab.ssh}"
     bare_notebook.run(f"%dist_init {options} --backend none").check()
-    said = bare_notebook.run("%%distributed\nimport socket; print(socket.gethostname())").text
-    assert "rank 0    │ node1" in said
-    assert "rank 1    │ node2" in said
+    output = bare_notebook.run("%%distributed\nimport socket; print(socket.gethostname())").text
+    assert "rank 0    │ node1" in output
+    assert "rank 1    │ node2" in output
     bare_notebook.run("%dist_shutdown").check()
 
 

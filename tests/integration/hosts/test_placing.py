@@ -43,7 +43,7 @@ def test_controller_whose_port_is_taken_exits_with_a_message(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("output", "named"),
     [
         ("HYDRA build details:\n    Version:                                 4.1.2", "MPICH 4.1.2"),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.5 Build 20211102", "Intel(R) MPI Library for Linux* OS, V"),
@@ -52,11 +52,11 @@ def test_controller_whose_port_is_taken_exits_with_a_message(tmp_path: Path) -> 
 )
 @pytest.mark.parametrize("launcher", ["mpi", "slurm"])
 def test_mpi_that_cannot_start_remote_ranks_is_refused_before_any_host_is_contacted(
-    said: str, named: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str, named: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for program in ("mpiexec", "srun", "sbatch", "ssh"):
-        says = f"echo '{said}'" if program == "mpiexec" else f"touch {tmp_path}/was-asked"
-        (tmp_path / program).write_text(f"#!/bin/sh\n{says}\n")
+        text = f"echo '{output}'" if program == "mpiexec" else f"touch {tmp_path}/was-asked"
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     hosts = parse_hosts("node1:1,node2:1") if launcher == "mpi" else ()

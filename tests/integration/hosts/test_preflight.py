@@ -98,7 +98,7 @@ def test_complete_hosts_are_accepted_and_their_network_is_found(lab: Lab, wanted
     assert describe(network) == f"network {network.cidr} (eth0)"
     assert list(shared.iterdir()) == [], "the file that proves the shared folder is gone"
     left = [process.cmdline() for host in lab.hosts for process in lab.processes(host)]
-    assert not [words for words in left if sys.executable in words], "no probe runs any more"
+    assert not [text for text in left if sys.executable in text], "no probe runs any more"
 
 
 def test_missing_requirements_of_each_host_are_reported_with_advice(
@@ -128,7 +128,7 @@ def test_missing_requirements_of_each_host_are_reported_with_advice(
         lab.fill("node3")
         lab.run("node1", f"rm -rf {shared}/*; mount -o remount,ro {shared}")
         lines = refusal(survey(hosts, ssh, wanted), wanted, ssh)
-    said = "\n".join(lines)
+    text = "\n".join(lines)
     assert lines[0] == "9 of 9 hosts can't be used as asked, so nothing was started"
     here = probe.version_of("torch")
     for expected in (
@@ -143,8 +143,8 @@ def test_missing_requirements_of_each_host_are_reported_with_advice(
         "nobody@node1: ssh works, and this user has no shell there (This account is currently not available.); name",
         f"{lab.address('node3')}: the same host as node3; name each host once",
     ):
-        assert f"\n  {expected}" in said, said
-    assert f"confirm the key: {' '.join(ssh)} stranger" in said, said
+        assert f"\n  {expected}" in text, text
+    assert f"confirm the key: {' '.join(ssh)} stranger" in text, text
 
 
 def test_requirement_missing_on_several_hosts_is_reported_once(lab: Lab, wanted: Wanted, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_network_can_be_named_and_is_used_where_all_hosts_have_it(lab: Lab, want
     with pytest.raises(LaunchError, match=r"^node1, node2, node3 have no address in 10\.98\."):
         choose_network(own_addresses(), reports, "10.98.0.0/16")
     for loopback in ("lo", "127.0.0.0/8"):
-        said = rf"--interface {loopback} is loopback, .* node1 has 10\.77\S* \(eth0\).*; node2 has"
-        with pytest.raises(LaunchError, match=said):
+        text = rf"--interface {loopback} is loopback, .* node1 has 10\.77\S* \(eth0\).*; node2 has"
+        with pytest.raises(LaunchError, match=text):
             choose_network(own_addresses(), reports, loopback)
 
 
@@ -273,14 +273,14 @@ def test_clock_skew_and_unequal_gpus_are_warnings(wanted: Wanted) -> None:
         daemon=wanted.mpi_version,
     )
     late = replace(fine, name="b", hostname="b", clock_ahead_s=-61.0, gpus=2)
-    said = check([fine, late], wanted)
-    assert said[0].startswith("clocks differ from this machine's: b is 61 s behind; ")
-    assert said[1] == "the hosts have different numbers of GPUs: a 0, b 2"
+    text = check([fine, late], wanted)
+    assert text[0].startswith("clocks differ from this machine's: b is 61 s behind; ")
+    assert text[1] == "the hosts have different numbers of GPUs: a 0, b 2"
 
 
 def test_hosts_with_the_same_problem_are_reported_once(wanted: Wanted) -> None:
-    said = "ssh: Could not resolve hostname {}: Name or service not known"
-    reports = [HostReport(name=name, failure=said.format(name), exit_code=255) for name in ("node7", "node71")]
+    text = "ssh: Could not resolve hostname {}: Name or service not known"
+    reports = [HostReport(name=name, failure=text.format(name), exit_code=255) for name in ("node7", "node71")]
     with pytest.raises(
         LaunchError, match=r"\n  node7, node71: there is no host of this name .*hostname HOST: Name"
     ) as caught:

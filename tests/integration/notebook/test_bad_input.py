@@ -247,10 +247,10 @@ def test_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_mpiexec_whose_output_is_not_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = "printf 'Verbindung verweigert f\\374r node2\\n'"
-    broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{words}\nexit 1")
-    said = refuse_start()
-    assert said == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
+    text = "printf 'Verbindung verweigert f\\374r node2\\n'"
+    broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{text}\nexit 1")
+    output = refuse_start()
+    assert output == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
 
 
 def test_mpiexec_that_never_exits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

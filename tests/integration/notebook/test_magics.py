@@ -97,15 +97,15 @@ def test_view_outlives_a_reset(bare_notebook: Notebook) -> None:
     assert "disttrain widget" in threads
     assert "callback" not in bare_notebook.run("%%distributed\nprint('on')").check().text
     bare_notebook.run("%dist_shutdown").check()
-    told = "threading.enumerate()"
-    assert wait_until(lambda: "disttrain widget" not in bare_notebook.run(f"[t.name for t in {told}]").text)
+    output = "threading.enumerate()"
+    assert wait_until(lambda: "disttrain widget" not in bare_notebook.run(f"[t.name for t in {output}]").text)
 
 
 def test_every_cell_runs_on_the_ranks_until_switched_off(notebook: Notebook) -> None:
     assert notebook.run("%dist_mode").check().text == "cells run in the notebook"
     try:
-        said = notebook.run("%dist_mode -e").check().text
-        assert said == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
+        output = notebook.run("%dist_mode -e").check().text
+        assert output == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
         assert notebook.run("%%local\nprint('rank' in globals())").check().text == "False"
         assert notebook.run("here = rank\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
         assert notebook.run("%%rank 1\nprint(here)").check().text == "1"
@@ -136,8 +136,8 @@ def test_braces_and_dollars_are_passed_as_user_code(notebook: Notebook) -> None:
 
 
 def test_cell_without_waiting_returns_its_outcome_later(notebook: Notebook) -> None:
-    said = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
-    assert said == "running on ranks 0-1; %dist_status tells how far, %dist_wait shows what came of it"
+    output = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
+    assert output == "running on ranks 0-1; %dist_status tells how far, %dist_wait shows what came of it"
     outcome = notebook.run("%dist_wait").check()
     assert sorted(outcome.lines) == ["rank 0 │ 0", "rank 0 │ behind 0", "rank 1 │ 1", "rank 1 │ behind 1"]
     assert notebook.run("squares").check().text == "{0: 0, 1: 1}"
@@ -175,12 +175,12 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     bare_notebook.run("%config DistributedMagics.launcher = 'local'").check()
     started = bare_notebook.run("%dist_init").check().text
     assert re.fullmatch(rf"ranks 0-2 ready in \d+\.\d s · {HOST} · cpu · none\n?", started)
-    told = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
-    assert told.text == ""  # applies to a running cluster from now on
+    outcome = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
+    assert outcome.text == ""  # applies to a running cluster from now on
     held = bare_notebook.run("(cluster.config.hang_after_s, cluster._guardian._state.rules.hang_after_s)").check()
     assert held.text == "(0.5, 0.5)"
-    told = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
-    assert told.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
+    outcome = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
+    assert outcome.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
     assert "grace" in bare_notebook.run("%config DistributedMagics.grace = -1").text  # IPython prints the refusal
     shown = bare_notebook.run("%config DistributedMagics").check().text
     assert "DistributedMagics.num_ranks=<Int>" in shown

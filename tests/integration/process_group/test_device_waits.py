@@ -57,7 +57,7 @@ def test_one_interrupt_releases_ranks_that_wait_for_the_device_and_ends_the_cell
     assert is_intact(device, pids)
 
 
-SEES = """seen = []
+COUNT_INTERRUPTS = """seen = []
 gpu.all_reduce(4)
 {failure}
 try: value = gpu.item()
@@ -69,19 +69,19 @@ except BaseException as error:
 
 
 def test_one_interrupt_reports_one_error_although_another_rank_failed(device: Cluster, pids: dict[int, int]) -> None:
-    failure = interrupted(device, SEES.format(failure=""), {0, 1, 2})
+    failure = interrupted(device, COUNT_INTERRUPTS.format(failure=""), {0, 1, 2})
     assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
     assert list(device.run("seen").results.values()) == [["KeyboardInterrupt", "cleaned up"]] * 3
     assert is_intact(device, pids)
     with pytest.raises(RankFailure) as caught:
-        device.run(SEES.format(failure="if rank == 1: raise ValueError('the cause')"))
+        device.run(COUNT_INTERRUPTS.format(failure="if rank == 1: raise ValueError('the cause')"))
     assert {rank: each.ename for rank, each in caught.value.by_rank.items()} == {
         0: "ReleasedError",
         1: "ValueError",
         2: "ReleasedError",
     }
     assert list(device.run("seen", ranks=[0, 2]).results.values()) == [["ReleasedError", "cleaned up"]] * 2
-    run = device.run(SEES.format(failure=""), block=False)
+    run = device.run(COUNT_INTERRUPTS.format(failure=""), block=False)
     assert wait_until(waits(run, {0, 1, 2}))
     device.interrupt()
     device.interrupt()
@@ -121,8 +121,8 @@ def test_python_code_beside_a_pending_collective_is_not_a_wait(device: Cluster, 
     code = "gpu.all_reduce(4)\nif rank == 0: value = gpu.item()\nwhile True: pass"
     run = device.run(code, block=False)
     assert wait_until(waits(run, {0}))
-    looks = [run._guardian.look_now({1, 2}, 5) for _ in range(3)]
-    assert all(look.waits_s is None for each in looks for look in each.values())
+    samples = [run._guardian.look_now({1, 2}, 5) for _ in range(3)]
+    assert all(sample.waits_s is None for each in samples for sample in each.values())
     assert wait_until(lambda: any("ranks 1-2: in Python code at line 3" in line for line in device.where()))
     device.interrupt()
     with pytest.raises(RankFailure):

@@ -149,8 +149,8 @@ def test_hang_in_mpi_is_explained_and_a_loop_is_not_one(world: Cluster) -> None:
     run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
     assert wait_until(lambda: run._guardian.looks[0].answered_at - run._guardian.looks[0].asked_at > 0)
     for _ in range(8):
-        looks = run._guardian.look_now({0, 1, 2}, 5)
-        assert max(look.waits_s or 0.0 for look in looks.values()) < 1.0
+        samples = run._guardian.look_now({0, 1, 2}, 5)
+        assert max(sample.waits_s or 0.0 for sample in samples.values()) < 1.0
     world.interrupt()
     with pytest.raises(RankFailure):
         run.wait()
@@ -316,7 +316,7 @@ def test_rank_that_joins_later_does_not_wait_for_processes_of_a_dead_mpiexec(mon
         assert again.mpi_lost == "mpiexec has ended; without it MPI starts no process"
 
 
-LATE = """
+JOIN_LATE = """
 import os, pathlib, sys, time
 from jupyter_disttrain.rank.startup.app import _init_mpi
 
@@ -342,7 +342,7 @@ def test_rank_whose_mpiexec_has_ended_starts_no_job_of_its_own(tmp_path: Path, i
         "OMPI_MCA_btl_sm_backing_directory": str(processes_of_cluster),
     }
     settings["PRTE_MCA_prte_local_tmpdir_base"] = str(of_mpiexec)
-    command = [find_mpiexec(), "--oversubscribe", "-n", "2", sys.executable, "-c", LATE, str(tmp_path)]
+    command = [find_mpiexec(), "--oversubscribe", "-n", "2", sys.executable, "-c", JOIN_LATE, str(tmp_path)]
     with subprocess.Popen(command, env=os.environ | settings, start_new_session=True) as mpiexec:
         assert wait_until(lambda: len(list(tmp_path.glob("*.said"))) == 2)
         mpiexec.kill()
@@ -352,8 +352,8 @@ def test_rank_whose_mpiexec_has_ended_starts_no_job_of_its_own(tmp_path: Path, i
     (tmp_path / "go").touch()
     _gone, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
-    said = {path.read_text() for path in tmp_path.glob("*.said")}
+    text = {path.read_text() for path in tmp_path.glob("*.said")}
     what = "the cluster" if is_removed else "mpiexec"
-    assert said <= {f"this process can't join the MPI job: {what} has ended\n", ""}, said  # "": MPI may crash
+    assert text <= {f"this process can't join the MPI job: {what} has ended\n", ""}, text  # "": MPI may crash
     assert list(temporary.iterdir()) == []
     assert processes_of_cluster.exists() is not is_removed

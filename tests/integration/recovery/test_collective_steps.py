@@ -68,7 +68,7 @@ def test_mismatch_left_by_an_earlier_cell_is_remembered(three: Cluster, pids: di
     # Subgroups are compared separately.
     three.run("pair = dist.new_group([0, 1])")
     run = three.run("x = torch.ones(4)\nif rank == 1: pending = dist.all_reduce(x, group=pair, async_op=True)")
-    assert [words.partition(",")[0] for words in run.notes] == [
+    assert [text.partition(",")[0] for text in run.notes] == [
         "out of step in group 1 of ranks 0-1: rank 1 is 1 collective ahead of rank 0"
     ]
     with pytest.raises(RankFailure, match="ZeroDivisionError"):

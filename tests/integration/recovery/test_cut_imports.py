@@ -55,7 +55,7 @@ print("late", flush=True)
 while True: time.sleep(0.01)
 """,
 }
-PRESS = "import builtins, importlib, sys; builtins.presses = [1] * {}"
+INTERRUPT_IMPORTS = "import builtins, importlib, sys; builtins.presses = [1] * {}"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def modules(cluster: Cluster, tmp_path: Path) -> Cluster:
 
 def cut(cluster: Cluster, code: str, presses: int = 1) -> RankFailure:
     """Run code during which each rank is interrupted."""
-    cluster.run(PRESS.format(presses))
+    cluster.run(INTERRUPT_IMPORTS.format(presses))
     with pytest.raises(RankFailure) as caught:
         cluster.run(code)
     assert {failure.ename for failure in caught.value.by_rank.values()} == {"KeyboardInterrupt"}
@@ -129,19 +129,19 @@ def test_import_in_a_thread_continues(modules: Cluster) -> None:
     try: signal.raise_signal(signal.SIGINT); thread.join()
     finally: going.set()
     """
-    modules.run(PRESS.format(0))
+    modules.run(INTERRUPT_IMPORTS.format(0))
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         modules.run(code.format("import signal"))
     assert value(modules, "thread.join(); import made; (imported, made.part.whole)") == ([1], 1)
 
 
 def test_module_that_caught_the_interrupt_is_imported_again(modules: Cluster) -> None:
-    modules.run(PRESS.format(1))
+    modules.run(INTERRUPT_IMPORTS.format(1))
     run = modules.run("import tolerant")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     assert run.notes == [f"the import of tolerant.heavy was cut off on ranks 0-1 ({HOST}); {remedy}"]
     assert value(modules, "import tolerant; tolerant.heavy.__name__") == "tolerant.heavy"
-    modules.run(PRESS.format(1))
+    modules.run(INTERRUPT_IMPORTS.format(1))
     assert not modules.run("import training").notes
     assert value(modules, "import training; training.steps") == 1  # complete: its own code handles interrupts
 
@@ -177,12 +177,12 @@ class InterruptThreeTimes:
     """Send three interrupts once both ranks have printed something."""
 
     def __init__(self) -> None:
-        self.pressed = 0
+        self.count = 0
 
     def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
         """Send one interrupt."""
-        if self.pressed < 3 and all(run.stdout.values()):
-            self.pressed += 1
+        if self.count < 3 and all(run.stdout.values()):
+            self.count += 1
             signal.raise_signal(signal.SIGINT)
 
     def on_end(self, run: CellRun) -> None:

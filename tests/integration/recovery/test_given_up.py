@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import STUBBORN
+from ...support.recovery_tools import IGNORE_INTERRUPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,14 +26,14 @@ def short_timeouts(notebook: Notebook) -> Iterator[None]:
     notebook.run(f"{names} = limits").check()
 
 
-def interrupt_after(notebook: Notebook, *words: str) -> Callable[[dict[str, Any], Outcome], None]:
+def interrupt_after(notebook: Notebook, *message: str) -> Callable[[dict[str, Any], Outcome], None]:
     """Interrupt once after each of these texts has appeared."""
-    pressed: list[str] = []
+    found: list[str] = []
 
     def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
-        for word in words:
-            if word not in pressed and word in outcome.text:
-                pressed.append(word)
+        for name in message:
+            if name not in found and name in outcome.text:
+                found.append(name)
                 notebook.interrupt()
 
     return on_message
@@ -42,7 +42,7 @@ def interrupt_after(notebook: Notebook, *words: str) -> Callable[[dict[str, Any]
 def leave_running(notebook: Notebook, path: Path) -> Outcome:
     """Run a cell on rank 1 that no interrupt ends before ``path`` exists, and interrupt it three times."""
     return notebook.run(
-        f"%%rank 1\n{STUBBORN}kept = rank * 11\nheard = stay({str(path)!r})",
+        f"%%rank 1\n{IGNORE_INTERRUPTS}kept = rank * 11\nheard = stay({str(path)!r})",
         on_message=interrupt_after(notebook, "heard 0", "heard 1", "heard 2"),
     )
 
@@ -56,10 +56,10 @@ def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: 
     assert re.search(r"rank 1: in Python code at line \d", where), where
     # An interrupt reaches the ranks that a cell waits for, and their output is shown there.
     waits = notebook.client.execute("%dist_wait", allow_stdin=False)
-    press = interrupt_after(notebook, "rank 1 running")
+    interrupt_once = interrupt_after(notebook, "rank 1 running")
 
     def interrupt_and_finish(message: dict[str, Any], outcome: Outcome) -> None:
-        press(message, outcome)
+        interrupt_once(message, outcome)
         if "heard 4" in outcome.text:
             path.touch()
 
@@ -80,14 +80,14 @@ def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebo
         return f"heard {count}\n" in log.read_text().rpartition("heard 0\n")[2]
 
     assert wait_until(lambda: interrupt_arrived(6))
-    asked = notebook.client.execute("%dist_interrupt", allow_stdin=False)
+    requests = notebook.client.execute("%dist_interrupt", allow_stdin=False)
     assert wait_until(lambda: interrupt_arrived(7))  # its own interrupt
     notebook.interrupt()
     assert wait_until(lambda: interrupt_arrived(8))
     notebook.interrupt()
     assert wait_until(lambda: interrupt_arrived(9))
     path.touch()
-    assert re.match(r"rank 1 has ended cell \d+$", notebook.outcome(asked).check().lines[0])
+    assert re.match(r"rank 1 has ended cell \d+$", notebook.outcome(requests).check().lines[0])
     assert notebook.run("%%rank 1\nprint(kept, heard)").check().text == "11 9"
 
 
@@ -101,13 +101,13 @@ def test_dist_status_reports_once_that_ranks_are_back(notebook: Notebook, tmp_pa
     refused = notebook.run("%%rank 1\npass").error
     assert re.match(r"UsageError: rank 1 still runs cell \d+; .*%dist_wait.*%dist_interrupt", refused), refused
     path.touch()
-    told: list[str] = []
+    messages: list[str] = []
 
     def status_shows_return() -> bool:
-        told.extend(notebook.run("%dist_status --text").check().lines)
-        return any(re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", line) for line in told)
+        messages.extend(notebook.run("%dist_status --text").check().lines)
+        return any(re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", line) for line in messages)
 
     assert wait_until(status_shows_return)
-    assert re.search(r"^ *1 +idle ", "\n".join(told), re.MULTILINE)
+    assert re.search(r"^ *1 +idle ", "\n".join(messages), re.MULTILINE)
     assert "come back" not in notebook.run("%dist_status --text").check().text
     assert notebook.run("%%rank 1\nprint(kept)").check().text == "11"

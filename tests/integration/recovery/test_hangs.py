@@ -90,7 +90,7 @@ def no_hang_reports() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "output"),
     [
         pytest.param(
             "dist.all_reduce(x) if rank else dist.broadcast(x, 1)",
@@ -110,14 +110,14 @@ def no_hang_reports() -> Iterator[Cluster]:
         ),
     ],
 )
-def test_certain_mismatch_is_reported_at_once(no_hang_reports: Cluster, code: str, said: str) -> None:
+def test_certain_mismatch_is_reported_at_once(no_hang_reports: Cluster, code: str, output: str) -> None:
     run = no_hang_reports.run(code, block=False)
-    assert wait_until(lambda: any(said in line for line in run.hang))
-    assert said in no_hang_reports.where()[0]
+    assert wait_until(lambda: any(output in line for line in run.hang))
+    assert output in no_hang_reports.where()[0]
     no_hang_reports.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait()
-    assert any(note.startswith("when it was interrupted") and said in note for note in caught.value.notes)
+    assert any(note.startswith("when it was interrupted") and output in note for note in caught.value.notes)
 
 
 def test_groups_are_distinguished_and_a_differing_root_is_suggested(no_hang_reports: Cluster) -> None:
@@ -148,16 +148,16 @@ def test_hang_of_an_earlier_cell_is_not_attributed_to_the_next(no_hang_reports: 
     with pytest.raises(RankFailure):
         first.wait()
     following = no_hang_reports.run("time.sleep(0.5)", block=False)
-    told = []
+    messages = []
     while not following.done:
-        told += following.hang
+        messages += following.hang
     assert following.done
-    assert told == []
+    assert messages == []
     no_hang_reports.change(hang_after_s=0.0)
     calm = no_hang_reports.run("time.sleep(1.5)", block=False)
     while not calm.done:
-        told += calm.hang
-    assert told == []
+        messages += calm.hang
+    assert messages == []
     no_hang_reports.change(hang_after_s=1e6)
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from jupyter_disttrain import CellRun, Cluster
 
 
-def interrupt_at(cluster: Cluster, code: str, words: str) -> CellRun:
+def interrupt_at(cluster: Cluster, code: str, message: str) -> CellRun:
     """Run endless code, interrupt it once all ranks are at a line with this text, return how it ended."""
     run = cluster.run(code, block=False)
-    assert wait_until(lambda: all(words in line for line in cluster.where()))
+    assert wait_until(lambda: all(message in line for line in cluster.where()))
     cluster.interrupt()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         run.wait()

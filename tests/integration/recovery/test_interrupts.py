@@ -59,12 +59,12 @@ def test_two_simultaneous_interrupts_are_two_for_the_ranks(
 class InterruptBurst:
     """Interrupt repeatedly once the cell has printed something, as a held key does."""
 
-    def __init__(self, presses: int = 2 * PATIENT_INTERRUPTS) -> None:
+    def __init__(self, count: int = 2 * PATIENT_INTERRUPTS) -> None:
         self.pressed = 0
-        self._presses = presses
+        self._count = count
 
     def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
-        while events and self.pressed < self._presses:
+        while events and self.pressed < self._count:
             self.pressed += 1
             signal.raise_signal(signal.SIGINT)
 
@@ -90,7 +90,7 @@ while heard < 3:
     except KeyboardInterrupt: heard += 1
 time.sleep(2)
 heard"""
-    assert ranks.run(code, 0, listener=InterruptBurst(presses=3)).results == {0: 3}
+    assert ranks.run(code, 0, listener=InterruptBurst(count=3)).results == {0: 3}
 
 
 def test_interrupt_while_an_error_is_reported_loses_neither(ranks: Cluster) -> None:
@@ -185,7 +185,7 @@ def test_build_that_ends_while_another_rank_checks_its_file_is_no_error(
     started: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     ranks = started("local")
-    told = ranks.run(f"""
+    text = ranks.run(f"""
 import os, psutil
 from torch.utils.file_baton import FileBaton
 baton, create_time = FileBaton({str(tmp_path / "lock")!r}), psutil.Process.create_time
@@ -202,7 +202,7 @@ if rank == 1:
 dist.barrier()
 rank == 0 or begins
 """)
-    assert told.results == {0: True, 1: True}
+    assert text.results == {0: True, 1: True}
 
 
 def test_thread_that_left_gloo_since_the_last_sample_is_not_touched(started: Callable[[str], Cluster]) -> None:

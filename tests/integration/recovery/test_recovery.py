@@ -13,7 +13,7 @@ from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import DEAF, HOST, SUM, interrupted, is_intact, waits
+from ...support.recovery_tools import HOLD_GIL, HOST, SUM, interrupted, is_intact, waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +160,7 @@ def test_only_unresponsive_ranks_are_replaced(monkeypatch: pytest.MonkeyPatch, t
             f"import os, signal, time\nbegun = {str(tmp_path / 'begun')!r}\n"
             "if rank == 1:\n"
             "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
-            f"    open(begun, 'w').close()\n    exec({DEAF!r})\n"
+            f"    open(begun, 'w').close()\n    exec({HOLD_GIL!r})\n"
             "while not os.path.exists(begun): time.sleep(0.01)"
         )
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
@@ -259,9 +259,9 @@ def test_ranks_that_wait_for_a_failed_one_are_released(three: Cluster, pids: dic
     error = caught.value
     assert str(error) == f"rank 1 ({HOST}), line 3: ValueError: the cause"
     assert set(error.waited) == {0, 2}
-    told = "\n".join(error._render_traceback_())
-    assert told.endswith("ranks 0,2 waited for rank 1 at line 4 and were released")
-    assert told.count("Traceback") == 1
+    text = "\n".join(error._render_traceback_())
+    assert text.endswith("ranks 0,2 waited for rank 1 at line 4 and were released")
+    assert text.count("Traceback") == 1
     assert is_intact(three, pids)
 
 

@@ -17,7 +17,7 @@ from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import STUBBORN, SUM, interrupted, is_intact, waits
+from ...support.recovery_tools import IGNORE_INTERRUPTS, SUM, interrupted, is_intact, waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,11 @@ class InterruptDuringRecovery:
     """Interrupt when the cell has ended and the session is recovering."""
 
     def __init__(self) -> None:
-        self.pressed = False
+        self.is_sent = False
 
     def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        if run.state.done and run.coming_back and not self.pressed:
-            self.pressed = True
+        if run.state.done and run.coming_back and not self.is_sent:
+            self.is_sent = True
             signal.raise_signal(signal.SIGINT)
 
     def on_end(self, run: CellRun) -> None:
@@ -43,10 +43,10 @@ class InterruptDuringRecovery:
 
 
 def test_late_interrupt_hides_no_failure(three: Cluster) -> None:
-    presser = InterruptDuringRecovery()
+    interrupter = InterruptDuringRecovery()
     with pytest.raises(RankFailure, match="RankDied"):
-        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", listener=presser)
-    assert presser.pressed
+        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", listener=interrupter)
+    assert interrupter.is_sent
     run = three.run(SUM)
     assert run.results == {rank: [6.0] for rank in range(3)}
     assert any(note.startswith("rank 1 was replaced") for note in run.notes), "what the person did not wait for"
@@ -72,12 +72,12 @@ def test_abandoned_cell_ends_once_and_its_rank_may_return(
     torchless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
-    presser = InterruptThreeTimes()
+    interrupter = InterruptThreeTimes()
     path = tmp_path / "let-go"
-    code = f"{STUBBORN}kept = 'as it was'\nstay({str(path)!r})"
+    code = f"{IGNORE_INTERRUPTS}kept = 'as it was'\nstay({str(path)!r})"
     with pytest.raises(GivenUpError, match=r"rank 1 has not come back yet: .* the last resort, which loses variables"):
-        torchless.run(code, 1, listener=presser)
-    assert presser.ends == 1
+        torchless.run(code, 1, listener=interrupter)
+    assert interrupter.ends == 1
     (left,) = torchless.running_cells
     assert left.running_now == {1}
     assert torchless.run("rank", 0).results == {0: 0}

@@ -41,8 +41,8 @@ for step in range(20):
 def test_notebook_trains_on_two_nodes_and_the_job_ends_with_the_cluster(batch: Slurm, bare_notebook: Notebook) -> None:
     notebook = bare_notebook
     notebook.run(f"import os; os.environ.update({batch.environment!r})").check()
-    told = notebook.run("%dist_init --launcher slurm -N 2 --ntasks-per-node 2 --time 30 --comment training").check()
-    assert "ranks 0-3 ready" in told.text
+    outcome = notebook.run("%dist_init --launcher slurm -N 2 --ntasks-per-node 2 --time 30 --comment training").check()
+    assert "ranks 0-3 ready" in outcome.text
     notebook.run(f"%%distributed -o values\nimport os\n{TRAINING}").check()
     values = eval(notebook.run("values").check().text)
     assert len({value[:3] for value in values.values()}) == 1
@@ -67,7 +67,7 @@ def cancel_job(slurm: Slurm, job: str, how: str) -> None:
         slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=0")
 
 
-ENDS = {
+CANCELLATIONS = {
     "cancelled": "was cancelled from outside",
     "preempted": "a job of higher priority took its nodes",
     "requeued": "was put back into the queue",
@@ -75,7 +75,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", CANCELLATIONS)
 def test_cancelled_job_ends_the_cell_with_one_message(batch: Slurm, how: str) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", name="ends", tell=lambda _words: None) as cluster:
@@ -93,7 +93,7 @@ def test_cancelled_job_ends_the_cell_with_one_message(batch: Slurm, how: str) ->
         cancel_job(batch, cluster.job.split()[1], how)
         with pytest.raises(ClusterClosedError) as caught:
             run.wait(60)
-        assert ENDS[how] in str(caught.value)
+        assert CANCELLATIONS[how] in str(caught.value)
         assert "(node1, node2)" in str(caught.value)
         folder = cluster._launch.folders.profile
     for thread in threading.enumerate():
@@ -104,9 +104,9 @@ def test_cancelled_job_ends_the_cell_with_one_message(batch: Slurm, how: str) ->
 
 def secret_files_of(cluster: Cluster) -> list[str]:
     """The strings that give access to the controller, and may be in private files only."""
-    told = json.loads(cluster._launch.folders.engine_file.read_text())
+    content = json.loads(cluster._launch.folders.engine_file.read_text())
     assert cluster._launch.folders.engine_file.stat().st_mode & 0o077 == 0
-    return [value for name, value in told.items() if "key" in name and value]
+    return [value for name, value in content.items() if "key" in name and value]
 
 
 def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]:
@@ -137,14 +137,14 @@ def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slu
 
 
 def test_ranks_start_in_the_allocation_around_the_notebook(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=2 --no-shell 2>&1")
-    job = said.split("Granted job allocation ")[1].split()[0]
+    text = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=2 --no-shell 2>&1")
+    job = text.split("Granted job allocation ")[1].split()[0]
     nodes = batch.run("squeue", "-h", "-j", job, "-o", "%N").strip()
     for name, value in {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="3 nodes with 2 ranks each"):
         Cluster(launcher="slurm", slurm=SlurmOptions(nodes=3))
     with Cluster(launcher="slurm", backend="none") as cluster:
-        told = cluster.run("import os; (node_rank, comm.allreduce(rank), os.environ['SLURM_JOB_ID'])").results
-        assert told == {rank: (rank // 2, 6, job) for rank in range(4)}
+        values = cluster.run("import os; (node_rank, comm.allreduce(rank), os.environ['SLURM_JOB_ID'])").results
+        assert values == {rank: (rank // 2, 6, job) for rank in range(4)}
     assert SlurmJob(job).state().runs, "it is not ours to end"

@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 
 def test_new_job_starts_from_within_any_allocation(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = batch.run("sh", "-c", "salloc -N1 --no-shell 2>&1")
-    job = said.split("Granted job allocation ")[1].split()[0]
+    text = batch.run("sh", "-c", "salloc -N1 --no-shell 2>&1")
+    job = text.split("Granted job allocation ")[1].split()[0]
     # As salloc sets them for a job of one node with more than a node of the lab has.
     around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "SLURM_MEM_PER_NODE": "64000"}
     for name, value in {**around, "SLURM_GPUS": "8", "SLURM_CLUSTERS": "other"}.items():
         monkeypatch.setenv(name, value)
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun", new_job=True)
     with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
-        told = cluster.run("import os; os.environ['SLURM_JOB_ID']").results
-        assert job not in told.values()
+        job_ids = cluster.run("import os; os.environ['SLURM_JOB_ID']").results
+        assert job not in job_ids.values()
         with pytest.raises(Exception, match="RankDied"):
             cluster.run("os.kill(os.getpid(), 9)", ranks=1)
-        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == told
+        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == job_ids
     monkeypatch.delenv("SLURM_CLUSTERS")  # with which the lab's own commands would not find it
 
 
 def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=1 --no-shell 2>&1")
-    job = said.split("Granted job allocation ")[1].split()[0]
+    text = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=1 --no-shell 2>&1")
+    job = text.split("Granted job allocation ")[1].split()[0]
     around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS": "8", "SLURM_HOSTFILE": "/nowhere"}
     for name, value in around.items():
         monkeypatch.setenv(name, value)
@@ -95,13 +95,13 @@ def test_given_options_override_user_defaults_and_others_are_kept(
     options = SlurmOptions(partition="all", more=("--mem=200", "--comment=a\\b 'c' #d"), start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
         number = cluster.job.split()[1]
-        said = batch.run("scontrol", "show", "job", "-o", number)
-        for words in (
+        text = batch.run("scontrol", "show", "job", "-o", number)
+        for option in (
             "Partition=all",
             "TimeLimit=00:07:00",
             "MinMemoryNode=200M",
             "Comment=a\\b 'c' #d",
             "=disttrain-",
         ):
-            assert words in said
-        assert from_scontrol(said).log != "/nowhere"
+            assert option in text
+        assert from_scontrol(text).log != "/nowhere"

@@ -33,11 +33,7 @@ number
 """
 
 
-def back(name: str) -> Cluster:
-    return Cluster.attach(name)
-
-
-def said(cluster: Cluster, rank: int) -> str:
+def log_of(cluster: Cluster, rank: int) -> str:
     """Return the content of a rank's log."""
     path = cluster._launch.folders.rank_log(rank)
     return path.read_text() if path.exists() else ""
@@ -49,7 +45,7 @@ def test_variables_are_kept(kept: Cluster) -> None:
     kept.detach()
     with pytest.raises(ClusterClosedError, match="was left to itself"):
         kept.run("1")
-    with back("kept") as again:
+    with Cluster.attach("kept") as again:
         assert again.missed == []
         assert again.run("os.getpid()").results == pids
         assert again.pull("mine", 1)[1]["mine"].tolist() == [0, 1, 2]
@@ -60,10 +56,10 @@ def test_variables_are_kept(kept: Cluster) -> None:
 def test_running_cell_continues_without_losing_output(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     light.run(COUNT.format(path=str(stop)), block=False)
-    assert wait_until(lambda: "line 20\n" in said(light, 0))
+    assert wait_until(lambda: "line 20\n" in log_of(light, 0))
     light.detach()
-    assert wait_until(lambda: "line 60\n" in said(light, 0) and "line 60\n" in said(light, 1))
-    with back("light") as again:
+    assert wait_until(lambda: "line 60\n" in log_of(light, 0) and "line 60\n" in log_of(light, 1))
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert {entry.state for entry in again.table} == {"running"}
         with pytest.raises(UsageError, match="still run"):
@@ -78,11 +74,11 @@ def test_running_cell_continues_without_losing_output(light: Cluster, tmp_path: 
 def test_cell_that_ended_meanwhile_is_reported_with_its_value(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     light.run(COUNT.format(path=str(stop)), block=False)
-    assert wait_until(lambda: "line 1\n" in said(light, 0))
+    assert wait_until(lambda: "line 1\n" in log_of(light, 0))
     light.detach()
     stop.touch()
     assert wait_until(lambda: "idle" in command("list").stdout)
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert run.done
         run.wait()
@@ -93,7 +89,7 @@ def test_cell_that_ended_meanwhile_is_reported_with_its_value(light: Cluster, tm
 def test_cell_whose_end_was_shown_is_not_reported_again(light: Cluster) -> None:
     light.run("print('seen')")
     light.detach()
-    again = back("light")
+    again = Cluster.attach("light")
     assert again.missed == []
     again.detach()
 
@@ -103,7 +99,7 @@ def test_cell_without_a_waiter_is_not_reported(light: Cluster) -> None:
     assert wait_until(lambda: never_waited.done)
     light.run("'of the second'")
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         assert again.missed == []
         assert again.run("rank").results == {0: 0, 1: 1}
 
@@ -117,7 +113,7 @@ while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
     with pytest.raises(CellTimeoutError):
         light.run(holding_gil, 1, timeout_s=0.1)
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert again.run("rank", 0).results == {0: 0}
         (tmp_path / "stop").touch()
@@ -130,13 +126,13 @@ def test_reply_received_only_by_the_dead_notebook_is_reported_as_lost(light: Clu
     ledger = light._launch.folders.ledger
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
     run = light.run(waits, 0, block=False)
-    as_if_nobody_had_heard = ledger.read_text()
+    without_reply = ledger.read_text()
     stop.touch()
     run.wait()
     light.run("'later'")
     light.detach()
-    ledger.write_text(as_if_nobody_had_heard)
-    with back("light") as again:
+    ledger.write_text(without_reply)
+    with Cluster.attach("light") as again:
         (lost,) = again.missed
         with pytest.raises(RankFailure, match="ReplyLost: the cell has ended here"):
             lost.wait(10)
@@ -151,7 +147,7 @@ def test_cell_in_transit_when_the_notebook_leaves_is_not_lost(light: Cluster) ->
     later.start()
     light.run("kept = rank * 2", block=False)
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         later.join()
         for run in again.missed:  # none, if it had ended by then
             run.wait()
@@ -161,12 +157,12 @@ def test_cell_in_transit_when_the_notebook_leaves_is_not_lost(light: Cluster) ->
 def test_cell_that_never_arrived_is_reported(light: Cluster, tmp_path: Path) -> None:
     ledger, stop = light._launch.folders.ledger, tmp_path / "stop"
     run = light.run(COUNT.format(path=str(stop)), 0, block=False)
-    as_if_nobody_had_heard = ledger.read_text()
+    without_reply = ledger.read_text()
     stop.touch()
     run.wait()
     light.detach()
-    ledger.write_text(as_if_nobody_had_heard.replace(light.table[0].request, "of-a-cell-that-was-lost"))
-    with back("light") as again:
+    ledger.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
+    with Cluster.attach("light") as again:
         (lost,) = again.missed
         with pytest.raises(RankFailure, match=r"ReplyLost: the cell was lost on its way here .* run it again"):
             lost.wait(10)
@@ -178,7 +174,7 @@ def test_running_cells_are_resumed_separately(light: Cluster, tmp_path: Path) ->
     light.run(COUNT.format(path=str(stop)), 0, block=False)
     light.run(COUNT.format(path=str(stop)), 1, block=False)
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         assert [run.ranks for run in again.missed] == [(0,), (1,)]
         stop.touch()
         for run in again.missed:
@@ -190,7 +186,7 @@ def test_unseen_failure_is_reported_and_waiting_ranks_are_released(kept: Cluster
     kept.run("mine = rank")
     kept.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
     kept.detach()
-    with back("kept") as again:
+    with Cluster.attach("kept") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure) as caught:
             run.wait()
@@ -208,7 +204,7 @@ def test_rank_that_died_meanwhile_is_replaced(kept: Cluster) -> None:
     process = psutil.Process(pid)
     process.kill()
     assert wait_until(lambda: not process.is_running())
-    with back("kept") as again:
+    with Cluster.attach("kept") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure, match=f"process {pid} was killed by SIGKILL"):
             run.wait()
@@ -222,7 +218,7 @@ def test_replaced_rank_is_known_to_later_clients(kept: Cluster) -> None:
     assert wait_until(lambda: kept.table[1].info.pid != second)
     kept.run("mine = rank")
     kept.detach()
-    with back("kept") as again:
+    with Cluster.attach("kept") as again:
         assert again.run("mine").results == {0: 0, 1: 1}
         if again.config.launcher == "mpi":
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
@@ -240,7 +236,7 @@ def test_replaced_rank_is_known_to_later_clients(kept: Cluster) -> None:
 def test_interrupt_reaches_a_resumed_cell(kept: Cluster) -> None:
     kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
     kept.detach()
-    with back("kept") as again:
+    with Cluster.attach("kept") as again:
         (run,) = again.missed
         again.interrupt()
         with pytest.raises(RankFailure, match="KeyboardInterrupt"):
@@ -253,7 +249,7 @@ def test_unresponsive_rank_is_attached(light: Cluster) -> None:
     assert wait_until(lambda: light.table[0].state == "idle")
     light.detach()
     os.kill(light.table[1].info.pid, signal.SIGSTOP)
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert run.running_now == {1}
         os.kill(light.table[1].info.pid, signal.SIGCONT)
@@ -266,10 +262,10 @@ def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Clu
     stop = tmp_path / "stop"
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
     light.run(f"for _ in range(30): print('x' * 1_000_000)\nprint('the end')\n{waits}", 0, block=False)
-    assert wait_until(lambda: said(light, 0).endswith("the end\n"))
+    assert wait_until(lambda: log_of(light, 0).endswith("the end\n"))
     light.detach()
     stop.touch()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert run.wait().stdout[0].endswith("the end\n")
         log = again._launch.folders.rank_log(0)
@@ -279,9 +275,9 @@ def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Clu
 @pytest.mark.usefixtures("light")
 def test_cluster_with_an_owner_cannot_be_attached() -> None:
     with pytest.raises(UsageError, match=f"is held by process {os.getpid()}, which still runs"):
-        back("light")
+        Cluster.attach("light")
     with pytest.raises(UsageError, match="no cluster 'nowhere' runs"):
-        back("nowhere")
+        Cluster.attach("nowhere")
 
 
 def test_cluster_that_ends_with_its_notebook_cannot_be_detached() -> None:
@@ -309,9 +305,9 @@ def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> No
         second.run("%load_ext jupyter_disttrain").check()
         assert "'default', which was kept, still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
         second.run("%dist_shutdown").check()
-        told = second.run("%dist_attach --noblock").check().text
-        assert "ranks 0-1 are back with their variables" in told
-        assert "still runs on ranks 0-1" in told
+        output = second.run("%dist_attach --noblock").check().text
+        assert "ranks 0-1 are back with their variables" in output
+        assert "still runs on ranks 0-1" in output
         assert "running" in second.run("%dist_status").text
         stop.touch()
         lines = second.run("%dist_wait").check().lines

@@ -87,9 +87,9 @@ main._stay_with(nannies)
 
 def test_ended_nanny_is_forgotten_before_its_pid_can_be_reused() -> None:
     done = subprocess.run([sys.executable, "-c", STAY], capture_output=True, text=True, check=True, timeout=60)
-    told = done.stdout.split("\n")[:-1]
-    assert [line for line in told if line.startswith("True")] == []
-    assert told[-1] == "False 0"
+    lines = done.stdout.split("\n")[:-1]
+    assert [line for line in lines if line.startswith("True")] == []
+    assert lines[-1] == "False 0"
 
 
 def test_processes_of_another_user_do_not_prevent_ending_the_others() -> None:

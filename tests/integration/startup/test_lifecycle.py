@@ -166,16 +166,16 @@ def test_death_of_the_controller_ends_the_cell_with_advice(plain: Cluster) -> No
     for process in controllers_of(plain._launch.folders.cluster_id):
         with suppress(psutil.NoSuchProcess):  # it ends with the one before
             process.kill()
-    says = (
+    text = (
         rf"the controller of cluster 'plain' on {HOST} was killed by SIGKILL: kill -9, or .*out-of-memory killer; "
         "nobody can be reached without it, so all ranks end; %dist_reset starts them anew$"
     )
-    with pytest.raises(ClusterClosedError, match=says):
+    with pytest.raises(ClusterClosedError, match=text):
         run.wait()
     for later in (lambda: plain.run("1"), lambda: plain.push({"one": 1}), lambda: plain.replace([0])):
-        with pytest.raises(ClusterClosedError, match=says):
+        with pytest.raises(ClusterClosedError, match=text):
             later()
-    assert re.search(says.rstrip("$"), status_text(plain))
+    assert re.search(text.rstrip("$"), status_text(plain))
     plain.reset()
     assert plain.run("rank").results == {0: 0, 1: 1}
 
@@ -210,8 +210,8 @@ def test_persistent_ranks_outlive_the_kernel() -> None:
 def test_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Notebook) -> None:
     def held() -> tuple[int, int]:
         bare_notebook.run("import os, threading").check()
-        said = bare_notebook.run("print(threading.active_count(), len(os.listdir('/proc/self/fd')))").text
-        threads, files = map(int, said.split())
+        output = bare_notebook.run("print(threading.active_count(), len(os.listdir('/proc/self/fd')))").text
+        threads, files = map(int, output.split())
         return threads, files
 
     start(bare_notebook)

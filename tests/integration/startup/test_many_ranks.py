@@ -30,11 +30,11 @@ def forking_process_of(cluster: Cluster) -> psutil.Process:
 
 def test_64_ranks_from_start_to_end(bare_notebook: Notebook) -> None:
     cluster_id = start(bare_notebook, f"-n {RANKS} --launcher local --backend none")
-    said = bare_notebook.run("%%distributed -o found\nprint('mine', rank)\nprint('alike')\nrank").check()
-    own = [line for line in said.lines if "mine" in line]
+    outcome = bare_notebook.run("%%distributed -o found\nprint('mine', rank)\nprint('alike')\nrank").check()
+    own = [line for line in outcome.lines if "mine" in line]
     assert [line.split("│")[0].strip() for line in own] == [f"rank {rank}" for rank in range(RANKS)]
     assert [line.split("│")[1].strip() for line in own] == [f"mine {rank}" for rank in range(RANKS)]
-    assert f"ranks 0-{RANKS - 1} │ alike" in said.lines
+    assert f"ranks 0-{RANKS - 1} │ alike" in outcome.lines
     assert bare_notebook.run(f"print(found == {{rank: rank for rank in range({RANKS})}})").text.strip() == "True"
     rows = [line.split() for line in bare_notebook.run("%dist_status --text").check().lines]
     assert [row[:2] for row in rows if row and row[0].isdigit()] == [[str(rank), "idle"] for rank in range(RANKS)]

@@ -118,9 +118,9 @@ def test_signal_handler_that_raises_while_idle_is_reported_and_harmless(
     run = torchless.run(f"{code}signal.signal(signal.SIGALRM, handler); os.getpid()")
     os.kill(run.results[1], signal.SIGALRM)
     assert wait_until(called.exists)  # otherwise it is raised in the next cell
-    told: list[str] = []
-    assert wait_until(lambda: told.append(torchless.run("kept").stderr[1]) or f"{error}: late" in "".join(told))
-    assert "a signal handler raised this while no cell ran:" in "".join(told)
-    assert "line 5, in handler" in "".join(told)
-    assert "site-packages" not in "".join(told)
+    reports: list[str] = []
+    assert wait_until(lambda: reports.append(torchless.run("kept").stderr[1]) or f"{error}: late" in "".join(reports))
+    assert "a signal handler raised this while no cell ran:" in "".join(reports)
+    assert "line 5, in handler" in "".join(reports)
+    assert "site-packages" not in "".join(reports)
     assert torchless.run("kept, os.getpid()").results == {rank: (rank, pid) for rank, pid in run.results.items()}

@@ -32,10 +32,10 @@ def test_documented_names_are_defined(three: Cluster) -> None:
 def test_variables_of_torchrun_and_open_mpi_are_set(three: Cluster) -> None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR"]
     names += [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")]
-    told = three.run(f"import os; [os.environ[name] for name in {names}]").results
+    values = three.run(f"import os; [os.environ[name] for name in {names}]").results
     for rank in range(3):
         own = str(rank)
-        assert told[rank] == [own, "3", own, "3", "0", "0", "127.0.0.1", own, "3", own, "3", own]
+        assert values[rank] == [own, "3", own, "3", "0", "0", "127.0.0.1", own, "3", own, "3", own]
 
 
 def test_store_is_reachable_at_the_master_port(three: Cluster) -> None:

@@ -55,10 +55,10 @@ def running(module: str, name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            words, identity = process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")
+            command_line, identity = process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if words[1:3] == ["-m", module] and f"{name}-" in identity + " ".join(words):
+        if command_line[1:3] == ["-m", module] and f"{name}-" in identity + " ".join(command_line):
             found.append(process)
     return found
 
@@ -75,14 +75,14 @@ def start_and_kill(choose: Callable[[], psutil.Process | None], launcher: str) -
     killed: list[float] = []
 
     def kill() -> None:
-        def look() -> bool:
+        def collect() -> bool:
             process = choose()
             if process is not None:
                 process.kill()
                 killed.append(time.monotonic())
             return bool(killed)
 
-        wait_until(look)
+        wait_until(collect)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -104,9 +104,9 @@ def nanny(launcher: str) -> psutil.Process | None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_rank_killed_during_the_start_is_reported_at_once(launcher: str) -> None:
-    said, seconds = start_and_kill(lambda: nanny(launcher), launcher)
-    assert f"a rank's process on {socket.gethostname()}" in said
-    assert "ended while starting, before it could report: by SIGKILL" in said
+    text, seconds = start_and_kill(lambda: nanny(launcher), launcher)
+    assert f"a rank's process on {socket.gethostname()}" in text
+    assert "ended while starting, before it could report: by SIGKILL" in text
     assert seconds < 20  # and not when the start times out
 
 
@@ -123,8 +123,8 @@ def test_controller_killed_while_starting_is_reported_with_its_signal() -> None:
     def controller() -> psutil.Process | None:
         return next(iter(running("jupyter_disttrain.client.transport.controller", "killed")), None)
 
-    said, _ = start_and_kill(controller, "local")
-    assert said.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
+    text, _ = start_and_kill(controller, "local")
+    assert text.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
 
 
 def test_comm_reports_two_nannies_killed_at_once() -> None:

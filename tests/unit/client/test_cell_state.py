@@ -1,4 +1,4 @@
-"""State machines of a cell and of collective counts, with simulated events; ``test_collective_steps`` has real ranks."""
+"""State machines of a cell and of collective counts, with simulated events; ``test_collective_steps`` runs ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def idle(rank: int) -> Silent:
 
 
 def died(rank: int, stderr: str = "", **how: int | None) -> Died:
-    told = {"exit_code": None, "signal_number": None} | how
+    status = {"exit_code": None, "signal_number": None} | how
     common = {
         "engine": f"e{rank}",
         "pid": 7,
@@ -41,7 +41,7 @@ def died(rank: int, stderr: str = "", **how: int | None) -> Died:
         "crash": "",
         "expected": False,
     }
-    record = RankDeath.from_content(common | told)
+    record = RankDeath.from_content(common | status)
     return Died(rank=rank, time_s=1.0, record=record)
 
 
@@ -231,12 +231,12 @@ def test_mismatch_among_many_ranks_stays_readable_in_rank_order() -> None:
     assert failure.where == "ranks 0-63 (node0), line 3"
     assert "cat0.jpg" in failure.evalue
     lines = RankFailure([failure], state.failures)._render_traceback_()
-    told = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[3:]]
-    assert [line.partition(":")[0] for line in told] == [*(f"rank {rank}" for rank in range(1, 24)), "ranks 24-63"]
-    assert told[0].startswith("rank 1: OSError: … no file cat1.jpg in /a/very")
-    assert told[0].endswith("; note: shard 1")
-    assert all(len(line) < 500 for line in told)
-    assert told[-1] == "ranks 24-63: others; each rank's is in by_rank of this RankFailure"
+    shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[3:]]
+    assert [line.partition(":")[0] for line in shown] == [*(f"rank {rank}" for rank in range(1, 24)), "ranks 24-63"]
+    assert shown[0].startswith("rank 1: OSError: … no file cat1.jpg in /a/very")
+    assert shown[0].endswith("; note: shard 1")
+    assert all(len(line) < 500 for line in shown)
+    assert shown[-1] == "ranks 24-63: others; each rank's is in by_rank of this RankFailure"
 
 
 def test_failures_without_a_line_merge_only_if_their_text_is_equal() -> None:

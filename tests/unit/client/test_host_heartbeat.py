@@ -133,7 +133,7 @@ def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         (
             ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")),
@@ -142,31 +142,33 @@ def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> 
         (ClusterConfig(launcher="slurm"), "%dist_shutdown and %dist_init ask Slurm for other nodes"),
     ],
 )
-def test_advice_for_a_lost_host_depends_on_the_launcher(config: ClusterConfig, says: str, clock: list[float]) -> None:
+def test_advice_for_a_lost_host_depends_on_the_launcher(
+    config: ClusterConfig, message: str, clock: list[float]
+) -> None:
     link, table = FakeLink(), [entry(0, "node1", "node1")]
     hosts = host_heartbeat.Reach(lambda _death: None, lambda _words: None)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
-    with pytest.raises(HostLostError, match=rf"node1 is lost.*{says}"):
+    with pytest.raises(HostLostError, match=rf"node1 is lost.*{message}"):
         Moves(config, hosts).host_for("node1", table)
 
 
 def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> None:
     dead, buried = entry(0, "node1", "node1"), list[int]()
-    asked: list[Callable[[], None]] = []
+    callbacks: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead], steps=Steps())
     guardian = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
     cluster = SimpleNamespace(
         _launch=launch,
         _cells=Cells(cast("Any", launch), cast("Any", guardian), cast("Any", None), 0),
-        _job_watch=SimpleNamespace(if_it_runs=asked.append),  # the request to Slurm takes its time
+        _job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=Telemetry(1.0),
     )
-    cluster._take = lambda *said: Hearing._take(cast("Any", cluster), *said)
+    cluster._take = lambda *message: Hearing._take(cast("Any", cluster), *message)
     for _ in range(3):
         Hearing._on_rank_death(cast("Any", cluster), dead, as_message(host_heartbeat._death(dead, signal_number=9)))
-    first, second, third = asked
+    first, second, third = callbacks
     first()
     second()
     assert buried == [0]

@@ -70,8 +70,8 @@ def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_notice_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    word = tmp_path / "death-1.json"
-    write_whole(word, "first")
+    notice = tmp_path / "death-1.json"
+    write_whole(notice, "first")
 
     def no_room(path: Path, _text: str) -> None:
         path.touch()
@@ -79,5 +79,5 @@ def test_notice_is_written_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(word, "second")
+        write_whole(notice, "second")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]

@@ -151,20 +151,20 @@ def test_ended_cell_shows_no_current_figures() -> None:
     telemetry = Telemetry(1.0)
     ranks = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "node_count": 1}
     info = RankInfo(**ranks, host="node1", pid=1, backend="gloo", device="cpu")
-    told = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
+    status = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
 
     def shown(known: str) -> dict[str, Any]:
         return rank_snapshots(telemetry, [info], {0: RankState(known)})[0]
 
-    telemetry.take(0, RankVitals.msg_type, json.dumps(told.to_content()).encode())
+    telemetry.take(0, RankVitals.msg_type, json.dumps(status.to_content()).encode())
     assert shown("running")["done"] == 46
     assert "done" not in shown("idle")  # the notebook's process knows that the cell has ended
     telemetry.end_cell(0)
     assert telemetry.ranks[0].vitals.state == "idle"
-    late = replace(told, time_s=2.0, beat_s=1.1, done=58)  # the rank wrote these figures before the end
+    late = replace(status, time_s=2.0, beat_s=1.1, done=58)  # the rank wrote these figures before the end
     telemetry.take(0, RankVitals.msg_type, json.dumps(late.to_content()).encode())
     assert telemetry.ranks[0].vitals.state == "idle"
     assert not {"cell", "line", "done", "total"} & shown("running").keys()
-    following = replace(told, time_s=3.0, beat_s=3.0, cell=8, done=1)
+    following = replace(status, time_s=3.0, beat_s=3.0, cell=8, done=1)
     telemetry.take(0, RankVitals.msg_type, json.dumps(following.to_content()).encode())
     assert (telemetry.ranks[0].vitals.state, shown("running")["done"]) == ("running", 1)

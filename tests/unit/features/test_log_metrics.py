@@ -112,20 +112,20 @@ def test_file_longer_than_the_table_is_read_from_its_end(monkeypatch: pytest.Mon
 
 
 def test_samples_survive_serialization() -> None:
-    said: list[Any] = [
+    samples: list[Any] = [
         (1.5, None, {"loss": 0.25, "größe": math.inf}),
         (2.5, 2**53, {"loss": -0.0, "größe": 1e-300}),
         (3.5, -3, {"loss": 1.0}),
         (4.5, 0, {}),
         (5.5, 7, {"größe": 1.0, "loss": 2.0}),
     ]
-    there = unpack(pack(said, cell=None, dropped=3))
-    assert (list(there.rows()), there.cell, there.dropped) == (said, None, 3)
+    there = unpack(pack(samples, cell=None, dropped=3))
+    assert (list(there.rows()), there.cell, there.dropped) == (samples, None, 3)
     assert [block.matrix.shape for block in there.blocks] == [(2, 4), (1, 3), (1, 2), (1, 4)]
     table = MetricsTable()
     table.add(1, there)
     assert [(row.step, row.name, row.value) for row in table.rows()] == [
-        (step, name, value) for _, step, values in said for name, value in values.items()
+        (step, name, value) for _, step, values in samples for name, value in values.items()
     ]
 
 

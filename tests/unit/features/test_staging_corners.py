@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def told(chain: Chain) -> list[tuple[BaseException | None, str]]:
+def outcomes_of(chain: Chain) -> list[tuple[BaseException | None, str]]:
     return [(relay.fault, relay.ended) for relay in chain.run()]
 
 
@@ -78,7 +78,7 @@ def test_disk_that_is_full_for_the_index_leaves_no_file(
     assert "the disk of node0 is full" in str(relay.fault)
     assert chain.neighbours[0]._context.closed
     assert not (tmp_path / "a" / ".data.disttrain-stage" / "mark-0").exists()
-    assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+    assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
 
 
 def test_index_left_incomplete_by_a_crash_counts_as_missing(
@@ -97,7 +97,7 @@ def test_index_left_incomplete_by_a_crash_counts_as_missing(
         blocks.write_bytes(b"\n".join([head, digests[0], spoilt]) + b"\n")
         with (control / "files.jsonl").open("ab") as opened:
             opened.write(spoilt + b"\n0\n")
-        assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+        assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
         assert (tmp_path / "a/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
 
 
@@ -122,7 +122,7 @@ def test_source_inside_the_destination_is_not_changed(data: Path, tmp_path: Path
     (tmp_path / "a").symlink_to(data.parent)  # on node 0 the source is at the path that is the others' destination
     for copied in (2, 0):
         chain = Chain(data, [data.parent, tmp_path / "b", tmp_path / "a"])
-        assert told(chain) == [(None, "")] * 3
+        assert outcomes_of(chain) == [(None, "")] * 3
         assert [relay.tell()["path"] for relay in chain.relays][:2] == [str(data), f"{tmp_path}/b/data"]
         assert chain.relays[2].tell()["shares_with"] == "node0"
         assert [relay.tell()["copied_files"] for relay in chain.relays] == [0, copied, 0]
@@ -130,13 +130,13 @@ def test_source_inside_the_destination_is_not_changed(data: Path, tmp_path: Path
     assert names(tmp_path / "b" / "data") == names(data)
     (data / "deep" / "large").write_bytes(os.urandom(3 * MIB))
     (tmp_path / "b" / "data" / "small").unlink()
-    assert told(Chain(data, [data.parent, tmp_path / "b"])) == [(None, "")] * 2
+    assert outcomes_of(Chain(data, [data.parent, tmp_path / "b"])) == [(None, "")] * 2
     assert (tmp_path / "b/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
 
 
 def test_unrelated_file_at_the_source_path_is_ignored_on_non_reading_nodes(data: Path, tmp_path: Path) -> None:
     chain = Chain(data, [tmp_path / "a", data.parent])  # the path of the source, on another node
-    assert "nothing tells that it is a copy" in str([fault for fault, _ in told(chain)][1])
+    assert "nothing tells that it is a copy" in str([fault for fault, _ in outcomes_of(chain)][1])
 
 
 def test_destination_inside_the_source_is_refused_and_existing_indexes_are_not_copied(
@@ -173,7 +173,7 @@ def test_named_folder_may_have_another_owner_but_written_folders_may_not(
     (scratch / "data").mkdir()
     (scratch / "data").chmod(0o777)
     os.chown(scratch / "data", 65534, 65534)
-    assert "scratch/data on node0 belongs to another user" in str(told(Chain(data, [scratch]))[0][0])
+    assert "scratch/data on node0 belongs to another user" in str(outcomes_of(Chain(data, [scratch]))[0][0])
     assert names(scratch / "data") == []
 
     monkeypatch.delenv("DISTTRAIN_STAGE_DIR")
@@ -209,8 +209,8 @@ def test_variable_missing_on_a_node_is_named(data: Path, tmp_path: Path, monkeyp
 def test_stop_is_checked_between_compared_blocks(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Part, "become", fail_if_large)
-        assert "no more" in str(told(Chain(data, [tmp_path / "a"]))[0][0])
-    assert told(Chain(data, [tmp_path / "b"])) == [(None, "")]
+        assert "no more" in str(outcomes_of(Chain(data, [tmp_path / "a"]))[0][0])
+    assert outcomes_of(Chain(data, [tmp_path / "b"])) == [(None, "")]
 
     for node, verify in (("a", False), ("b", True)):  # a file that was begun, and a complete one
         chain = Chain(data, [tmp_path / node], verify=verify)
@@ -224,7 +224,7 @@ def test_stop_is_checked_between_compared_blocks(data: Path, tmp_path: Path, mon
 
         with monkeypatch.context() as patch:
             patch.setattr(partial_file, "hash_of", hash_and_stop)
-            assert told(chain) == [(None, "stopped")]
+            assert outcomes_of(chain) == [(None, "stopped")]
         assert compared.count(MIB) == 1
 
 
@@ -234,7 +234,7 @@ def test_stop_is_checked_between_compared_blocks(data: Path, tmp_path: Path, mon
 def test_folders_are_added_and_removed_as_in_the_source(data: Path, tmp_path: Path) -> None:
     def stage() -> list[list[str]]:
         nodes = [tmp_path / "a", tmp_path / "b"]
-        assert told(Chain(data, nodes)) == [(None, "")] * 2
+        assert outcomes_of(Chain(data, nodes)) == [(None, "")] * 2
         return [names(node / "data") for node in nodes]
 
     (data / "dog" / "old").mkdir(parents=True)
@@ -269,7 +269,7 @@ def test_folders_are_added_and_removed_as_in_the_source(data: Path, tmp_path: Pa
 
 def test_source_without_files_becomes_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
-    assert told(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
+    assert outcomes_of(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
     assert names(tmp_path / "b" / "nothing") == []
     assert (tmp_path / "b" / "nothing").is_dir()
 
@@ -277,7 +277,7 @@ def test_source_without_files_becomes_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", ["node", "the notebook's machine"])
 def test_content_change_with_equal_size_and_time_is_detected_by_hash(data: Path, tmp_path: Path, reader: str) -> None:
     nodes = [tmp_path / "a" if reader == "node" else None, tmp_path / "b"]
-    assert told(Chain(data, nodes)) == [(None, "")] * 2
+    assert outcomes_of(Chain(data, nodes)) == [(None, "")] * 2
     for name in ("small", "deep/large"):
         times = (data / name).stat()
         (data / name).write_bytes((data / name).read_bytes()[::-1])
@@ -306,7 +306,7 @@ def test_numeric_versions_are_not_parsed_as_times(tmp_path: Path) -> None:
         assert (relay.fault, relay.tell()["copied_files"]) == (None, copied)
     assert relay._store.path.stat().st_mtime > began - 1
     with FileServer(b"content", etag="12345678901234567890123456789012") as server:
-        assert told(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
+        assert outcomes_of(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
     (tmp_path / "one.txt").write_text("one")
     os.utime(tmp_path / "one.txt", ns=(0, 1_234_567_890))
     (relay,) = Chain(tmp_path / "one.txt", [tmp_path / "c"]).run()

@@ -43,7 +43,7 @@ def test_abandoned_loop_is_no_longer_shown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_equally_fast_ranks_are_not_named() -> None:
-    def rates(waiting: float, looks: int = 100) -> Rates:
+    def rates(waiting: float, samples: int = 100) -> Rates:
         return Rates(
             seconds=10,
             steps=100,
@@ -51,12 +51,12 @@ def test_equally_fast_ranks_are_not_named() -> None:
             samples_per_s=None,
             waiting=waiting,
             waiting_for_data=None,
-            looks=looks,
+            looks=samples,
         )
 
     assert find_straggler({0: rates(0.3), 1: rates(0.35), 2: rates(0.28)}) is None
     assert find_straggler({0: rates(0.02), 1: rates(0.0)}) is None
-    assert find_straggler({0: rates(0.6, looks=10), 1: rates(0.0, looks=10)}) is None  # too few samples
+    assert find_straggler({0: rates(0.6, samples=10), 1: rates(0.0, samples=10)}) is None  # too few samples
     assert find_straggler({0: rates(0.6)}) is None
     found = find_straggler({0: rates(0.6), 1: rates(0.0), 2: rates(0.5)})
     assert found is not None

@@ -32,7 +32,7 @@ def test_port_of_another_cluster_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"launcher": "ssh"}, "name them, e.g. --hosts"),
         ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
@@ -45,7 +45,7 @@ def test_port_of_another_cluster_is_skipped() -> None:
         ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),
     ],
 )
-def test_unsupported_host_options_are_refused(options: dict[str, object], says: str) -> None:
+def test_unsupported_host_options_are_refused(options: dict[str, object], message: str) -> None:
     hosts = {"hosts": parse_hosts(str(options["hosts"]))} if "hosts" in options else {}
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         Cluster(**(options | hosts))

@@ -55,9 +55,9 @@ def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
 
 def test_machines_with_equal_names_in_a_job_are_two_nodes() -> None:
     hellos = [replace(hello(rank, "vm"), boot=boot) for rank, boot in enumerate("abab")]
-    told = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container on the same machine as the first
-    assert [each.launch_host for each in told] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
-    infos = [info for info, _ in decide(told, "gloo", 0, ["vm", "vm(2)", "other"])]
+    nodes = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container on the same machine as the first
+    assert [each.launch_host for each in nodes] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
+    infos = [info for info, _ in decide(nodes, "gloo", 0, ["vm", "vm(2)", "other"])]
     places = [(info.node_rank, info.local_rank, info.local_world_size) for info in infos]
     assert places == [(0, 0, 2), (1, 0, 2), (0, 1, 2), (1, 1, 2), (2, 0, 1)]
 
@@ -125,7 +125,7 @@ def test_hosts_with_different_numbers_of_gpus_are_used(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("gpus", "options", "says"),
+    ("gpus", "options", "message"),
     [
         ({"a": 2, "b": 1}, {"hosts": "a:2,b:2"}, "of its host, and b has 1 for 2 ranks; name as many ranks as GPUs"),
         ({"a": 2, "b": 0}, {"hosts": "a:2,b:1", "share_gpus": True}, "and b has none for 1 rank;"),
@@ -134,9 +134,9 @@ def test_hosts_with_different_numbers_of_gpus_are_used(monkeypatch: pytest.Monke
     ],
 )
 def test_more_ranks_than_gpus_are_refused_by_host(
-    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], says: str
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         placed(monkeypatch, gpus, **options | {"hosts": parse_hosts(options["hosts"])})
 
 

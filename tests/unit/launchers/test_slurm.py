@@ -170,16 +170,16 @@ def test_pending_job_line_shows_position_reason_and_start() -> None:
     state = JobState(job_id="7", state="PENDING", reason="Resources", partition="gpu", priority=40, start_s=9000.0)
     place = position("50 3\n40 5_[1-9]\n40 8\n30 1\n", state)
     assert place == 3
-    told = waiting_text(dataclasses.replace(state, position=place), now_s=8000.0)
-    assert told.startswith("job 7 is pending: position 3 in partition gpu (Resources), expected to start ")
+    text = waiting_text(dataclasses.replace(state, position=place), now_s=8000.0)
+    assert text.startswith("job 7 is pending: position 3 in partition gpu (Resources), expected to start ")
     assert "give another with --account" in waiting_text(dataclasses.replace(state, reason="InvalidAccount"))
 
 
 def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
-    watcher, told = Watcher(), []
+    watcher, notices = Watcher(), []
     for left_s in (700, 590, 580, 290, 280, 50, 40):
-        told += [notice.text.partition(": its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
-    assert [text.split(", ")[-1] for text in told] == ["in 10 min", "in 5 min", "in 50 s"]
+        notices += [notice.text.partition(": its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
+    assert [text.split(", ")[-1] for text in notices] == ["in 10 min", "in 5 min", "in 50 s"]
     longer = dataclasses.replace(RUNNING, end_s=2 * HOUR)
     assert not watcher.look(longer, HOUR)
     assert watcher.look(longer, 2 * HOUR - 300)
@@ -222,15 +222,15 @@ def test_allocation_refuses_more_than_it_has() -> None:
         around.shape(SlurmOptions(nodes=3))
     with pytest.raises(UsageError, match="--partition can't be changed in the allocation 7"):
         around.shape(SlurmOptions(partition="gpu"))
-    words = around.variables(1, 2, {"SLURM_PROCID": "0", "SLURM_TMPDIR": "/local/7", "HOME": "/"})
+    environment = around.variables(1, 2, {"SLURM_PROCID": "0", "SLURM_TMPDIR": "/local/7", "HOME": "/"})
     assert {"SLURM_NODELIST=node1", "SLURM_TASKS_PER_NODE=2(x1)", "SLURM_OVERLAP=1", "SLURM_TMPDIR=/local/7"} <= set(
-        words
+        environment
     )
     assert least_cpus("4(x2),2") == 2
 
 
 @pytest.mark.parametrize(
-    ("ask", "words"),
+    ("ask", "message"),
     [
         (lambda: parse_more(["--output=x"]), "--output can't be given to sbatch here"),
         (lambda: parse_more(["--arr", "1-3"]), "a cluster is one job"),
@@ -246,7 +246,7 @@ def test_allocation_refuses_more_than_it_has() -> None:
         (lambda: Cluster(slurm=SlurmOptions()), "add --launcher slurm"),
     ],
 )
-def test_options_that_contradict_the_allocation_are_refused(ask: Callable[[], object], words: str) -> None:
+def test_options_that_contradict_the_allocation_are_refused(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         ask()
-    assert words in str(caught.value)
+    assert message in str(caught.value)

@@ -70,19 +70,19 @@ def interleaved(draw: st.DrawFn, texts: dict[int, str]) -> list[Chunk]:
 @st.composite
 def some_ranks(draw: st.DrawFn) -> tuple[dict[int, list[str]], list[Chunk]]:
     lines = dict(enumerate(draw(st.lists(LINES, min_size=1, max_size=4))))
-    return lines, draw(interleaved({rank: "".join(f"{line}\n" for line in said) for rank, said in lines.items()}))
+    return lines, draw(interleaved({rank: "".join(f"{line}\n" for line in texts) for rank, texts in lines.items()}))
 
 
 @given(some_ranks())
-def test_lines_of_each_rank_keep_their_order(said: tuple[dict[int, list[str]], list[Chunk]]) -> None:
-    lines, chunks = said
+def test_lines_of_each_rank_keep_their_order(output: tuple[dict[int, list[str]], list[Chunk]]) -> None:
+    lines, chunks = output
     transcript = transcript_of(chunks)
     assert {rank: lines_of(transcript, rank) for rank in lines} == lines
 
 
 def test_line_after_one_placed_above_an_open_line_stays_below_it() -> None:
-    said = [(3, "stdout", "end"), (0, "stdout", "\n"), (3, "stdout", "\n"), (1, "stdout", "\na\nend\n")]
-    assert shown(transcript_of(said)) == [((0, 1), ""), ((1,), "a"), ((1, 3), "end")]
+    chunks = [(3, "stdout", "end"), (0, "stdout", "\n"), (3, "stdout", "\n"), (1, "stdout", "\na\nend\n")]
+    assert shown(transcript_of(chunks)) == [((0, 1), ""), ((1,), "a"), ((1, 3), "end")]
 
 
 @st.composite
@@ -93,8 +93,8 @@ def ranks_that_agree(draw: st.DrawFn) -> tuple[list[str], list[Chunk]]:
 
 
 @given(ranks_that_agree())
-def test_equal_output_is_merged_whichever_rank_is_faster(said: tuple[list[str], list[Chunk]]) -> None:
-    lines, chunks = said
+def test_equal_output_is_merged_whichever_rank_is_faster(output: tuple[list[str], list[Chunk]]) -> None:
+    lines, chunks = output
     ranks = tuple(sorted({rank for rank, _, _ in chunks}))
     assert shown(transcript_of(chunks)) == [(ranks, line) for line in lines]
 
@@ -109,9 +109,9 @@ def ranks_that_differ_between(draw: st.DrawFn) -> tuple[list[str], int, list[Chu
 
 @given(ranks_that_differ_between())
 def test_differing_lines_are_in_rank_order_between_common_lines(
-    said: tuple[list[str], int, list[Chunk]],
+    output: tuple[list[str], int, list[Chunk]],
 ) -> None:
-    common, count, chunks = said
+    common, count, chunks = output
     everyone = tuple(range(count))
     expected: list[tuple[tuple[int, ...], str]] = []
     for line in common:
@@ -122,7 +122,7 @@ def test_differing_lines_are_in_rank_order_between_common_lines(
 @st.composite
 def interleaved_twice(draw: st.DrawFn) -> tuple[list[Chunk], list[Chunk]]:
     lines = dict(enumerate(draw(st.lists(LINES, min_size=2, max_size=4))))
-    texts = {rank: "".join(f"{line}\n" for line in said) for rank, said in lines.items()}
+    texts = {rank: "".join(f"{line}\n" for line in own) for rank, own in lines.items()}
     return draw(interleaved(texts)), draw(interleaved(texts))
 
 
@@ -145,8 +145,8 @@ def test_long_output_ends_in_rank_order(order: list[int]) -> None:
 
 
 def test_scattered_groups_come_before_lines_of_single_ranks() -> None:
-    words = {rank: ["odd" if rank % 2 else "even", f"mine {rank}"] for rank in range(4)}
-    transcript = transcript_of((rank, "stdout", "\n".join([*words[rank], ""])) for rank in (3, 0, 1, 2))
+    printed = {rank: ["odd" if rank % 2 else "even", f"mine {rank}"] for rank in range(4)}
+    transcript = transcript_of((rank, "stdout", "\n".join([*printed[rank], ""])) for rank in (3, 0, 1, 2))
     own = [((rank,), f"mine {rank}") for rank in range(4)]
     assert shown(transcript) == [((0, 2), "even"), ((1, 3), "odd"), *own]
 
@@ -318,8 +318,8 @@ def test_any_mix_of_lines_displays_and_clears_is_accepted(mix: list[tuple[str, C
 
 
 @given(some_ranks(), st.integers(1, 10))
-def test_lines_beyond_the_limit_are_counted(said: tuple[dict[int, list[str]], list[Chunk]], max_lines: int) -> None:
-    lines, chunks = said
+def test_lines_beyond_the_limit_are_counted(output: tuple[dict[int, list[str]], list[Chunk]], max_lines: int) -> None:
+    lines, chunks = output
     transcript = transcript_of(chunks, max_lines)
     on_screen = sum(len(lines_of(transcript, rank)) for rank in lines)
     assert on_screen + transcript.hidden.lines == sum(map(len, lines.values()))
@@ -336,9 +336,9 @@ def ranks_that_draw(draw: st.DrawFn) -> list[Chunk]:
 
 
 @given(ranks_that_draw())
-def test_images_are_in_rank_order_whichever_rank_is_faster(said: list[Chunk]) -> None:
+def test_images_are_in_rank_order_whichever_rank_is_faster(output: list[Chunk]) -> None:
     transcript = Transcript(1000, 1 << 30)
-    for rank, what, text in said:
+    for rank, what, text in output:
         if what == "say":
             transcript.say(rank, "stdout", text)
         else:
@@ -405,15 +405,15 @@ def test_earlier_lines_can_be_rewritten_after_many_arrived_at_once() -> None:
 
 @given(order=st.lists(st.integers(0, 1), min_size=12, max_size=12))
 def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> None:
-    said = [("stdout", "out\n"), ("stderr", "err\n"), ("stdout", "begun"), ("stderr", "trouble")]
-    left = [list(said), list(said)]
+    output = [("stdout", "out\n"), ("stderr", "err\n"), ("stdout", "begun"), ("stderr", "trouble")]
+    left = [list(output), list(output)]
     transcript = Transcript(1000, 1_000_000)
-    for rank in [*order, *[0] * len(said), *[1] * len(said)]:
+    for rank in [*order, *[0] * len(output), *[1] * len(output)]:
         if left[rank]:
             transcript.say(rank, *left[rank].pop(0))
     transcript.close()
     rows = [(sorted(row.ranks), row.text) for section in transcript.sections for row in section.rows]
-    assert rows == [([0, 1], text.strip()) for _, text in said]
+    assert rows == [([0, 1], text.strip()) for _, text in output]
 
 
 def cost_of_merging(ranks: int) -> float:

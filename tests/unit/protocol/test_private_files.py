@@ -16,8 +16,8 @@ from jupyter_disttrain.private_files import make_private_below, read_own
 from jupyter_disttrain.protocol.shared_memory import drop, fetch, lend
 from jupyter_disttrain.rank.startup.connection import Connection
 
-from ...support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
-from ...support.process_tools import NOBODY, as_root, change_owner
+from ...support.join_tools import file, jobs, start_process  # noqa: F401  (fixtures)
+from ...support.process_tools import OTHER_UID, as_root, change_owner
 
 
 @as_root
@@ -124,7 +124,7 @@ def test_data_set_is_not_copied_to_a_folder_created_meanwhile_by_another_user(
     def overtaken() -> dict[str, list[object]]:
         found = take()
         store.path.mkdir()
-        os.chown(store.path, NOBODY, NOBODY)
+        os.chown(store.path, OTHER_UID, OTHER_UID)
         return found
 
     monkeypatch.setattr(store, "_read_list", overtaken)

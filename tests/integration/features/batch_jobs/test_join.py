@@ -18,7 +18,7 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailur
 from jupyter_disttrain.features.batch_jobs import client
 from jupyter_disttrain.server.clusters import Clusters
 
-from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand, file, jobs
+from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, file, jobs, start_process
 from ....support.process_tools import own_children
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Pa
     network = f"{lab.head_address}/24"
     agent = ["--prtemca", "plm_ssh_agent", str(lab.ssh), "--prtemca", "prte_if_include", network]
     names = ["PYTHONPATH", "AZ_BATCH_MASTER_NODE"]
-    words = [
+    command = [
         *("mpirun", "--host", "node1:2,node2:2", "--map-by", "slot", "--bind-to", "none", *agent),
-        *("--mca", "btl_tcp_if_include", network, *(word for name in names for word in ("-x", name))),
+        *("--mca", "btl_tcp_if_include", network, *(argument for name in names for argument in ("-x", name))),
     ]
     variables = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -47,8 +47,8 @@ def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Pa
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "AZ_BATCH_MASTER_NODE": f"{lab.address('node1')}:6000",
     }
-    jobs.append(Job([*words, *ENGINE, "--join", str(file)], file.with_name("mpirun.log"), **variables))
-    assert jobs[0].wait_until_state(file)["address"] == lab.address("node1")
+    jobs.append(Job([*command, *ENGINE, "--join", str(file)], file.with_name("mpirun.log"), **variables))
+    assert jobs[0].wait_for_file(file)["address"] == lab.address("node1")
     assert file.stat().st_mode & 0o777 == 0o600
     cluster = Cluster.attach(str(file))
     places = [(entry.info.host, entry.info.local_rank, entry.info.node_rank) for entry in cluster.table]
@@ -72,7 +72,7 @@ def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Pa
     with pytest.raises(UsageError, match="only where it was started"):
         cluster.reset()
     cluster.shutdown()
-    assert jobs[0].end() == 0, jobs[0].said
+    assert jobs[0].end() == 0, jobs[0].output
     assert {path.name.partition("-logs-")[0] for path in file.parent.iterdir()} == {"job", "mpirun.log"}
 
 
@@ -92,7 +92,7 @@ def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
     script.write_text(SCRIPT.format(folder=file.parent, path=os.environ.get("PYTHONPATH", ""), command=command))
     submitted = slurm.run("sbatch", "--parsable", str(script)).strip()
     try:
-        wait_until_state(file.exists)
+        wait_for_state(file.exists)
         begun = bare_notebook.run(f"%dist_attach {file}").check()
         assert "ranks 0-3 ready" in begun.text
         assert "node2: ranks 2-3" in begun.text
@@ -108,8 +108,8 @@ def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
         assert "rank 0 can't be replaced: nothing can be started within a job of srun" in died.text + others.text
         assert bare_notebook.run("found").text == "{1: 11, 2: 22, 3: 33}"
         bare_notebook.run("%dist_shutdown").check()
-        wait_until_state(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
-        wait_until_state(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
+        wait_for_state(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
+        wait_for_state(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
     finally:
         slurm.cancel_all()
     assert not file.exists()
@@ -134,7 +134,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
         *("--no-python", *ENGINE, "--join", str(file), "--backend", "none", "--interface", "lo"),
     ]
     jobs.append(Job([str(lab.ssh), "node1", " ".join(command)], file.with_name("torchrun.log")))
-    assert jobs[0].wait_until_state(file)["address"] == "127.0.0.1"
+    assert jobs[0].wait_for_file(file)["address"] == "127.0.0.1"
     with pytest.raises(UsageError, match=f"reached on node1 alone.*%dist_attach node1:{file} goes through ssh"):
         Cluster.attach(str(file))
     which = f"node1:{file}"
@@ -154,7 +154,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     cluster.detach()
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     assert ssh_here() == []
-    wait_until_state(lambda: not held(clusters, live.there.cluster_id))
+    wait_for_state(lambda: not held(clusters, live.there.cluster_id))
     clusters.close()
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.metrics.gather("loss").values.tolist() == [[0.0, 11.0]]
@@ -165,17 +165,17 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     (tunnel,) = ssh_here()
     assert not any(key in " ".join(tunnel.cmdline()) for key in secrets(file))
     tunnel.kill()
-    wait_until_state(lambda: cluster.closed)
+    wait_for_state(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=f"the ssh tunnel to node1 ended: .*%dist_attach {which} opens it"):
         cluster.run("1")
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.run("kept").results == {0: 0, 1: 11}
     stop = [sys.executable, "-m", "jupyter_disttrain.cli", "stop", cluster.cluster_id]
     assert "ended" in subprocess.run(stop, check=True, capture_output=True, text=True).stdout
-    wait_until_state(lambda: cluster.closed)
+    wait_for_state(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match="was ended by jupyter disttrain stop"):
         cluster.run("1")
-    assert jobs[0].end() == 0, jobs[0].said
+    assert jobs[0].end() == 0, jobs[0].output
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     with pytest.raises(UsageError, match="No such file"):
         Cluster.attach(which, ssh=str(lab.ssh))
@@ -194,11 +194,11 @@ def ssh_here() -> list[psutil.Process]:
 
 
 def secrets(file: Path) -> list[str]:
-    told = json.loads(file.read_text())["connection"]
-    return [told["key"], told["curve_secretkey"]]
+    content = json.loads(file.read_text())["connection"]
+    return [content["key"], content["curve_secretkey"]]
 
 
-def wait_until_state(holds: Any) -> None:
+def wait_for_state(holds: Any) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < deadline
@@ -208,30 +208,30 @@ def wait_until_state(holds: Any) -> None:
 def test_obstacles_between_ranks_and_notebook_are_reported(
     file: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = by_hand(jobs, file, 0, 2)
-    first.wait_until_state(file)
+    first = start_process(jobs, file, 0, 2)
+    first.wait_for_file(file)
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", 2.5)
     with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json came within 2\.5 s"):
         Cluster.attach(str(file))
-    lost = by_hand(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
+    lost = start_process(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
     assert lost.end() == 1
-    assert "saw no" in lost.said
-    assert "on a file system that all hosts of the job share" in lost.said
-    second = by_hand(jobs, file, 0, 1, log="second.log")  # another job
-    by_hand(jobs, file, 1, 2)
+    assert "saw no" in lost.output
+    assert "on a file system that all hosts of the job share" in lost.output
+    second = start_process(jobs, file, 0, 1, log="second.log")  # another job
+    start_process(jobs, file, 1, 2)
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", LIMIT_S)
     cluster = Cluster.attach(str(file))
     assert cluster.run("rank").results == {0: 0, 1: 1}
     assert second.end() == 1
-    assert f"{file} is that of another job, which runs on" in second.said
-    assert "%dist_shutdown" in second.said
-    told = file.read_text()
+    assert f"{file} is that of another job, which runs on" in second.output
+    assert "%dist_shutdown" in second.output
+    text = file.read_text()
     first.kill()  # the guard of the controller, as when a job is cancelled at once
-    wait_until_state(lambda: cluster.closed)
+    wait_for_state(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=r"the job of .* has ended; start it again"):
         cluster.run("1")
-    wait_until_state(lambda: not file.exists())
-    file.write_text(told)
+    wait_for_state(lambda: not file.exists())
+    file.write_text(text)
     with pytest.raises(UsageError, match=r"the job that wrote .* has ended"):
         Cluster.attach(str(file))
     for each in jobs:

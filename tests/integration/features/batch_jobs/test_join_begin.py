@@ -30,16 +30,18 @@ def test_job_that_cannot_start_reports_why_and_leaves_nothing(
         monkeypatch.setenv(variable, value)
     if trouble == "ports":
         monkeypatch.setattr(join, "choose_ports", _no_ports)
-        says = r"has no ports for a controller at 127\.0\.0\.1: all are taken; choose another network with --interface"
+        message = (
+            r"has no ports for a controller at 127\.0\.0\.1: all are taken; choose another network with --interface"
+        )
     elif trouble == "controller":
         monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a privileged port
         monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
-        says = "the controller on .* did not come up"
+        message = "the controller on .* did not come up"
     else:
         monkeypatch.setattr(join.JobFile, "write", _no_room)
-        says = "can't write .*: No space left on device; name another file"
+        message = "can't write .*: No space left on device; name another file"
     setup = JoinSetup(file=str(file), name=name, **WANTED)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit, match=says):
+    with pytest.raises(SystemExit, match=message):
         join.join(Setup(environment="", host="", ranks=1, join=setup))
     assert not list(tmp_path.iterdir())
     assert not list(ROOT.glob(f"{PREFIX}{name}-*"))

@@ -22,7 +22,7 @@ from jupyter_disttrain.client import attach
 from jupyter_disttrain.client.joining import Joining
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
-from ....support.join_tools import by_hand, file, jobs
+from ....support.join_tools import file, jobs, start_process
 from ....support.process_tools import controllers_of, wait_until
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def test_empty_file_may_be_used_and_is_removed_with_the_job(file: Path, jobs: li
     file.touch()
     own = file.with_name("train.json")
     own.write_text('{"lr": 0.1}')
-    refused = by_hand(jobs, own, 0, 1, log="refused.log")
-    taken = by_hand(jobs, file, 0, 1)
+    refused = start_process(jobs, own, 0, 1, log="refused.log")
+    taken = start_process(jobs, file, 0, 1)
     assert refused.end() == 1
-    assert "name another file with --join" in refused.said
+    assert "name another file with --join" in refused.output
     assert own.read_text() == '{"lr": 0.1}'
     assert wait_until(lambda: bool(file.read_text()))
     taken.terminate()
@@ -46,31 +46,31 @@ def test_empty_file_may_be_used_and_is_removed_with_the_job(file: Path, jobs: li
 
 
 def test_file_of_a_running_job_of_another_version_is_not_used(file: Path, jobs: list[Job]) -> None:
-    first = by_hand(jobs, file, 0, 1)
-    told = first.until(file)
-    file.write_text(json.dumps(told | {"version": "0.0.1", "of_another_version": 1}))
-    second = by_hand(jobs, file, 0, 1, log="second.log")
+    first = start_process(jobs, file, 0, 1)
+    content = first.wait_for_file(file)
+    file.write_text(json.dumps(content | {"version": "0.0.1", "of_another_version": 1}))
+    second = start_process(jobs, file, 0, 1, log="second.log")
     assert second.end() == 1
-    assert f"{file} is that of another job, which runs on {told['host']} (1 rank, by torchrun)" in second.said
+    assert f"{file} is that of another job, which runs on {content['host']} (1 rank, by torchrun)" in second.output
     first.terminate()
     assert wait_until(lambda: not file.exists())
 
 
 def test_job_keeps_a_file_that_now_belongs_to_another(file: Path, jobs: list[Job]) -> None:
-    first = by_hand(jobs, file, 0, 1)
-    told = first.until(file)
-    others = json.dumps(told | {"cluster_id": "another-1-abcdef"})
+    first = start_process(jobs, file, 0, 1)
+    content = first.wait_for_file(file)
+    others = json.dumps(content | {"cluster_id": "another-1-abcdef"})
     file.write_text(others)
     first.terminate()
-    assert wait_until(lambda: not Path(told["profile"]).exists())
+    assert wait_until(lambda: not Path(content["profile"]).exists())
     assert file.read_text() == others
 
 
 def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
-    first = by_hand(jobs, file, 0, 1)
-    told = first.until(file)
+    first = start_process(jobs, file, 0, 1)
+    content = first.wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
-        for process in controllers_of(told["cluster_id"]):
+        for process in controllers_of(content["cluster_id"]):
             process.kill()
         assert wait_until(lambda: cluster.closed)
     first.end()
@@ -104,13 +104,13 @@ def _interrupt(*_: object) -> None:
 
 def test_unreadable_death_report_does_not_block_joining(light: Cluster) -> None:
     light.run("kept = rank * 2")
-    word = light._launch.folders.profile / f"death-{light.table[1].engine}.json"
+    report = light._launch.folders.profile / f"death-{light.table[1].engine}.json"
     rank = psutil.Process(light.table[1].info.pid)
     light.run("if rank == 1:\n    import time; time.sleep(1000)", block=False)
     light.detach()
     rank.kill()
-    assert wait_until(word.exists)
-    word.write_text("")  # as an earlier version left it on a full disk
+    assert wait_until(report.exists)
+    report.write_text("")  # as an earlier version left it on a full disk
     with Cluster.attach("light") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure, match=r"rank 1.* ended, and what its nanny said of that can't be read"):
@@ -123,8 +123,8 @@ def test_ranks_of_a_job_that_cannot_form_a_group_are_not_reported_as_restarted(
     jobs: list[Job],
 ) -> None:
     for rank in range(2):
-        by_hand(jobs, file, rank, 2, "--backend", "gloo")
-    jobs[0].until(file)
+        start_process(jobs, file, rank, 2, "--backend", "gloo")
+    jobs[0].wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
         cluster.run("import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none0'; dist.destroy_process_group()")
         with pytest.raises(
@@ -136,7 +136,7 @@ def test_ranks_of_a_job_that_cannot_form_a_group_are_not_reported_as_restarted(
 
 
 def test_broken_connection_is_not_the_end_of_the_job(file: Path, jobs: list[Job]) -> None:
-    mux = by_hand(jobs, file, 0, 1).until(file)["connection"]["mux"]
+    mux = start_process(jobs, file, 0, 1).wait_for_file(file)["connection"]["mux"]
     cluster = Cluster.attach(str(file))
     cluster.run("kept = 7")
     ends = [each.fd for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr.port == mux]

@@ -162,8 +162,8 @@ def test_unsupported_values_are_reported(cluster: Cluster, tmp_path: Path) -> No
 
 def test_magics(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%%distributed\nsaved = rank + 1").check()
-    told = notebook.run(f"%dist_save {tmp_path}/run saved --keep 3").check()
-    assert told.lines[0].startswith(f"rank 0 │ saved {tmp_path}/run/000001 (")
+    outcome = notebook.run(f"%dist_save {tmp_path}/run saved --keep 3").check()
+    assert outcome.lines[0].startswith(f"rank 0 │ saved {tmp_path}/run/000001 (")
     notebook.run("%%distributed\nsaved = None").check()
     assert notebook.run(f"%dist_load {tmp_path}/run").check().lines == [f"rank 0 │ loaded {tmp_path}/run/000001: saved"]
     assert notebook.run("%%distributed\nprint(saved)").check().lines == ["rank 0 │ 1", "rank 1 │ 2"]

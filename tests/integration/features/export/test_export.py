@@ -192,8 +192,8 @@ def test_comm_needs_mpi(tmp_path: Path) -> None:
 def test_magic_reports_what_it_wrote(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%dist_reset").check()  # cells of other tests are not exported
     notebook.run("%%distributed\nx = 1").check()
-    told = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
-    assert told.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")
+    output = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
+    assert output.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")
     assert "#SBATCH --nodes=1" in (tmp_path / "train.sbatch").read_text()
 
 
@@ -219,9 +219,9 @@ def test_example_gives_the_same_losses_as_a_script(
     for cell in (*cells, f"%%distributed\n{keep}"):
         outcome = bare_notebook.run(cell)
     outcome.check()
-    told = bare_notebook.run(f"%dist_export {folders['script']}/it.py").check().text
+    output = bare_notebook.run(f"%dist_export {folders['script']}/it.py").check().text
     bare_notebook.run("%dist_shutdown").check()
-    assert "wrote it.py, it" in told
+    assert "wrote it.py, it" in output
     launched("bash it.sh", folders["script"])
     for rank in range(2):
         in_notebook, in_script = ((folder / f"{rank}.txt").read_text() for folder in folders.values())

@@ -66,8 +66,8 @@ def write(folder: Path, name: str, number: int = 1, *, old: str = "", new: str =
 
 def assert_on_ranks(ranks: Cluster, *statements: str) -> None:
     """Assert that each expression is true on each rank."""
-    told = ranks.run(f"[{', '.join(statements)}]").results
-    assert {rank: dict(zip(statements, values, strict=True)) for rank, values in told.items()} == dict.fromkeys(
+    by_rank = ranks.run(f"[{', '.join(statements)}]").results
+    assert {rank: dict(zip(statements, values, strict=True)) for rank, values in by_rank.items()} == dict.fromkeys(
         range(2), dict.fromkeys(statements, True)
     )
 
@@ -91,14 +91,14 @@ maker = functools.partial(Data, x=3)""")
         write(folder, name)
         assert str(ranks.sync_code()) == "reloaded m on ranks 0-1"
         ranks.run("import gc; gc.collect()")  # the old classes are freed then
-        says = [f"{name}!" if kind == "Child" else name for kind in KINDS]
+        names = [f"{name}!" if kind == "Child" else name for kind in KINDS]
         assert_on_ranks(
             ranks,
             "all(each is getattr(m, each.__name__) for each in kinds())",
             "all(type(each) is kind and isinstance(each, kind) for each, kind in zip(things, kinds()))",
-            f"[each.name() for each in things] == {says}",
-            f"[kind().name() for kind in kinds()] == {says}",
-            f"[call() for call in calls] == {says}",
+            f"[each.name() for each in things] == {names}",
+            f"[kind().name() for kind in kinds()] == {names}",
+            f"[call() for call in calls] == {names}",
             "Data() == m.Data() == things[3] == pickle.loads(pickle.dumps(Data()))",
             f"Inner is m.Thing.Inner is type(things[4].inner) and things[4].inner.name() == {name!r}",
             "type(make()) is m.Slots and of() == (m.Data, m.Slots) and maker() == m.Data(3)",
@@ -140,11 +140,11 @@ slots, evaluates, train = Slots(), Mode.EVAL, Mode.TRAIN
 slots.x = 5
 class Mine(Slots): pass""")
     write(folder, "new", old='("x",)', new='("x", "y")')
-    said = str(ranks.sync_code()).splitlines()
-    assert said[0] == "reloaded m on ranks 0-1"
-    assert [line.partition(" (")[0] for line in said[1:]] == ["objects of m.Slots", "objects of __main__.Mine"]
+    lines = str(ranks.sync_code()).splitlines()
+    assert lines[0] == "reloaded m on ranks 0-1"
+    assert [line.partition(" (")[0] for line in lines[1:]] == ["objects of m.Slots", "objects of __main__.Mine"]
     end = "on ranks 0-1 keep the old code; make them anew"
-    assert all("layout differs" in line and line.endswith(end) for line in said[1:])
+    assert all("layout differs" in line and line.endswith(end) for line in lines[1:])
     assert_on_ranks(ranks, "slots.x == 5 and slots.name() == 'old'", "Slots().name() == 'new' and hasattr(Slots, 'y')")
     ranks.run("slots = Slots(); slots.y = 1; del Mine")
     write(folder, "newest", old="    EVAL = 2\n", new="")

@@ -74,7 +74,7 @@ def test_only_ranks_that_imported_a_module_reload_it(ranks: Cluster, folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("VALUE = 3\ndef value( return 3", r"base\.py:2: SyntaxError: .*; the module stays as it was on ranks 0-1"),
         (
@@ -84,13 +84,13 @@ def test_only_ranks_that_imported_a_module_reload_it(ranks: Cluster, folder: Pat
     ],
 )
 def test_module_that_cannot_be_reloaded_is_named_with_its_line_and_kept(
-    ranks: Cluster, folder: Path, text: str, said: str
+    ranks: Cluster, folder: Path, text: str, output: str
 ) -> None:
     write(folder, 1)
     ranks.run("import base, user")
     write(folder, 2, other=7)
     (folder / "base.py").write_text(text)
-    with pytest.raises(CodeError, match=said) as caught:
+    with pytest.raises(CodeError, match=output) as caught:
         ranks.sync_code()
     assert "reloaded user on ranks 0-1" in str(caught.value)
     assert ranks.run("base.value(), user.both()").results[0] == (1, (1, 1, 7))
@@ -105,10 +105,10 @@ def test_methods_with_super_and_classes_with_slots_may_be_added_and_removed(rank
     )
     (folder / "kinds.py").write_text(module.format(slots="", name="'child'"))
     ranks.run("import kinds; child = kinds.Child()")
-    for name, says in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
+    for name, text in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
         (folder / "kinds.py").write_text(module.format(slots="", name=name))
         assert ranks.sync_code().reloaded == {"kinds": (0, 1)}
-        assert ranks.run("child.name(), kinds.Child().name()").results[1] == (says, says)
+        assert ranks.run("child.name(), kinds.Child().name()").results[1] == (text, text)
     (folder / "kinds.py").write_text(module.format(slots="    __slots__ = ('x',)\n", name="'slotted'"))
     assert re.search(
         r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; make them anew$",
@@ -190,8 +190,8 @@ def test_hosts_without_the_folder_get_the_imported_modules(lab: Lab, monkeypatch
             )
             assert str(cluster.sync_code()) == "no module was edited since the ranks imported it"
             find = "from importlib.machinery import PathFinder; [bool(PathFinder.find_spec(name)) for name in {}]"
-            told = cluster.run(find.format(["pack", "user", "base"])).results
-            assert told == {0: [False, False, True], 1: [False, False, True], 2: [False, True, True]}
+            values = cluster.run(find.format(["pack", "user", "base"])).results
+            assert values == {0: [False, False, True], 1: [False, False, True], 2: [False, True, True]}
     finally:
         shutil.rmtree(project)
         for host in lab.hosts[:2]:
@@ -205,29 +205,29 @@ def test_magic_and_automatic_reloading(notebook: Notebook, tmp_path: Path) -> No
     write(tmp_path, 2)
     with (tmp_path / "base.py").open("a") as module:
         module.write("print('loaded')")
-    told = notebook.run("%dist_sync_code").check().lines
-    assert told == ["ranks 0-1 │ loaded", "reloaded base, user on ranks 0-1"]
+    shown = notebook.run("%dist_sync_code").check().lines
+    assert shown == ["ranks 0-1 │ loaded", "reloaded base, user on ranks 0-1"]
     try:
         assert "before every cell" in notebook.run("%dist_sync_code --auto on").check().text
         write(tmp_path, 3, other=1)
-        told = notebook.run("%%distributed\nprint(both())").check().lines
-        assert told == ["reloaded base, user on ranks 0-1", "ranks 0-1 │ (3, 3, 1)"]
+        shown = notebook.run("%%distributed\nprint(both())").check().lines
+        assert shown == ["reloaded base, user on ranks 0-1", "ranks 0-1 │ (3, 3, 1)"]
         notebook.run("%%rank 1 --noblock\nimport time\nwhile not getattr(time, 'go', 0): time.sleep(0.01)").check()
         write(tmp_path, 4, other=1)
-        told = notebook.run("%%rank 0\nprint(both())").check().lines
-        assert told == ["reloaded base, user on rank 0", "(4, 4, 1)"]
+        shown = notebook.run("%%rank 0\nprint(both())").check().lines
+        assert shown == ["reloaded base, user on rank 0", "(4, 4, 1)"]
         notebook.run("cluster.interrupt()").check()
         notebook.run("%dist_wait")
         (tmp_path / "user.py").write_text("x = (")
-        told = notebook.run("%%distributed\nprint(both())").check().lines
+        shown = notebook.run("%%distributed\nprint(both())").check().lines
         assert (
             f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed; the module stays as it was on ranks 0-1"
-            in told[0]
+            in shown[0]
         )
-        assert told[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
+        assert shown[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
         notebook.run(FULL_DISK).check()
-        told = notebook.run("%%rank 0\nprint(rank)").check().lines
-        assert told == ["rank 1 on node2: OSError: no space left", "0"]
+        shown = notebook.run("%%rank 0\nprint(rank)").check().lines
+        assert shown == ["rank 1 on node2: OSError: no space left", "0"]
         notebook.run("del cluster.sync_code").check()
     finally:
         notebook.run("%dist_sync_code --auto off").check()

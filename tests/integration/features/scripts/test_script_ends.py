@@ -10,7 +10,7 @@ import pytest
 from jupyter_disttrain.errors import RankFailure
 
 from ....support.process_tools import wait_until
-from .test_scripts import SUM, WAYS, said, write
+from .test_scripts import SUM, WAYS, lines_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,7 @@ def test_unclosed_resources_of_a_script_are_closed_at_its_end(
 ) -> None:
     script = write(folder, "it.py", "import time\n" + textwrap.dedent(POOLS[kind]))
     for _ in range(2):
-        assert said(cluster.run_script(script, ranks=0, how=how))[0][-1] == "worked"
+        assert lines_of(cluster.run_script(script, ranks=0, how=how))[0][-1] == "worked"
     children = "import multiprocessing, gc; gc.collect(); [each.name for each in multiprocessing.active_children()]"
     assert wait_until(lambda: cluster.run(children, 0).results == {0: []})
 
@@ -98,7 +98,7 @@ def test_exit_functions_are_called_however_the_script_ends(
             run.wait()
     else:
         run.wait()
-    assert said(run)[0] == ["last", "first", "helper"]
+    assert lines_of(run)[0] == ["last", "first", "helper"]
     assert "ValueError: in atexit" in run.stderr[0]
 
 
@@ -113,7 +113,7 @@ def test_failed_fork_is_reported(cluster: Cluster, folder: Path, how: str) -> No
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     run = cluster.run_script(write(folder, "fork.py", code), ranks=0, how=how)
-    assert said(run)[0] == ["1", "1", "4"]
+    assert lines_of(run)[0] == ["1", "1", "4"]
     assert "ValueError: in the child" in run.stderr[0]
     assert "said in the child" in run.stderr[0]
 
@@ -139,7 +139,7 @@ faulthandler.dump_traceback_later(5, exit=True)
 
 def test_process_state_changed_by_a_script_is_restored(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "mess.py", MESS)
-    look = (
+    probe = (
         "import builtins, gc, multiprocessing, random, threading; import numpy as np\n"
         "(print is builtins.print, hasattr(builtins, 'mess'), multiprocessing.get_start_method(allow_none=True), "
         "random.getstate()[1][:3], np.random.get_state()[1][:3].tolist(), torch.initial_seed(), gc.isenabled(), "
@@ -148,10 +148,10 @@ def test_process_state_changed_by_a_script_is_restored(cluster: Cluster, folder:
         "torch.backends.cuda.matmul.fp32_precision).__repr__()"
     )
     cluster.run("import random; import numpy as np; random.seed(5); np.random.seed(6); torch.manual_seed(7)")
-    before = cluster.run(look).results
+    before = cluster.run(probe).results
     for _ in range(2):
-        assert said(cluster.run_script(script))[0] == ["begins None True False"]
-        assert cluster.run(look).results == before
+        assert lines_of(cluster.run_script(script))[0] == ["begins None True False"]
+        assert cluster.run(probe).results == before
     cluster.run("import time; time.sleep(5.2)")  # neither alarm fires
     assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
     cluster.run("torch.backends.cuda.matmul.fp32_precision = 'tf32'")
@@ -220,20 +220,20 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLI
 
 def test_flags_of_all_kinds_are_restored(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "switches.py", SWITCHES)
-    look = (
+    probe = (
         "import decimal, faulthandler, resource, sys, tempfile; import numpy as np\n"
         "repr((torch.get_float32_matmul_precision(), torch.get_autocast_dtype('cpu'), torch.backends.mkldnn.enabled, "
         "torch.backends.mkldnn.matmul.fp32_precision, torch.multiprocessing.get_sharing_strategy(), np.geterr(), "
         "tempfile.tempdir, decimal.getcontext().prec, sys.getswitchinterval(), sys.get_int_max_str_digits(), "
         "faulthandler.is_enabled(), resource.getrlimit(resource.RLIMIT_NOFILE)))"
     )
-    before = cluster.run(look).results
+    before = cluster.run(probe).results
     for _ in range(2):
-        assert said(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
-        assert cluster.run(look).results == before
+        assert lines_of(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
+        assert cluster.run(probe).results == before
     cluster.run("torch.set_float32_matmul_precision('high')")
     try:
-        assert said(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
+        assert lines_of(cluster.run_script(script))[0] == ["highest torch.bfloat16 warn"]
         assert cluster.run("torch.get_float32_matmul_precision()").results[0] == "high"
     finally:
         cluster.run("torch.set_float32_matmul_precision('highest')")
@@ -249,10 +249,10 @@ def test_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
         with mp.Pool(1) as pool: print(pool.map(told, [0]))
     """
     script = write(folder, "server.py", code)
-    for word in "AB":
-        assert said(cluster.run_script(script, [word], ranks=0))[0] == [f"['{word}']"]
+    for name in "AB":
+        assert lines_of(cluster.run_script(script, [name], ranks=0))[0] == [f"['{name}']"]
     families = cluster.run("import psutil; [each.cmdline() for each in psutil.Process().children()]", 0).results[0]
-    assert not [words for words in families if "forkserver" in " ".join(words)]
+    assert not [arguments for arguments in families if "forkserver" in " ".join(arguments)]
 
 
 def test_threads_left_by_a_script_end_silently(cluster: Cluster, folder: Path) -> None:
@@ -270,4 +270,4 @@ def test_threads_left_by_a_script_end_silently(cluster: Cluster, folder: Path) -
 
 def test_script_that_handles_eof_handles_missing_input(cluster: Cluster, folder: Path) -> None:
     code = "try: answer = input('go on? ')\nexcept EOFError: answer = 'yes'\nprint(answer)"
-    assert said(cluster.run_script(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}
+    assert lines_of(cluster.run_script(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}

@@ -231,8 +231,8 @@ def test_missing_working_directory_is_reported_without_further_effect(cluster: C
             run = cluster.run_script(script)
             assert run.stdout == {0: "1\n", 1: "1\n"}
             why = "can't be entered any more (No such file or directory)"
-            told = f"the working directory {folder / 'sub'} {why}: it is {folder} now\n"
-            assert all(text.count(told) == 1 for text in run.stderr.values())
+            output = f"the working directory {folder / 'sub'} {why}: it is {folder} now\n"
+            assert all(text.count(output) == 1 for text in run.stderr.values())
             assert all(text.count("Full.flush() failed: OSError: no space") == 2 for text in run.stderr.values())
             assert cluster.run(STATE).results == expected
     finally:
@@ -269,9 +269,9 @@ def test_state_that_torch_sets_once_can_be_set_in_each_run(cluster: Cluster, fol
         run = cluster.run_script(script, ["0"])
         assert (run.stdout, run.stderr) == ({0: "went on\n", 1: "went on\n"}, {0: "", 1: ""})
     (found,) = set(cluster.run("torch.get_num_interop_threads()").results.values())
-    told = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
+    output = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
     for text in cluster.run_script(script, ["1"]).stderr.values():
-        assert text.startswith(told)
+        assert text.startswith(output)
         assert text.count("\n") == 1
     with pytest.raises(RankFailure, match=r"RuntimeError: .*interop threads"):
         cluster.run(f"torch.set_num_interop_threads({found})")  # a cell gets torch's own error

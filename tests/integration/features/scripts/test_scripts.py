@@ -49,7 +49,7 @@ def write(folder: Path, name: str, text: str) -> str:
     return name
 
 
-def said(run: CellRun) -> dict[int, list[str]]:
+def lines_of(run: CellRun) -> dict[int, list[str]]:
     return {rank: text.splitlines() for rank, text in run.stdout.items()}
 
 
@@ -60,11 +60,11 @@ def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path, how: st
     expected = {rank: [f"rank {rank} of 2 local {rank} sum 4.0 lr 0.5"] for rank in range(2)}
     cluster.run("kept = rank; helper = 'mine'")
     for _ in range(2):
-        assert said(cluster.run_script(script, ["--lr", "0.5"], how=how)) == expected
+        assert lines_of(cluster.run_script(script, ["--lr", "0.5"], how=how)) == expected
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}, "the session's group is there"
     # The edited version is what runs.
     write(folder, "helper.py", "def double(x): return 4 * x")
-    assert said(cluster.run_script(script, how=how)) == {
+    assert lines_of(cluster.run_script(script, how=how)) == {
         rank: [f"rank {rank} of 2 local {rank} sum 6.0 lr 0.1"] for rank in range(2)
     }
     assert cluster.run("kept, helper").results == {0: (0, "mine"), 1: (1, "mine")}
@@ -126,7 +126,7 @@ def test_environment_of_a_script(cluster: Cluster, folder: Path, how: str) -> No
     finally:
         cluster.run("os.environ['RANK'] = str(rank)")
     for rank in range(2):
-        lines = said(run)[rank]
+        lines = lines_of(run)[rank]
         argv = ["inner/show.py", "--node", f"gpu{rank}", f"{rank}", "$HOME", "a b"]
         assert lines[0] == f"__main__ show.py {argv}"
         assert lines[1] == f"{folder} {folder / 'inner'}"
@@ -234,7 +234,7 @@ def test_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
         threading.Thread(target=lambda: print("thread")).start()
         """,
     )
-    look = (
+    sample = (
         "import logging, os, signal, sys, warnings\n"
         "(os.getcwd(), 'MESS' in os.environ, '/mess' in sys.path, sys.argv, logging.root.handlers, "
         "signal.getsignal(signal.SIGTERM), torch.get_default_dtype(), torch.is_grad_enabled(), "
@@ -242,12 +242,12 @@ def test_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
         "sys.modules['__main__'].__dict__ is globals(), len(warnings.filters)).__repr__()"
     )
     cluster.run("torch.manual_seed(5)")
-    before = cluster.run(look).results
+    before = cluster.run(sample).results
     runs = [cluster.run_script(script).stdout[0] for _ in range(2)]
     assert runs[0] == runs[1], "each begins as in a new process"
     assert runs[0].splitlines()[0] == "log heard once"
     assert runs[0].splitlines()[-1] == "at the end"
-    assert cluster.run(look).results == before
+    assert cluster.run(sample).results == before
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -263,8 +263,8 @@ def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path, h
             print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
     )
-    lines = said(cluster.run_script(fork, how=how))
-    assert all(sorted(told) == ["child", "ended with 0", "parent"] for told in lines.values())
+    lines = lines_of(cluster.run_script(fork, how=how))
+    assert all(sorted(text) == ["child", "ended with 0", "parent"] for text in lines.values())
     close = write(
         folder, "close.py", "import os, sys\nprint('before', flush=True)\nsys.stdout.close()\nos.close(1)\nos.close(2)"
     )
@@ -338,12 +338,12 @@ def test_one_program_per_node_starts_its_own_processes(cluster: Cluster, folder:
         """,
     )
     run = cluster.run_script(script, how="node")
-    assert said(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"]}
-    assert said(cluster.run_script(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
+    assert lines_of(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"]}
+    assert lines_of(cluster.run_script(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
     train = write(folder, "train.py", TRAIN.replace("from helper import double", "double = float"))
     launch = ["--standalone", f"--log-dir={folder}", "--nproc-per-node=2", "--nnodes=$NNODES", train]
     run = cluster.run_script("torch.distributed.run", launch, is_module=True, how="node")
-    assert sorted(said(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
+    assert sorted(lines_of(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
 
 
 def test_magic_parses_its_line(notebook: Notebook, folder: Path) -> None:

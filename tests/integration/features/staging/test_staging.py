@@ -50,9 +50,9 @@ def hashes(lab: Lab, path: str) -> set[str]:
 
 def test_url_is_read_once_for_all_nodes_and_transferred_encrypted(breakable: Lab, nodes: Cluster) -> None:
     content = os.urandom(MIB) + b"a word in clear" * (20 * MIB // 15)
-    told = []
+    progress = []
     with FileServer(content, breakable.head_address) as server, breakable.capture() as capture:
-        staged = nodes.stage(server.url, breakable.local_disk, name="data", on_progress=told.append)
+        staged = nodes.stage(server.url, breakable.local_disk, name="data", on_progress=progress.append)
         assert server.sent == len(content)
         nodes.stage(server.url, breakable.local_disk)
         assert server.sent == len(content)
@@ -116,12 +116,12 @@ def test_interrupted_file_resumes_at_its_last_block(breakable: Lab, nodes: Clust
         server.hold(16 * MIB)
         is_written = threading.Event()
 
-        def told(progress: client.StageProgress) -> None:
+        def report(progress: client.StageProgress) -> None:
             if progress.done_bytes == 16 * MIB:
                 is_written.set()
 
         with on_event(is_written, nodes.interrupt), pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            nodes.stage(server.url, breakable.local_disk, on_progress=told)
+            nodes.stage(server.url, breakable.local_disk, on_progress=report)
         assert not any(breakable.run(host, f"ls {path}", check=False).strip() for host in breakable.hosts)
         server.release()
         assert nodes.stage(server.url, breakable.local_disk).read_bytes == 8 * MIB

@@ -115,8 +115,8 @@ def test_view_is_drawn_once_per_cell_however_often_it_is_shown(bare_notebook: No
     # Where no server sends the logs to a page, the kernel does.
     bare_notebook.run("%%distributed\nimport sys\nprint('of', rank, file=sys.stderr, flush=True)").check()
     widget = "from jupyter_disttrain.notebook.views.widget import ClusterWidget\nwidget = ClusterWidget(cluster)\n"
-    told = bare_notebook.run(f"{widget}widget._answer({{'ask': 'log', 'rank': 1}})['logs']").check().text
-    assert literal_eval(told) == [{"rank": 1, "parts": [{"stream": "stderr", "text": "of 1\n"}], "is_cut": False}]
+    output = bare_notebook.run(f"{widget}widget._answer({{'ask': 'log', 'rank': 1}})['logs']").check().text
+    assert literal_eval(output) == [{"rank": 1, "parts": [{"stream": "stderr", "text": "of 1\n"}], "is_cut": False}]
     bare_notebook.run("%dist_shutdown").check()
     assert bare_notebook.run("1 + 1").check().text == "2"
 
@@ -132,15 +132,15 @@ def test_status_of_restarting_ranks_is_shown() -> None:
 
 
 def test_failed_sample_does_not_freeze_the_page(torchless: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = threading.Semaphore(0)
+    samples = threading.Semaphore(0)
 
     def fail(_cluster: Cluster) -> dict[str, Any]:
-        looks.release()
+        samples.release()
         raise AttributeError("as while ranks are started anew")
 
     shown = ClusterWidget(torchless)
     monkeypatch.setattr(widget, "snapshot", fail)
-    assert all(looks.acquire(timeout=10) for _ in range(2))
+    assert all(samples.acquire(timeout=10) for _ in range(2))
     shown.close()
 
 
@@ -166,8 +166,8 @@ goes.wait()
 
 def test_nan_on_several_ranks_is_reported_for_all_and_for_this_cell_only(notebook: Notebook) -> None:
     notebook.run("%%distributed\nlog_metrics(79, fallen=1.0)").check()
-    told = notebook.run("%%distributed\nlog_metrics(0, fallen=float('nan'))").check()
-    assert "fallen is NaN on ranks 0-1 at step 0" in told.lines
+    outcome = notebook.run("%%distributed\nlog_metrics(0, fallen=float('nan'))").check()
+    assert "fallen is NaN on ranks 0-1 at step 0" in outcome.lines
     both = notebook.run(
         "%%distributed\nlog_metrics(0, fallen=2.0)\nlog_metrics(1, fallen=float('nan') if rank else 1.0)"
     )

@@ -37,7 +37,7 @@ def quick(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
-def told(cluster: Cluster, rank: int) -> RankVitals:
+def vitals_of(cluster: Cluster, rank: int) -> RankVitals:
     figures = cluster.telemetry.ranks.get(rank)
     return figures.vitals if figures else RankVitals(time_s=0, beat_s=0, state="not heard of")
 
@@ -50,10 +50,10 @@ def test_figures_of_ranks_and_node_arrive_without_a_request(quick: Cluster) -> N
     assert wait_until(lambda: set(quick.telemetry.ranks) == {0, 1})
     for rank in range(2):
         process = psutil.Process(quick.table[rank].info.pid)
-        assert wait_until(lambda rank=rank: told(quick, rank).memory_bytes > 0)  # type: ignore[misc]
-        assert told(quick, rank).memory_bytes == pytest.approx(process.memory_info().rss, rel=0.2)
-        assert told(quick, rank).state == "idle"
-        assert told(quick, rank).gpu is None
+        assert wait_until(lambda rank=rank: vitals_of(quick, rank).memory_bytes > 0)  # type: ignore[misc]
+        assert vitals_of(quick, rank).memory_bytes == pytest.approx(process.memory_info().rss, rel=0.2)
+        assert vitals_of(quick, rank).state == "idle"
+        assert vitals_of(quick, rank).gpu is None
     assert wait_until(lambda: len(quick.telemetry.nodes) == 1)
     (node,) = quick.telemetry.nodes
     assert node.host == HOST
@@ -65,12 +65,12 @@ def test_figures_of_ranks_and_node_arrive_without_a_request(quick: Cluster) -> N
 def test_running_line_and_cell_are_reported(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     run = quick.run(f"# a comment\n{WAIT.format(path=str(stop))}", block=False, origin=Origin(execution_count=7))
-    assert wait_until(lambda: all(told(quick, rank).line == 3 for rank in range(2)))
-    assert told(quick, 0).state == "running"
-    assert (told(quick, 0).cell, told(quick, 0).execution_count) == (run.number, 7)
+    assert wait_until(lambda: all(vitals_of(quick, rank).line == 3 for rank in range(2)))
+    assert vitals_of(quick, 0).state == "running"
+    assert (vitals_of(quick, 0).cell, vitals_of(quick, 0).execution_count) == (run.number, 7)
     stop.touch()
     run.wait()
-    assert wait_until(lambda: told(quick, 0).state == "idle" and told(quick, 0).cell is None)
+    assert wait_until(lambda: vitals_of(quick, 0).state == "idle" and vitals_of(quick, 0).cell is None)
 
 
 def test_cpu_use_includes_child_processes(quick: Cluster, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_cpu_use_includes_child_processes(quick: Cluster, tmp_path: Path) -> Non
     busy = f"import os\nwhile not os.path.exists({str(stop)!r}): pass"
     code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {busy!r}], check=True)"
     run = quick.run(code, 1, block=False)
-    assert wait_until(lambda: told(quick, 1).cpu_percent > 30)
+    assert wait_until(lambda: vitals_of(quick, 1).cpu_percent > 30)
     stop.touch()
     run.wait()
 
@@ -95,10 +95,10 @@ def test_wait_in_a_collective_is_reported_with_its_name(quick: Cluster, tmp_path
     stop = tmp_path / "stop"
     wait = WAIT.format(path=str(stop)).replace("\n", "\n    ")
     run = quick.run(f"if rank == 1:\n    {wait}\ndist.all_reduce(torch.ones(3))", block=False)
-    assert wait_until(lambda: told(quick, 0).state == "in collective")
-    assert "all_reduce" in told(quick, 0).call
+    assert wait_until(lambda: vitals_of(quick, 0).state == "in collective")
+    assert "all_reduce" in vitals_of(quick, 0).call
     assert state(quick, 0).startswith("in all_reduce for ")
-    assert told(quick, 1).state == "running"
+    assert vitals_of(quick, 1).state == "running"
     stop.touch()
     run.wait()
 
@@ -108,17 +108,17 @@ def test_wait_in_mpi_is_reported(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="mpi", backend="none", sample_s=0.1, name="mpi-only") as cluster:
         wait = WAIT.format(path=str(stop)).replace("\n", "\n    ")
         run = cluster.run(f"if rank == 1:\n    {wait}\ncomm.Barrier()", block=False)
-        assert wait_until(lambda: told(cluster, 0).call == "MPI Barrier")
+        assert wait_until(lambda: vitals_of(cluster, 0).call == "MPI Barrier")
         stop.touch()
         run.wait()
         stop.unlink()
         # Sampling a line with constants of all kinds ends no thread.
         condition = f"[(), 1, None, '', (2,)] and not os.path.exists({str(stop)!r})"
         run = cluster.run(f"import os, time\nwhile {condition}: time.sleep(0.01)", block=False)
-        assert wait_until(lambda: told(cluster, 0).line == 2)
+        assert wait_until(lambda: vitals_of(cluster, 0).line == 2)
         assert "at line 2: while" in cluster.where()[0]
-        seen = told(cluster, 0).looks
-        assert wait_until(lambda: told(cluster, 0).looks > seen + 2)
+        seen = vitals_of(cluster, 0).looks
+        assert wait_until(lambda: vitals_of(cluster, 0).looks > seen + 2)
         stop.touch()
         assert run.wait().stderr.get(0, "") == ""
 
@@ -127,8 +127,8 @@ def test_code_that_holds_the_gil_is_shown_as_not_responding(quick: Cluster, tmp_
     with holding_gil(tmp_path) as call:
         run = quick.run(f"import ctypes, os\n{call}", 1, block=False)
         assert wait_until(lambda: state(quick, 1).startswith("not responding for "))
-        before = told(quick, 1).time_s
-        assert wait_until(lambda: told(quick, 1).time_s > before)  # its figures are still updated
+        before = vitals_of(quick, 1).time_s
+        assert wait_until(lambda: vitals_of(quick, 1).time_s > before)  # its figures are still updated
         assert state(quick, 0) == "idle"
     run.wait()
     assert wait_until(lambda: state(quick, 1) == "idle")
@@ -167,12 +167,12 @@ for batch, in loader:
 
 
 def test_steps_and_samples_are_counted_without_a_call(quick: Cluster) -> None:
-    before = {rank: (told(quick, rank).steps, told(quick, rank).samples) for rank in range(2)}
+    before = {rank: (vitals_of(quick, rank).steps, vitals_of(quick, rank).samples) for rank in range(2)}
     quick.run(TRAIN)
     for rank in range(2):
         after = before[rank][0] + 4, before[rank][1] + 64
         assert wait_until(
-            lambda rank=rank, after=after: (told(quick, rank).steps, told(quick, rank).samples) == after  # type: ignore[misc]
+            lambda rank=rank, after=after: (vitals_of(quick, rank).steps, vitals_of(quick, rank).samples) == after  # type: ignore[misc]
         )
 
 
@@ -224,13 +224,13 @@ def test_loop_progress_is_reported(quick: Cluster, tmp_path: Path, code: str) ->
     run = quick.run("batch_number = 0\n" + code.format(held=2, path=str(stop)), block=False)
     done = 2 if code in (BAR, EPOCHS) else 3  # a DataLoader has returned the batch that a bar has not counted yet
     assert wait_until(
-        lambda: all((told(quick, each).done, told(quick, each).total) == (done, total) for each in (0, 1))
+        lambda: all((vitals_of(quick, each).done, vitals_of(quick, each).total) == (done, total) for each in (0, 1))
     )
     assert re.fullmatch(rf"{done} of {total}, \d+ s left in this loop", run.progress)
     assert run.progress in status_text(quick)
     stop.touch()
     run.wait()
-    assert wait_until(lambda: told(quick, 0).total == 0)
+    assert wait_until(lambda: vitals_of(quick, 0).total == 0)
     assert run.progress == ""
 
 
@@ -257,9 +257,13 @@ def test_loop_progress_is_reported_with_its_bar(tmp_path: Path) -> None:
         run = cluster.run(HELD.format(path=f"{tmp_path}/"), block=False, origin=Origin(execution_count=7))
         for step in range(3, 8):
             assert wait_until(lambda step=step: all(f"| {step}/60" in run.stderr.get(each, "") for each in (0, 1)))  # type: ignore[misc]
-            assert wait_until(lambda step=step: [told(cluster, each).done for each in (0, 1)] == [step, step], 2)  # type: ignore[misc]
+            assert wait_until(lambda step=step: [vitals_of(cluster, each).done for each in (0, 1)] == [step, step], 2)  # type: ignore[misc]
             (tmp_path / str(step)).touch()
-        assert (told(cluster, 0).state, told(cluster, 0).total, told(cluster, 0).execution_count) == ("running", 60, 7)
+        assert (vitals_of(cluster, 0).state, vitals_of(cluster, 0).total, vitals_of(cluster, 0).execution_count) == (
+            "running",
+            60,
+            7,
+        )
         cluster.interrupt()
         with pytest.raises(RankFailure):
             run.wait()
@@ -277,9 +281,9 @@ class Slow(torch.utils.data.Dataset):
 import time
 for batch in DataLoader(Slow(), batch_size=2): pass
 """
-    before = told(quick, 0).data_wait_s
+    before = vitals_of(quick, 0).data_wait_s
     quick.run("from torch.utils.data import DataLoader\n" + code, 0)
-    assert wait_until(lambda: told(quick, 0).data_wait_s >= before + 0.16)
+    assert wait_until(lambda: vitals_of(quick, 0).data_wait_s >= before + 0.16)
 
 
 def test_slow_rank_is_named_with_figures_while_the_cell_runs(quick: Cluster, tmp_path: Path) -> None:
@@ -312,9 +316,9 @@ while going:
 
 def test_replaced_rank_starts_a_new_history(quick: Cluster) -> None:
     quick.run(TRAIN)
-    assert wait_until(lambda: told(quick, 1).steps >= 4)
+    assert wait_until(lambda: vitals_of(quick, 1).steps >= 4)
     quick.replace([1])
-    assert wait_until(lambda: 1 in quick.telemetry.ranks and told(quick, 1).steps == 0)
+    assert wait_until(lambda: 1 in quick.telemetry.ranks and vitals_of(quick, 1).steps == 0)
     quick.run("x = 1")
     assert wait_until(lambda: state(quick, 1) == "idle")
 
@@ -337,7 +341,7 @@ def test_telemetry_messages_are_small(quick: Cluster) -> None:
     assert wait_until(lambda: bool(quick.telemetry.ranks) and bool(quick.telemetry.nodes))
     pack = quick._launch.open_link.session.pack
     overhead = 1000  # frames for the topic, the signature and the header
-    size = len(pack(told(quick, 0).to_content())) + len(pack(quick.telemetry.nodes[0].to_content())) + overhead
+    size = len(pack(vitals_of(quick, 0).to_content())) + len(pack(quick.telemetry.nodes[0].to_content())) + overhead
     assert size < 2000
 
 
