@@ -13,10 +13,10 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.features.horovod.build import prove
 
-from ..integration.features.scripts.test_script_faults import IgnoringListener
 from ..integration.features.scripts.test_scripts import lines_of, write
+from ..support.listeners import IgnoringListener
 from ..support.process_tools import wait_until
-from ..support.recovery_tools import HOST, interrupted, is_intact
+from ..support.recovery_tools import HOST, failure_of, interrupted, is_intact, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,20 +110,16 @@ def _flat(row: list[list[float]] | float) -> list[float]:
     ],
 )
 def test_ranks_waiting_for_a_failed_rank_are_released(agreeing: Cluster, waits: str, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure) as caught:
-        agreeing.run(f"if rank == 1: raise ValueError('the cause')\n{waits}")
-    assert [failure.headline for failure in caught.value.failures] == [
-        f"rank 1 ({HOST}), line 1: ValueError: the cause"
-    ]
-    assert set(caught.value.waited) == {0, 2}
+    error = failure_of(agreeing, f"if rank == 1: raise ValueError('the cause')\n{waits}")
+    assert [failure.headline for failure in error.failures] == [f"rank 1 ({HOST}), line 1: ValueError: the cause"]
+    assert set(error.waited) == {0, 2}
     _trains_on(agreeing, pids)
 
 
 def test_interrupted_join_affects_only_horovod(agreeing: Cluster, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure) as caught:
-        agreeing.run("if rank == 1: raise ValueError('the cause')\nhvd.join()")
-    assert set(caught.value.waited) == {0, 2}
-    assert any("hvd.join() was cut off" in note for note in caught.value.notes)
+    failure = failure_of(agreeing, "if rank == 1: raise ValueError('the cause')\nhvd.join()")
+    assert set(failure.waited) == {0, 2}
+    assert any("hvd.join() was cut off" in note for note in failure.notes)
     assert is_intact(agreeing, pids)
     with pytest.raises(RankFailure, match=r"hvd\.join\(\) was cut off, after which Horovod 0\.28 can't"):
         agreeing.run("hvd.init()")
@@ -158,9 +154,7 @@ def test_hang_names_the_operation(agreeing: Cluster, pids: dict[int, int]) -> No
     waits = "ranks 0,2: waits in hvd.allgather of 'mine' (float32 2x3) at line 1: if rank != 1: "
     assert wait_until(lambda: any(line.startswith(waits) for line in run.hang))
     assert "rank 1: has ended the cell" in run.hang
-    agreeing.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(agreeing, run)
     _trains_on(agreeing, pids)
 
 

@@ -144,6 +144,11 @@ class Slurm:
         """Submit a job that does nothing; return its number."""
         return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", "sleep 300").strip()
 
+    def allocate(self, *options: str) -> str:
+        """Make an allocation with salloc; return its job's number."""
+        output = self.run("sh", "-c", f"salloc {' '.join(options)} --no-shell 2>&1")
+        return output.split("Granted job allocation ")[1].split()[0]
+
     def cancel_all(self) -> None:
         """End all jobs, and wait until they have left the hosts and the queue."""
         self.run("scancel", "--full", "--user=root")

@@ -76,7 +76,19 @@ def interrupted(cluster: Cluster, code: str, waiting: set[int], **options: Any) 
     """Run code, interrupt it once these ranks wait for others, and return its outcome."""
     run = cluster.run(code, block=False, **options)
     assert wait_until(waits(run, waiting))
+    return stop(cluster, run)
+
+
+def stop(cluster: Cluster, run: CellRun) -> RankFailure:
+    """Interrupt a cell that runs, and return its outcome."""
     cluster.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait()
+    return caught.value
+
+
+def failure_of(cluster: Cluster, code: str, *args: Any, **options: Any) -> RankFailure:
+    """Run code that fails, and return its outcome."""
+    with pytest.raises(RankFailure) as caught:
+        cluster.run(code, *args, **options)
     return caught.value

@@ -11,6 +11,7 @@ import pytest
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
 from ...support.process_tools import wait_until
+from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,14 +31,8 @@ def shown(error: RankFailure) -> list[str]:
     return [re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r" \(\S+\)(?=, line|$)", "", line)) for line in lines]
 
 
-def fails(cluster: Cluster, code: str, **options: Any) -> RankFailure:
-    with pytest.raises(RankFailure) as caught:
-        cluster.run(code, **options)
-    return caught.value
-
-
 def only_failure(cluster: Cluster, code: str, **options: Any) -> CellFailure:
-    (failure,) = fails(cluster, code, **options).failures
+    (failure,) = failure_of(cluster, code, **options).failures
     return failure
 
 
@@ -65,9 +60,9 @@ def plain(failure: CellFailure) -> str:
 
 
 def test_usage_error_is_attributed_to_its_cell_whatever_was_shown_before(torchless: Cluster) -> None:
-    fails(torchless, "if rank == 1: raise ValueError('of another cell')")
+    failure_of(torchless, "if rank == 1: raise ValueError('of another cell')")
     torchless.run("%tb")
-    error = fails(torchless, "x = 1\n%timeit --nosuch 1")
+    error = failure_of(torchless, "x = 1\n%timeit --nosuch 1")
     assert shown(error) == [
         "ranks 0-1, line 2",
         'UsageError: option --nosuch not recognized (allowed: "n:r:tcp:qov:")',
@@ -102,7 +97,7 @@ def test_error_is_known_whatever_shows_tracebacks(three: Cluster, handler: str) 
     try:
         three.run("import weakref, gc\nclass Big: pass\nseen = []")
         code = "def fail():\n    big = Big(); seen.append(weakref.ref(big))\n    raise ValueError('one fails')\n"
-        error = fails(three, f"{code}if rank == 1: fail()\ndist.barrier()")
+        error = failure_of(three, f"{code}if rank == 1: fail()\ndist.barrier()")
         lines = shown(error)
         assert lines[0] == "rank 1, line 3"
         assert "ValueError: one fails" in lines
@@ -138,11 +133,11 @@ def test_error_is_the_one_that_left_the_cell(torchless: Cluster, tmp_path: Path,
 
 
 def test_error_kept_by_the_user_keeps_its_variables(torchless: Cluster) -> None:
-    fails(torchless, KEEPS)
+    failure_of(torchless, KEEPS)
     assert torchless.run(OWN.format("kept[0]")).results == dict.fromkeys((0, 1), ("of train", "of step"))
-    fails(torchless, "kept = kept.pop()\nraise kept")
+    failure_of(torchless, "kept = kept.pop()\nraise kept")
     assert torchless.run(OWN.format("kept")).results == dict.fromkeys((0, 1), ("of train", "of step"))
-    fails(torchless, "del kept\n" + KEEPS.replace("kept = []\ntrain(kept)", "train([])"))
+    failure_of(torchless, "del kept\n" + KEEPS.replace("kept = []\ntrain(kept)", "train([])"))
     assert torchless.run(OWN.format("__import__('sys').last_value.__cause__")).results == dict.fromkeys(
         (0, 1), (None, None)
     )
@@ -219,10 +214,8 @@ os.getpid()
         code = "tries += 1\ntrainer = lightning.Trainer(**options)\ntrainer.fit(module, loader)"
         run = cluster.run(code, block=False)
         assert wait_until(lambda begun=2 * tries: len(list(tmp_path.iterdir())) == begun)
-        cluster.interrupt()
-        with pytest.raises(RankFailure) as caught:
-            run.wait()
-        (failure,) = caught.value.failures
+        error = stop(cluster, run)
+        (failure,) = error.failures
         assert (failure.ranks, failure.ename, failure.line) == ((0, 1), "KeyboardInterrupt", 3)
         text = plain(failure)
         assert "jupyter_disttrain" not in text
@@ -235,21 +228,21 @@ os.getpid()
 
 
 def test_deep_recursion_is_collapsed_and_an_irregular_one_is_bounded(torchless: Cluster) -> None:
-    lines = shown(fails(torchless, "def f(): return g()\ndef g(): return f()\nf()"))
+    lines = shown(failure_of(torchless, "def f(): return g()\ndef g(): return f()\nf()"))
     assert sum("similar frames: f at line 1 (" in line for line in lines) == 1
     assert len(lines) < 40
     irregular = (
         "def f(n):\n    if n == 0: 1/0\n    return (f if n * n % 7 < 3 else g)(n - 1)\n"
         "def g(n): return f(n) if n % 5 else g(n - 1)\nf(500)"
     )
-    lines = shown(fails(torchless, irregular))
+    lines = shown(failure_of(torchless, irregular))
     assert any(re.search(r"skipping \d+ frames", line) for line in lines)
     assert lines[-1] == "ZeroDivisionError: division by zero"
     assert len(lines) < 250
     chained = (
         "for i in range(100):\n    try: raise KeyError(i) from error\n    except KeyError as e: error = e\nraise error"
     )
-    lines = shown(fails(torchless, f"error = None\n{chained}"))
+    lines = shown(failure_of(torchless, f"error = None\n{chained}"))
     assert lines[1] == "[... 94 earlier errors that led to these are not shown]"
     assert lines[-1] == "KeyError: 99"
     assert len(lines) < 80
@@ -263,7 +256,7 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
         "try: input()\nexcept EOFError as error: raise ExceptionGroup('both', [error, ValueError('other')])",
         "try: get_ipython().showtraceback(('', input(), ''))\nexcept EOFError: get_ipython().showtraceback(); raise",
     ):
-        error = fails(torchless, code)
+        error = failure_of(torchless, code)
         assert "can't be answered on a rank" in plain(error.failures[0])
         assert "disttrain/" not in plain(error.failures[0]) + error.run.stderr[0]
 
@@ -291,7 +284,7 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
     ids=["notes", "words", "keys", "causes", "members", "long texts"],
 )
 def test_errors_of_one_type_at_one_line_share_a_traceback(torchless: Cluster, code: str, rest: list[str]) -> None:
-    lines = shown(fails(torchless, code))
+    lines = shown(failure_of(torchless, code))
     assert lines[0].startswith("ranks 0-1, line ")
     assert lines[-len(rest) :] == rest
     assert sum(line.startswith("ranks ") for line in lines) == 1
@@ -300,7 +293,7 @@ def test_errors_of_one_type_at_one_line_share_a_traceback(torchless: Cluster, co
 def test_ranks_that_fail_at_different_places_of_one_call_are_listed(torchless: Cluster, tmp_path: Path) -> None:
     (tmp_path / "loader_of_two.py").write_text("def load(n):\n    if n:\n        int('one')\n    int('zero')\n")
     lines = shown(
-        fails(
+        failure_of(
             torchless,
             f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport loader_of_two\nloader_of_two.load(rank)",
         )
@@ -328,7 +321,7 @@ def test_lone_surrogate_is_shown_as_print_shows_it(notebook: Notebook) -> None:
 
 
 def test_warning_about_what_an_error_left_is_at_the_cell_line(torchless: Cluster) -> None:
-    error = fails(torchless, "import asyncio\nasync def never(): pass\nprint(asyncio.run(never()))")
+    error = failure_of(torchless, "import asyncio\nasync def never(): pass\nprint(asyncio.run(never()))")
     assert re.search(
         r"ipykernel_\d+/\d+\.py:3: RuntimeWarning: coroutine 'never' was never awaited", error.run.stderr[0]
     )
@@ -336,7 +329,7 @@ def test_warning_about_what_an_error_left_is_at_the_cell_line(torchless: Cluster
         "import warnings\nwarnings.simplefilter('always')\ndef fail():\n    left = open('/dev/null')\n    1/0\nfail()"
     )
     try:
-        stderr = fails(torchless, code).run.stderr[0]
+        stderr = failure_of(torchless, code).run.stderr[0]
     finally:
         torchless.run("warnings.resetwarnings()")
     assert "ResourceWarning: unclosed file" in stderr
@@ -404,7 +397,7 @@ def numbers():
 )
 def test_failed_cell_keeps_no_tensor_alive_except_the_user_s(three: Cluster, code: str) -> None:
     three.run(HOLDERS)
-    fails(three, code)
+    failure_of(three, code)
     three.run("'the next cell'")
     # By reference counts alone: the garbage collector may run late, and before that a GPU may be full.
     for found in three.run("{name: each() is not None for name, each in seen.items()}").results.values():
@@ -416,7 +409,7 @@ def test_failed_cell_keeps_no_tensor_alive_except_the_user_s(three: Cluster, cod
 
 
 def test_error_links_to_the_printed_output(torchless: Cluster) -> None:
-    error = fails(torchless, "import sys\nprint('before', rank); print('bad', file=sys.stderr); 1/0")
+    error = failure_of(torchless, "import sys\nprint('before', rank); print('bad', file=sys.stderr); 1/0")
     assert error.run.stdout == {0: "before 0\n", 1: "before 1\n"}
     assert error.run.stderr == {0: "bad\n", 1: "bad\n"}
     assert error.run.failures == error.failures
@@ -435,14 +428,16 @@ def test_error_with_hundreds_of_causes_is_reported_at_once(torchless: Cluster) -
 def test_generator_that_caught_an_error_continues_after_a_failed_cell(torchless: Cluster) -> None:
     body = "    while True:\n        try: raise ValueError\n        except ValueError as error: yield error\n"
     torchless.run(f"def numbers():\n{body}async def numbers_async():\n{body}one, two = numbers(), numbers_async()")
-    fails(torchless, "raise RuntimeError from next(one)")
-    fails(torchless, "raise RuntimeError from await anext(two)")
+    failure_of(torchless, "raise RuntimeError from next(one)")
+    failure_of(torchless, "raise RuntimeError from await anext(two)")
     assert torchless.run("str(next(one)), str(await anext(two))").results == {0: ("", ""), 1: ("", "")}
 
 
 def test_interrupt_during_error_reporting_does_not_reach_the_next_cell(torchless: Cluster) -> None:
     text = "    def __str__(self):\n        if not self.args: self.args = 1,; os.kill(os.getpid(), signal.SIGINT)\n"
-    fails(torchless, f"import os, signal\nclass Interrupted(Exception):\n{text}        return ''\nraise Interrupted")
+    failure_of(
+        torchless, f"import os, signal\nclass Interrupted(Exception):\n{text}        return ''\nraise Interrupted"
+    )
     shows = "try: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()\nfor _ in range(1000): pass\n'whole'"
     assert torchless.run(shows).results == {0: "whole", 1: "whole"}
 

@@ -14,14 +14,9 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
 from ...support.notebook_driver import Notebook, Outcome, execute_notebook
+from ...support.recovery_tools import failure_of
 
 HOST = socket.gethostname()
-
-
-def failure_of(cluster: Cluster, code: str, **options: Any) -> RankFailure:
-    with pytest.raises(RankFailure) as caught:
-        cluster.run(code, **options)
-    return caught.value
 
 
 def plain(text: str) -> str:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
@@ -20,9 +18,11 @@ from jupyter_disttrain.client.recovery.state_machine import Phase
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, RankFailure, UsageError
 
+from ...lab.places import command_line_of
 from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
+    import psutil
     from ...lab import Lab
 
 
@@ -160,13 +160,7 @@ def test_returning_host_takes_its_ranks_back(breakable: Lab) -> None:
         assert cluster.run("dist.barrier(); globals().get('kept')").results == {0: 0, 1: None}
 
         def processes_of_this_cluster() -> list[psutil.Process]:
-            return [each for each in breakable.processes("node2") if "jupyter_disttrain.rank" in _command_line(each)]
+            return [each for each in breakable.processes("node2") if "jupyter_disttrain.rank" in command_line_of(each)]
 
         # The rank, its nanny, and the watcher of all nannies; those from before the cut may take seconds to end.
         assert wait_until(lambda: len(processes_of_this_cluster()) <= 3), processes_of_this_cluster()
-
-
-def _command_line(process: psutil.Process) -> str:
-    with suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
-    return ""

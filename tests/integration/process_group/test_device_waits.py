@@ -13,10 +13,9 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.recovery import supervisor
-from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import interrupted, is_intact, waits
+from ...support.recovery_tools import failure_of, interrupted, is_intact, stop, waits
 from ...support.shell_tools import left_idle
 
 if TYPE_CHECKING:
@@ -73,9 +72,8 @@ def test_one_interrupt_reports_one_error_although_another_rank_failed(device: Cl
     assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
     assert list(device.run("seen").results.values()) == [["KeyboardInterrupt", "cleaned up"]] * 3
     assert is_intact(device, pids)
-    with pytest.raises(RankFailure) as caught:
-        device.run(COUNT_INTERRUPTS.format(failure="if rank == 1: raise ValueError('the cause')"))
-    assert {rank: each.ename for rank, each in caught.value.by_rank.items()} == {
+    error = failure_of(device, COUNT_INTERRUPTS.format(failure="if rank == 1: raise ValueError('the cause')"))
+    assert {rank: each.ename for rank, each in error.by_rank.items()} == {
         0: "ReleasedError",
         1: "ValueError",
         2: "ReleasedError",
@@ -84,10 +82,8 @@ def test_one_interrupt_reports_one_error_although_another_rank_failed(device: Cl
     run = device.run(COUNT_INTERRUPTS.format(failure=""), block=False)
     assert wait_until(waits(run, {0, 1, 2}))
     device.interrupt()
-    device.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert {each.ename for each in caught.value.failures} == {"KeyboardInterrupt"}
+    failure = stop(device, run)
+    assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
     assert {each[0] for each in device.run("seen").results.values()} == {"KeyboardInterrupt"}
     assert device.run("value").results == dict.fromkeys(range(3))
     assert is_intact(device, pids)
@@ -95,10 +91,9 @@ def test_one_interrupt_reports_one_error_although_another_rank_failed(device: Cl
 
 def test_ranks_that_wait_for_the_device_are_released_once_another_fails(device: Cluster, pids: dict[int, int]) -> None:
     code = "gpu.all_reduce(4)\nif rank == 1: raise ValueError('the cause')\nvalue = gpu.item()"
-    with pytest.raises(RankFailure) as caught:
-        device.run(code)
-    assert [each.evalue for each in caught.value.failures] == ["the cause"]
-    assert set(caught.value.waited) == {0, 2}
+    failure = failure_of(device, code)
+    assert [each.evalue for each in failure.failures] == ["the cause"]
+    assert set(failure.waited) == {0, 2}
     assert device.run("value").results == {0: None, 1: None, 2: None}
     assert is_intact(device, pids)
 
@@ -111,9 +106,7 @@ def test_hang_on_the_device_is_explained_and_a_mismatch_is_named(device: Cluster
     assert wait_until(lambda: any(waits_at in line for line in run.hang))
     figures = device.telemetry.ranks
     assert wait_until(lambda: all(figures[rank].vitals.state == "in collective" for rank in range(3)))
-    device.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(device, run)
     assert is_intact(device, pids)
 
 
@@ -124,9 +117,7 @@ def test_python_code_beside_a_pending_collective_is_not_a_wait(device: Cluster, 
     samples = [run._guardian.look_now({1, 2}, 5) for _ in range(3)]
     assert all(sample.waits_s is None for each in samples for sample in each.values())
     assert wait_until(lambda: any("ranks 1-2: in Python code at line 3" in line for line in device.where()))
-    device.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(device, run)
     assert is_intact(device, pids)
 
 
@@ -135,9 +126,8 @@ def test_cell_that_catches_the_release_error_still_fails(device: Cluster, pids: 
         "gpu.all_reduce(4)\nif rank == 1: raise ValueError('the cause')\n"
         "try: value = gpu.item()\nexcept Exception as error: value = str(error)"
     )
-    with pytest.raises(RankFailure) as caught:
-        device.run(code)
-    assert caught.value.by_rank[0].ename == "ReleasedError"
+    failure = failure_of(device, code)
+    assert failure.by_rank[0].ename == "ReleasedError"
     assert "the process groups were aborted while this cell ran" in device.run("value").results[0]
     assert is_intact(device, pids)
 
@@ -217,9 +207,8 @@ def test_rank_whose_abort_hangs_is_replaced(device: Cluster, pids: dict[int, int
 
 def test_rank_that_lost_its_gpu_is_replaced_with_advice(device: Cluster, pids: dict[int, int]) -> None:
     code = "if rank == 2: raise torch.AcceleratorError('CUDA error: device-side assert triggered')"
-    with pytest.raises(RankFailure) as caught:
-        device.run(code)
-    assert "this process can't use its GPU any more" in caught.value.by_rank[2].evalue
+    failure = failure_of(device, code)
+    assert "this process can't use its GPU any more" in failure.by_rank[2].evalue
     now = device.run("import os; os.getpid()").results
     assert {rank for rank in range(3) if now[rank] != pids[rank]} == {2}
 

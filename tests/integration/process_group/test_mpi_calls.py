@@ -10,7 +10,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import SUM
+from ...support.recovery_tools import SUM, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,10 +101,9 @@ ABORTS += ["comm.Create(comm.Get_group()).Abort(3)", "comm.Create_cart([2]).Abor
 
 @pytest.mark.parametrize("call", ABORTS)
 def test_abort_ends_the_cell_and_not_the_session(session: Cluster, call: str) -> None:
-    with pytest.raises(RankFailure) as caught:
-        session.run(call, timeout_s=20)
-    assert {failure.ename for failure in caught.value.failures} == {"MpiAbortError"}
-    assert all(failure.evalue.startswith("comm.Abort(3) would end all ranks") for failure in caught.value.failures)
+    error = failure_of(session, call, timeout_s=20)
+    assert {failure.ename for failure in error.failures} == {"MpiAbortError"}
+    assert all(failure.evalue.startswith("comm.Abort(3) would end all ranks") for failure in error.failures)
     assert session.run("(comm.allreduce(1), kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 11)}
 
 

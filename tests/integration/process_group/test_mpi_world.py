@@ -20,7 +20,7 @@ from jupyter_disttrain.errors import LaunchError, RankFailure
 from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import SUM, interrupted
+from ...support.recovery_tools import SUM, failure_of, interrupted, stop
 from ...support.shell_tools import left_idle
 
 if TYPE_CHECKING:
@@ -89,10 +89,8 @@ def test_new_process_has_no_world_before_all_ranks_are_present(world: Cluster) -
     other = world.table[2].info.pid
     psutil.Process(other).kill()
     assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 60)
-    world.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert not [note for note in caught.value.notes if "could not be released" in note]
+    failure = stop(world, run)
+    assert not [note for note in failure.notes if "could not be released" in note]
     world.run("row = comm.Split(0, rank)")
     assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
 
@@ -133,27 +131,22 @@ def test_only_the_communicator_that_ranks_wait_in_is_revoked(world: Cluster) -> 
 
 
 def test_ranks_waiting_in_mpi_for_a_failed_rank_are_released(world: Cluster) -> None:
-    with pytest.raises(RankFailure) as caught:
-        world.run("if rank == 1:\n    raise ValueError('the cause')\ncomm.Barrier()")
-    (failure,) = caught.value.failures
+    error = failure_of(world, "if rank == 1:\n    raise ValueError('the cause')\ncomm.Barrier()")
+    (failure,) = error.failures
     assert failure.evalue == "the cause"
-    assert set(caught.value.waited) == {0, 2}
+    assert set(error.waited) == {0, 2}
 
 
 def test_hang_in_mpi_is_explained_and_a_loop_is_not_one(world: Cluster) -> None:
     run = world.run("if rank:\n    comm.Barrier()\nelse:\n    while True: pass", block=False)
     assert wait_until(lambda: "ranks 1-2: waits in MPI Barrier at line 2: comm.Barrier()" in run.hang)
-    world.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(world, run)
     run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
     assert wait_until(lambda: run._guardian.looks[0].answered_at - run._guardian.looks[0].asked_at > 0)
     for _ in range(8):
         samples = run._guardian.look_now({0, 1, 2}, 5)
         assert max(sample.waits_s or 0.0 for sample in samples.values()) < 1.0
-    world.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(world, run)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

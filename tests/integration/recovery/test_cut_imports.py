@@ -6,7 +6,6 @@ The modules here interrupt their own process at a known line, as often as ``pres
 from __future__ import annotations
 
 import _json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,12 @@ import pytest
 
 from jupyter_disttrain.errors import GivenUpError, RankFailure
 
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import HOST, SUM
+from ...support.recovery_tools import HOST, SUM, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jupyter_disttrain import CellRun, Cluster
-    from jupyter_disttrain.client.cells.events import Event
+    from jupyter_disttrain import Cluster
 
 pytestmark = pytest.mark.parametrize("cluster", ["local"], indirect=True)
 
@@ -74,10 +71,9 @@ def modules(cluster: Cluster, tmp_path: Path) -> Cluster:
 def cut(cluster: Cluster, code: str, presses: int = 1) -> RankFailure:
     """Run code during which each rank is interrupted."""
     cluster.run(INTERRUPT_IMPORTS.format(presses))
-    with pytest.raises(RankFailure) as caught:
-        cluster.run(code)
-    assert {failure.ename for failure in caught.value.by_rank.values()} == {"KeyboardInterrupt"}
-    return caught.value
+    error = failure_of(cluster, code)
+    assert {failure.ename for failure in error.by_rank.values()} == {"KeyboardInterrupt"}
+    return error
 
 
 def value(cluster: Cluster, code: str) -> object:
@@ -173,22 +169,6 @@ def test_library_import_is_completed_unless_interrupted_repeatedly(modules: Clus
     assert value(modules, "import slowly; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
 
 
-class InterruptThreeTimes:
-    """Send three interrupts once both ranks have printed something."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        """Send one interrupt."""
-        if self.count < 3 and all(run.stdout.values()):
-            self.count += 1
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        """Do nothing."""
-
-
 def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     modules.run(
@@ -196,7 +176,7 @@ def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, t
         "from jupyter_disttrain.rank.interrupts import deferral as untimely; kept_s = untimely.CUT_AFTER_SECONDS"
     )
     run = modules.run("import endless", block=False)
-    run.listen(InterruptThreeTimes())
+    run.listen(Interrupter(lambda run: all(run.stdout.values()), times=3))
     with pytest.raises(GivenUpError):
         run.wait()
     allowed.touch()

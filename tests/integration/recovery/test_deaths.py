@@ -14,7 +14,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import HOST, SUM, is_intact
+from ...support.recovery_tools import HOST, SUM, failure_of, is_intact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,11 +128,10 @@ def test_cluster_ends_if_configured() -> None:
 def test_memory_use_per_rank_is_reported_when_an_allocation_fails(three: Cluster, pids: dict[int, int]) -> None:
     three.run("import resource; limits = resource.getrlimit(resource.RLIMIT_AS)")
     limited = "if rank == 1: resource.setrlimit(resource.RLIMIT_AS, (2 << 33, limits[1]))\nmine = torch.ones(1 << 33)"
-    with pytest.raises(RankFailure) as caught:
-        three.run(limited, 1)
-    (failure,) = caught.value.failures
+    error = failure_of(three, limited, 1)
+    (failure,) = error.failures
     assert "memory" in failure.evalue
-    (note,) = caught.value.notes
+    (note,) = error.notes
     assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 \d+\.\d GiB, rank 2 ", note), note
     three.run("resource.setrlimit(resource.RLIMIT_AS, limits)")
     assert is_intact(three, pids)
@@ -155,9 +154,9 @@ def little_memory() -> Iterator[Path]:
 def test_rank_killed_by_the_oom_killer_is_reported_as_such(three: Cluster, little_memory: Path) -> None:
     pid = three.table[1].info.pid
     (little_memory / "tasks").write_text(str(pid))
-    with pytest.raises(RankFailure) as caught:
-        three.run("hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())")
-    error = caught.value
+    error = failure_of(
+        three, "hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())"
+    )
     assert "was killed by SIGKILL, most likely for want of memory: the kernel ended a process" in str(error)
     assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 [01]\.\d GiB at most, rank 2 ", error.notes[0]), (
         error.notes

@@ -20,6 +20,7 @@ from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.launchers.folders import KEPT_RUNS, Folders
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
+from ...support.listeners import IgnoringListener
 from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 
     from jupyter_disttrain.client.cells.cell_run import CellRun
     from jupyter_disttrain.client.cells.events import Event
-
-
-class IgnoringListener:
-    """A listener that does nothing."""
-
-    def on_events(self, events: Sequence[Event], run: CellRun) -> None: ...
-
-    def on_end(self, run: CellRun) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 from jupyter_disttrain.protocol.time_limits import LONG_SECONDS
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import holding_gil, is_intact, waits
+from ...support.recovery_tools import failure_of, holding_gil, is_intact, stop, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +35,8 @@ def test_hang_is_explained(three: Cluster, pids: dict[int, int]) -> None:
     ]
     assert wait_until(lambda: run.hang == lines)
     assert wait_until(lambda: (run._guardian.look_now({0}, 5)[0].waits_s or 0) > LONG_SECONDS)
-    three.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert f"when it was interrupted: {'; '.join(lines)}" in caught.value.notes
+    failure = stop(three, run)
+    assert f"when it was interrupted: {'; '.join(lines)}" in failure.notes
     assert three.where() == ["ranks 0-2: idle"]
     assert is_intact(three, pids)
 
@@ -48,9 +46,7 @@ def test_ended_ranks_and_ranks_without_the_cell_are_distinguished(three: Cluster
     assert wait_until(waits(run, {0}))
     assert wait_until(lambda: "rank 1: has ended the cell" in three.where())
     assert "rank 2: in no cell" in three.where()
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(three, run)
     assert is_intact(three, pids)
 
 
@@ -59,9 +55,7 @@ def test_failed_rank_is_reported_as_failed_while_others_continue(three: Cluster,
     run = three.run(code, block=False)
     assert wait_until(lambda: "rank 1: its cell failed: ValueError: the cause" in three.where())
     assert wait_until(lambda: "ranks 0,2: in Python code at line 3: while True: time.sleep(0.01)" in three.where())
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(three, run)
     assert is_intact(three, pids)
 
 
@@ -75,9 +69,7 @@ def test_mismatched_collectives_are_reported(three: Cluster, pids: dict[int, int
         "is not the same on all ranks, so it can't end well: "
         "rank 0 in all_reduce (Float 4); rank 1 in broadcast (Float 4)" in first
     )
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(three, run)
     assert is_intact(three, pids)
 
 
@@ -114,10 +106,8 @@ def test_certain_mismatch_is_reported_at_once(no_hang_reports: Cluster, code: st
     run = no_hang_reports.run(code, block=False)
     assert wait_until(lambda: any(output in line for line in run.hang))
     assert output in no_hang_reports.where()[0]
-    no_hang_reports.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert any(note.startswith("when it was interrupted") and output in note for note in caught.value.notes)
+    failure = stop(no_hang_reports, run)
+    assert any(note.startswith("when it was interrupted") and output in note for note in failure.notes)
 
 
 def test_groups_are_distinguished_and_a_differing_root_is_suggested(no_hang_reports: Cluster) -> None:
@@ -128,15 +118,11 @@ def test_groups_are_distinguished_and_a_differing_root_is_suggested(no_hang_repo
         "ranks 0,2: waits in all_reduce number 1",
         "rank 1: waits in all_reduce number 1",
     ]
-    no_hang_reports.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(no_hang_reports, run)
     run = no_hang_reports.run("dist.broadcast(x, src=0 if rank else 1)", block=False)
     assert wait_until(waits(run, {0, 1, 2}))
     assert no_hang_reports.where()[1:] == ["all of them wait in it: do they name the same src or dst?"]
-    no_hang_reports.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(no_hang_reports, run)
 
 
 def test_hang_of_an_earlier_cell_is_not_attributed_to_the_next(no_hang_reports: Cluster) -> None:
@@ -144,9 +130,7 @@ def test_hang_of_an_earlier_cell_is_not_attributed_to_the_next(no_hang_reports: 
     assert wait_until(waits(first, {1, 2}))
     no_hang_reports.change(hang_after_s=0.2)
     assert wait_until(lambda: first.hang != [])
-    no_hang_reports.interrupt()
-    with pytest.raises(RankFailure):
-        first.wait()
+    stop(no_hang_reports, first)
     following = no_hang_reports.run("time.sleep(0.5)", block=False)
     messages = []
     while not following.done:
@@ -170,10 +154,9 @@ def test_timeout_reports_which_rank_waited_for_which(no_hang_reports: Cluster) -
 
 
 def test_process_aborted_by_gloo_over_a_size_is_reported(no_hang_reports: Cluster) -> None:
-    with pytest.raises(RankFailure) as caught:
-        no_hang_reports.run("dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
-    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(caught.value))
-    text = "\n".join(caught.value._render_traceback_())
+    failure = failure_of(no_hang_reports, "dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
+    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(failure))
+    text = "\n".join(failure._render_traceback_())
     assert "sizes or types to one collective" in text
     assert "Extension modules" not in text
     no_hang_reports.run("import time; x = torch.ones(4)")
@@ -210,9 +193,7 @@ def test_collectives_that_may_complete_are_not_reported_as_mismatch(
         assert wait_until(waits(run, waiting))
         assert not any("can't end well" in line for line in no_hang_reports.where())
         assert run.hang == []
-        no_hang_reports.interrupt()
-        with pytest.raises(RankFailure):
-            run.wait()
+        stop(no_hang_reports, run)
         assert no_hang_reports.where() == ["ranks 0-2: idle"]
 
 
@@ -224,9 +205,7 @@ def test_stopped_rank_is_reported_as_not_responding(three: Cluster, pids: dict[i
         assert wait_until(lambda: any("rank 1: not responding for" in line for line in three.where(0.1)))
     finally:
         os.kill(pids[1], signal.SIGCONT)
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(three, run)
     assert is_intact(three, pids)
 
 

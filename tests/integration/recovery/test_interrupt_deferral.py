@@ -9,7 +9,7 @@ import pytest
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import is_intact
+from ...support.recovery_tools import failure_of, is_intact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,9 +237,8 @@ ran = True
 @pytest.mark.parametrize("ends", ["time.sleep(100)", "await asyncio.sleep(100)"])
 def test_between_two_statements_is_at_the_line_of_the_next(three: Cluster, pids: dict[int, int], ends: str) -> None:
     three.run("ran = False")
-    with pytest.raises(RankFailure) as caught:
-        three.run(BETWEEN.format(ends=ends))
-    (failure,) = caught.value.failures
+    error = failure_of(three, BETWEEN.format(ends=ends))
+    (failure,) = error.failures
     assert (failure.ranks, failure.line, failure.ename) == ((0, 1, 2), 8, "KeyboardInterrupt")
     assert "IPython" not in "\n".join(failure.traceback)
     assert three.run("ran").results == dict.fromkeys(range(3), False)

@@ -12,7 +12,9 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
+from ...support.listeners import IgnoringListener
 from ...support.process_tools import send_sigint, wait_until
+from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,27 +58,24 @@ def test_two_simultaneous_interrupts_are_two_for_the_ranks(
     assert (failure.ranks, failure.line) == ((0, 1), 5)
 
 
-class InterruptBurst:
+class InterruptBurst(IgnoringListener):
     """Interrupt repeatedly once the cell has printed something, as a held key does."""
 
     def __init__(self, count: int = 2 * PATIENT_INTERRUPTS) -> None:
-        self.pressed = 0
+        self.sent = 0
         self._count = count
 
-    def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
-        while events and self.pressed < self._count:
-            self.pressed += 1
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+        while events and self.sent < self._count:
+            self.sent += 1
             signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        pass
 
 
 def test_burst_of_interrupts_does_not_abandon_responding_ranks(ranks: Cluster) -> None:
     burst = InterruptBurst()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         ranks.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
-    assert burst.pressed == 2 * PATIENT_INTERRUPTS
+    assert burst.sent == 2 * PATIENT_INTERRUPTS
     assert ranks.run("rank").results == {0: 0, 1: 1}
 
 
@@ -108,15 +107,15 @@ def later():
     return len(range(3))
 """
     ranks.run(interrupting)
-    with pytest.raises(RankFailure) as caught:
-        ranks.run("raise SlowError()")
-    (failure,) = caught.value.failures
+    outcome = failure_of(ranks, "raise SlowError()")
+    (failure,) = outcome.failures
     assert (failure.ename, failure.evalue, failure.line) == ("SlowError", "what happened", 1)
     assert failure.traceback[-1].endswith("SlowError\x1b[39m: what happened")
     # An interrupt while a handled error is formatted still interrupts the cell.
-    with pytest.raises(RankFailure) as caught:
-        ranks.run("try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass")
-    (failure,) = caught.value.failures
+    error = failure_of(
+        ranks, "try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass"
+    )
+    (failure,) = error.failures
     assert failure.ename == "KeyboardInterrupt"
     assert ranks.run("later()").results == {0: 3, 1: 3}
 
@@ -134,9 +133,8 @@ def test_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
 
     with monkeypatch.context() as patch:
         patch.setattr(cells, "_send_to_rank", send_and_interrupt)
-        with pytest.raises(RankFailure) as caught:
-            ranks.run("import time\nwhile True: time.sleep(0.01)")
-    assert set(caught.value.by_rank) == {0, 1}
+        failure = failure_of(ranks, "import time\nwhile True: time.sleep(0.01)")
+    assert set(failure.by_rank) == {0, 1}
     assert ranks.run("rank").results == {0: 0, 1: 1}
 
 
@@ -237,6 +235,7 @@ import ctypes, platform, threading
 from pathlib import Path
 from unittest import mock
 from jupyter_disttrain.rank.process_group import gloo_abort as gloo_waits
+from ...support.recovery_tools import stop, failure_of
 call = ctypes.CDLL(None).syscall
 number = int(gloo_waits._FUTEX[platform.machine()])
 freed = (ctypes.c_uint64 * 32)(gloo_waits._gloo().vtables[gloo_waits._BUFFER])
@@ -264,9 +263,7 @@ ended, end.call_count
 def test_await_and_bash_are_interrupted_like_any_other_code(ranks: Cluster, code: str) -> None:
     run = ranks.run(code, block=False)
     assert wait_until(lambda: set(run.stdout.values()) == {"begun\n"})
-    ranks.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    (failure,) = caught.value.failures
+    error = stop(ranks, run)
+    (failure,) = error.failures
     assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 1, "KeyboardInterrupt")
     assert not any("site-packages" in line or "asyncio/" in line for line in failure.traceback)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,15 +11,12 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import HOLD_GIL, HOST, SUM, interrupted, is_intact, waits
+from ...support.recovery_tools import HOLD_GIL, HOST, SUM, failure_of, interrupted, is_intact, stop, waits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from jupyter_disttrain import CellRun
-    from jupyter_disttrain.client.cells.events import Event
 
 
 # Interrupts
@@ -53,9 +49,8 @@ def test_model_whose_constructor_failed_is_ignored_later(three: Cluster, pids: d
     with pytest.raises(RankFailure, match="SyncBatchNorm layers only work with GPU"):
         three.run(model)
     three.run(f"import torch\ntry: {model}\nexcept ValueError as error: kept_error = error")
-    with pytest.raises(RankFailure) as caught:
-        three.run("if rank == 1: 1/0\ndist.barrier()")
-    assert not [note for note in caught.value.notes if note.startswith("gone with")]
+    failure = failure_of(three, "if rank == 1: 1/0\ndist.barrier()")
+    assert not [note for note in failure.notes if note.startswith("gone with")]
     three.run("del kept_error")
     assert is_intact(three, pids)
 
@@ -138,20 +133,6 @@ def test_cell_sent_right_after_an_interrupt_runs_on_every_rank(three: Cluster, p
     assert is_intact(three, pids)
 
 
-class InterruptRepeatedly:
-    """Interrupt repeatedly, once only some ranks still run."""
-
-    def __init__(self, left: set[int]) -> None:
-        self._left = left
-
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        if run.state.running == self._left:
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        pass
-
-
 def test_only_unresponsive_ranks_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
     with Cluster(n=2, launcher="local", name="deaf") as cluster:
@@ -164,7 +145,7 @@ def test_only_unresponsive_ranks_are_replaced(monkeypatch: pytest.MonkeyPatch, t
             "while not os.path.exists(begun): time.sleep(0.01)"
         )
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
-            cluster.run(code, listener=InterruptRepeatedly({1}))
+            cluster.run(code, listener=Interrupter(lambda run: run.state.running == {1}))
         killed, replaced = cluster.replace([1])
         assert killed.startswith(f"rank 1 on {cluster.table[1].info.host} was killed: it did not react within 3 s")
         assert replaced == (
@@ -254,9 +235,10 @@ def test_sharded_model_with_one_parameter_ahead_continues(three: Cluster, pids: 
 
 
 def test_ranks_that_wait_for_a_failed_one_are_released(three: Cluster, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure) as caught:
-        three.run("x = torch.ones(1)\nif rank == 1:\n    raise ValueError('the cause')\ndist.all_reduce(x)")
-    error = caught.value
+    failure = failure_of(
+        three, "x = torch.ones(1)\nif rank == 1:\n    raise ValueError('the cause')\ndist.all_reduce(x)"
+    )
+    error = failure
     assert str(error) == f"rank 1 ({HOST}), line 3: ValueError: the cause"
     assert set(error.waited) == {0, 2}
     text = "\n".join(error._render_traceback_())
@@ -297,9 +279,7 @@ def test_rank_waiting_for_a_message_begun_earlier_is_detected_and_released(
     run = three.run(f"if rank == 0: {code}", block=False)
     assert wait_until(waits(run, {0}, "wait() of a send or recv"))
     assert three.where()[0].startswith("rank 0: waits in wait() of a send or recv at line 1")
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(three, run)
     assert is_intact(three, pids)
 
 

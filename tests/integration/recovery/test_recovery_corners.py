@@ -16,63 +16,29 @@ from jupyter_disttrain.client import cluster
 from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import IGNORE_INTERRUPTS, SUM, interrupted, is_intact, waits
+from ...support.recovery_tools import IGNORE_INTERRUPTS, SUM, failure_of, interrupted, is_intact, stop, waits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from jupyter_disttrain import CellRun
-    from jupyter_disttrain.client.cells.events import Event
-
-
-class InterruptDuringRecovery:
-    """Interrupt when the cell has ended and the session is recovering."""
-
-    def __init__(self) -> None:
-        self.is_sent = False
-
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        if run.state.done and run.coming_back and not self.is_sent:
-            self.is_sent = True
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        pass
 
 
 def test_late_interrupt_hides_no_failure(three: Cluster) -> None:
-    interrupter = InterruptDuringRecovery()
+    interrupter = Interrupter(lambda run: run.state.done and run.coming_back, times=1)
     with pytest.raises(RankFailure, match="RankDied"):
         three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", listener=interrupter)
-    assert interrupter.is_sent
+    assert interrupter.sent
     run = three.run(SUM)
     assert run.results == {rank: [6.0] for rank in range(3)}
     assert any(note.startswith("rank 1 was replaced") for note in run.notes), "what the person did not wait for"
-
-
-class InterruptThreeTimes:
-    """Interrupt three times, and count the end events."""
-
-    def __init__(self) -> None:
-        self.ends = 0
-        self._begun = False  # set after the first output
-
-    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
-        self._begun = self._begun or bool(events)
-        if self._begun and run.interrupts < 3:
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, _run: CellRun) -> None:
-        self.ends += 1
 
 
 def test_abandoned_cell_ends_once_and_its_rank_may_return(
     torchless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
-    interrupter = InterruptThreeTimes()
+    interrupter = Interrupter(lambda run: any(run.stdout.values()) and run.interrupts < 3)
     path = tmp_path / "let-go"
     code = f"{IGNORE_INTERRUPTS}kept = 'as it was'\nstay({str(path)!r})"
     with pytest.raises(GivenUpError, match=r"rank 1 has not come back yet: .* the last resort, which loses variables"):
@@ -233,9 +199,8 @@ dist.monitored_barrier()
 dist.all_reduce(x)
 """
     assert three.run(pipeline).notes == []
-    with pytest.raises(RankFailure) as caught:
-        three.run(pipeline + "if rank == 1: 1 / 0")
-    assert caught.value.notes == []
+    failure = failure_of(three, pipeline + "if rank == 1: 1 / 0")
+    assert failure.notes == []
     assert is_intact(three, pids)
 
 
@@ -291,9 +256,7 @@ def test_deep_stack_names_the_cell_line(three: Cluster, pids: dict[int, int]) ->
     run = three.run(deep, block=False)
     assert wait_until(waits(run, {0}))
     assert "at line 4: dist.barrier() if rank == 0 else None" in three.where()[0]
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(three, run)
     assert is_intact(three, pids)
 
 

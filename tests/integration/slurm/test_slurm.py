@@ -79,17 +79,7 @@ CANCELLATIONS = {
 def test_cancelled_job_ends_the_cell_with_one_message(batch: Slurm, how: str) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", name="ends", tell=lambda _words: None) as cluster:
-        began = threading.Event()
-
-        class EndedRanks:
-            def on_events(self, events: object, _run: object) -> None:
-                if events:
-                    began.set()
-
-            def on_end(self, _run: object) -> None:
-                """Ignore."""
-
-        run = cluster.run("print('began'); import time; time.sleep(300)", block=False, listener=EndedRanks())
+        run = cluster.run("import time; time.sleep(300)", block=False)
         cancel_job(batch, cluster.job.split()[1], how)
         with pytest.raises(ClusterClosedError) as caught:
             run.wait(60)
@@ -137,8 +127,7 @@ def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slu
 
 
 def test_ranks_start_in_the_allocation_around_the_notebook(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=2 --no-shell 2>&1")
-    job = text.split("Granted job allocation ")[1].split()[0]
+    job = batch.allocate("-N2", "--ntasks-per-node=2")
     nodes = batch.run("squeue", "-h", "-j", job, "-o", "%N").strip()
     for name, value in {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)

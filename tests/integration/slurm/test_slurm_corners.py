@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_new_job_starts_from_within_any_allocation(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = batch.run("sh", "-c", "salloc -N1 --no-shell 2>&1")
-    job = text.split("Granted job allocation ")[1].split()[0]
+    job = batch.allocate("-N1")
     # As salloc sets them for a job of one node with more than a node of the lab has.
     around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "SLURM_MEM_PER_NODE": "64000"}
     for name, value in {**around, "SLURM_GPUS": "8", "SLURM_CLUSTERS": "other"}.items():
@@ -44,8 +43,7 @@ def test_new_job_starts_from_within_any_allocation(batch: Slurm, monkeypatch: py
 def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=1 --no-shell 2>&1")
-    job = text.split("Granted job allocation ")[1].split()[0]
+    job = batch.allocate("-N2", "--ntasks-per-node=1")
     around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS": "8", "SLURM_HOSTFILE": "/nowhere"}
     for name, value in around.items():
         monkeypatch.setenv(name, value)

@@ -15,13 +15,13 @@ from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, RankF
 
 from ...support.notebook_driver import Notebook
 from ...support.process_tools import processes_of_cluster, wait_until
+from ...support.recovery_tools import SUM, stop
 from ...support.shell_tools import command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CONTROLLER = "jupyter_disttrain.client.transport.controller"
-SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 COUNT = """
 import pathlib, time
 for number in range(10_000):
@@ -253,9 +253,7 @@ def test_unresponsive_rank_is_attached(light: Cluster) -> None:
         (run,) = again.missed
         assert run.running_now == {1}
         os.kill(light.table[1].info.pid, signal.SIGCONT)
-        again.interrupt()
-        with pytest.raises(RankFailure):
-            run.wait()
+        stop(again, run)
 
 
 def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Cluster, tmp_path: Path) -> None:

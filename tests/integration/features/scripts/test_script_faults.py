@@ -10,8 +10,9 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure, UsageError
 
+from ....support.listeners import IgnoringListener
 from ....support.process_tools import wait_until
-from ....support.recovery_tools import HOST, SUM, is_intact
+from ....support.recovery_tools import HOST, SUM, is_intact, stop
 from .test_scripts import TRAIN, WAYS, write
 
 if TYPE_CHECKING:
@@ -76,16 +77,6 @@ def test_group_left_half_destroyed_by_an_interrupt_is_formed_again(three: Cluste
     assert is_intact(three, pids)
 
 
-class IgnoringListener:
-    """A listener that does nothing."""
-
-    def on_events(self, *_: object) -> None:
-        return
-
-    def on_end(self, *_: object) -> None:
-        return
-
-
 def test_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> None:
     script = write(
         folder,
@@ -144,14 +135,12 @@ def test_exit_after_an_interrupt_is_reported_as_an_interrupt(
     script = write(folder, "train.py", code)
     run = three.run_script(script, block=False) if as_script else three.run(_in(folder, code), block=False)
     assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
-    three.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
-    assert "130" not in "\n".join(failure.headline for failure in caught.value.failures)
+    error = stop(three, run)
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    assert "130" not in "\n".join(failure.headline for failure in error.failures)
     if as_script and kind == "in the except block":
-        assert caught.value.failures[0].headline == f"ranks 0-2 ({HOST}), train.py:4: KeyboardInterrupt"
-        assert "train.py:4" in "\n".join(caught.value.failures[0].traceback)
+        assert error.failures[0].headline == f"ranks 0-2 ({HOST}), train.py:4: KeyboardInterrupt"
+        assert "train.py:4" in "\n".join(error.failures[0].traceback)
     assert is_intact(three, pids)
     with pytest.raises(RankFailure, match="SystemExit: 3"):
         three.run("raise SystemExit(3)")  # the next cell is not affected

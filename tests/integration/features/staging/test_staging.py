@@ -50,7 +50,7 @@ def hashes(lab: Lab, path: str) -> set[str]:
 
 def test_url_is_read_once_for_all_nodes_and_transferred_encrypted(breakable: Lab, nodes: Cluster) -> None:
     content = os.urandom(MIB) + b"a word in clear" * (20 * MIB // 15)
-    progress = []
+    progress: list[client.StageProgress] = []
     with FileServer(content, breakable.head_address) as server, breakable.capture() as capture:
         staged = nodes.stage(server.url, breakable.local_disk, name="data", on_progress=progress.append)
         assert server.sent == len(content)
