@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def plain(text: str) -> str:
+    """Return a text without its colours."""
+    return _ANSI.sub("", text)
 
 
 @dataclass
@@ -35,7 +40,7 @@ class Outcome:
     @property
     def text(self) -> str:
         """All visible text, without colours."""
-        return ANSI.sub("", self.coloured)
+        return plain(self.coloured)
 
     @property
     def coloured(self) -> str:

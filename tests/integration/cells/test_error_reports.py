@@ -10,6 +10,7 @@ import pytest
 
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
+from ...support.notebook_driver import plain
 from ...support.process_tools import wait_until
 from ...support.recovery_tools import failure_of, stop
 
@@ -28,7 +29,7 @@ RULE = "-" * 75
 def shown(error: RankFailure) -> list[str]:
     """Return the lines that a notebook shows, without colours and the host name."""
     lines = "\n".join(error._render_traceback_()).splitlines()
-    return [re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r" \(\S+\)(?=, line|$)", "", line)) for line in lines]
+    return [plain(re.sub(r" \(\S+\)(?=, line|$)", "", line)) for line in lines]
 
 
 def only_failure(cluster: Cluster, code: str, **options: Any) -> CellFailure:
@@ -52,8 +53,8 @@ train(kept)
 OWN = "tuple([frame.f_locals.get('own') for frame, _ in __import__('traceback').walk_tb({}.__traceback__)][-2:])"
 
 
-def plain(failure: CellFailure) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(failure.traceback))
+def traceback_of(failure: CellFailure) -> str:
+    return plain("\n".join(failure.traceback))
 
 
 # Which error
@@ -129,7 +130,7 @@ def test_error_is_the_one_that_left_the_cell(torchless: Cluster, tmp_path: Path,
     (tmp_path / "fails.py").write_text("1/0")
     failure = only_failure(torchless, code.replace("{file}", str(tmp_path / "fails.py")))
     assert failure.headline.partition(", ")[2] == where
-    assert "jupyter_disttrain" not in plain(failure)
+    assert "jupyter_disttrain" not in traceback_of(failure)
 
 
 def test_error_kept_by_the_user_keeps_its_variables(torchless: Cluster) -> None:
@@ -178,7 +179,7 @@ def test_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Cluster,
     )
     failure = only_failure(torchless, "x = 1\nlibrary_that_exits.fit(step)")
     assert failure.headline.partition(", ")[2] == "line 2: KeyboardInterrupt"
-    text = plain(failure)
+    text = traceback_of(failure)
     assert "jupyter_disttrain" not in text
     places = [text.index(part) for part in ("----> 2 library_that_exits.fit(step)", "in fit(step)", "in step()")]
     assert places == sorted(places)
@@ -217,7 +218,7 @@ os.getpid()
         error = stop(cluster, run)
         (failure,) = error.failures
         assert (failure.ranks, failure.ename, failure.line) == ((0, 1), "KeyboardInterrupt", 3)
-        text = plain(failure)
+        text = traceback_of(failure)
         assert "jupyter_disttrain" not in text
         assert "----> 3 trainer.fit(module, loader)" in text
         after = cluster.run("total = torch.ones(()); dist.all_reduce(total); os.getpid(), tries, total.item()").results
@@ -257,8 +258,8 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
         "try: get_ipython().showtraceback(('', input(), ''))\nexcept EOFError: get_ipython().showtraceback(); raise",
     ):
         error = failure_of(torchless, code)
-        assert "can't be answered on a rank" in plain(error.failures[0])
-        assert "disttrain/" not in plain(error.failures[0]) + error.run.stderr[0]
+        assert "can't be answered on a rank" in traceback_of(error.failures[0])
+        assert "disttrain/" not in traceback_of(error.failures[0]) + error.run.stderr[0]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="notes and groups of exceptions came with Python 3.11")
@@ -450,7 +451,7 @@ def test_error_with_raising_attributes_is_reported_at_its_line(torchless: Cluste
 
 def test_traceback_has_no_frame_above_the_cell_and_no_trailing_blank_line(torchless: Cluster) -> None:
     for code in ("exec('x = = 1')", "eval('1 +')", "import sys\nsys.exit(3)"):
-        text = plain(only_failure(torchless, code))
+        text = traceback_of(only_failure(torchless, code))
         assert "IPython/core" not in text
         assert text == text.rstrip()
 

@@ -13,14 +13,10 @@ from nbclient.exceptions import CellExecutionError
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
-from ...support.notebook_driver import Notebook, Outcome, execute_notebook
+from ...support.notebook_driver import Notebook, Outcome, execute_notebook, plain
 from ...support.recovery_tools import failure_of
 
 HOST = socket.gethostname()
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 # Which failures, where

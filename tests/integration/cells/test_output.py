@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nbconvert import HTMLExporter
 
-from ...support.notebook_driver import Outcome, execute_notebook
+from ...support.notebook_driver import Outcome, execute_notebook, plain
 
 if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook
@@ -400,10 +400,6 @@ NOTEBOOK = [
     "%%distributed\nfrom IPython.display import clear_output\nprint('gone'); clear_output(); print('there')",
     "%%distributed\nimport time; time.sleep(2.2)",
 ]
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def test_nbclient_and_nbconvert_show_the_same_output(notebook: Notebook) -> None:

@@ -12,7 +12,7 @@ from jupyter_disttrain import CellRun
 from jupyter_disttrain.client.cells.events import Said
 from jupyter_disttrain.errors import RankFailure
 
-from ...support.notebook_driver import ANSI
+from ...support.notebook_driver import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,7 +136,7 @@ def test_forked_child_ends_with_the_cell(cluster: Cluster) -> None:
         assert run.results == {0: status, 1: status}, end
         assert {rank: run.stdout[rank].count(f"child of {rank}\n") for rank in (0, 1)} == {0: 1, 1: 1}
         message = {"1/0": "ZeroDivisionError: division by zero", "sys.exit('no data')": "no data"}.get(end, "")
-        assert message in ANSI.sub("", run.stderr[0])
+        assert message in plain(run.stderr[0])
         assert bool(run.stderr[0]) == bool(message)
     assert cluster.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 

@@ -23,6 +23,7 @@ from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
     import psutil
+
     from ...lab import Lab
 
 

@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
-from ...support.notebook_driver import ANSI
+from ...support.notebook_driver import plain
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("first_steps", "ddp_digits", "model_parallel")
@@ -207,4 +207,4 @@ def text_of(cell: nbformat.NotebookNode) -> str:
             parts.append("\n".join(output.traceback))
         elif set(output.data) <= {"text/plain", RANKS_MIME}:
             parts.append(output.data["text/plain"])
-    return ANSI.sub("", "\n".join(part.rstrip("\n") for part in parts if part))
+    return plain("\n".join(part.rstrip("\n") for part in parts if part))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pexpect
 import pytest
 
+from ...support.notebook_driver import plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -97,7 +99,7 @@ def test_output_to_a_file_has_lines_and_no_control_characters(environment: dict[
         timeout=WAIT_S,
         check=True,
     )
-    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in ran.stdout.splitlines()]
+    lines = plain(ran.stdout).splitlines()
     assert not any("\x1b" in line or "\r" in line for line in lines)
     shown = [re.sub(r"\s+([│┃]) ?", r" \1 ", line) for line in lines if " │ " in line or " ┃ " in line]
     own = [(f"rank {rank} │ own {rank}", f"rank {rank} ┃ {rank}0 percent") for rank in (0, 1)]

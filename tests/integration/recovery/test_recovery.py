@@ -235,10 +235,8 @@ def test_sharded_model_with_one_parameter_ahead_continues(three: Cluster, pids: 
 
 
 def test_ranks_that_wait_for_a_failed_one_are_released(three: Cluster, pids: dict[int, int]) -> None:
-    failure = failure_of(
-        three, "x = torch.ones(1)\nif rank == 1:\n    raise ValueError('the cause')\ndist.all_reduce(x)"
-    )
-    error = failure
+    code = "x = torch.ones(1)\nif rank == 1:\n    raise ValueError('the cause')\ndist.all_reduce(x)"
+    error = failure_of(three, code)
     assert str(error) == f"rank 1 ({HOST}), line 3: ValueError: the cause"
     assert set(error.waited) == {0, 2}
     text = "\n".join(error._render_traceback_())
