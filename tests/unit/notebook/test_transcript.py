@@ -419,12 +419,12 @@ def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> 
 def cost_of_merging(ranks: int) -> float:
     """Return the CPU seconds for lines of which many are equal and few in the same order."""
     draw = random.Random(ranks)
-    said = {rank: [draw.randrange(50) for _ in range(400)] for rank in range(ranks)}
+    lines_of_rank = {rank: [draw.randrange(50) for _ in range(400)] for rank in range(ranks)}
     costs = []
     gc.disable()
     for _ in range(5):
         start = time.process_time()
-        merge(said)
+        merge(lines_of_rank)
         costs.append(time.process_time() - start)
     gc.enable()
     return min(costs)

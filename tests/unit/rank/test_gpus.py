@@ -59,7 +59,7 @@ INFO = RankInfo(
 
 
 @pytest.mark.parametrize(
-    ("options", "seen", "shown", "says"),
+    ("options", "seen", "shown", "message"),
     [
         ({}, (4, 4), 8, None),
         ({"n": 8}, (1,) * 8, 8, "the driver shows 8 GPUs on vm, and torch on a rank sees 1 "),
@@ -68,11 +68,11 @@ INFO = RankInfo(
     ],
 )
 def test_gpus_are_those_that_torch_sees(
-    options: dict[str, Any], seen: tuple[int, ...], shown: int, says: str | None
+    options: dict[str, Any], seen: tuple[int, ...], shown: int, message: str | None
 ) -> None:
     hellos = [replace(HELLO, pid=pid, cuda_devices=count) for pid, count in enumerate(seen)]
-    if says is not None:
-        with pytest.raises(UsageError, match=says):
+    if message is not None:
+        with pytest.raises(UsageError, match=message):
             usable_gpus(ClusterConfig(**options), hellos, {"vm": shown})
         return
     found = usable_gpus(ClusterConfig(**options), hellos, {"vm": shown})
@@ -139,7 +139,7 @@ def test_nccl_watchdog_is_off_in_sessions_and_on_in_scripts_unless_set_by_the_us
 
 
 @pytest.mark.parametrize(
-    ("text", "is_lost", "says"),
+    ("text", "is_lost", "message"),
     [
         ("CUDA error: device-side assert triggered", True, "CUDA_LAUNCH_BLOCKING=1"),
         ("CUDA error: an illegal memory access was encountered", True, "CUDA_LAUNCH_BLOCKING=1"),
@@ -149,17 +149,17 @@ def test_nccl_watchdog_is_off_in_sessions_and_on_in_scripts_unless_set_by_the_us
         ("something else", False, ""),
     ],
 )
-def test_gpu_errors_have_advice(text: str, is_lost: bool, says: str) -> None:
+def test_gpu_errors_have_advice(text: str, is_lost: bool, message: str) -> None:
     error = RuntimeError(text)
     assert gpu_errors.is_context_lost(str(error)) == is_lost
-    assert says in gpu_errors.advice(error, str(error))
-    assert bool(gpu_errors.advice(error, str(error))) == bool(says)
+    assert message in gpu_errors.advice(error, str(error))
+    assert bool(gpu_errors.advice(error, str(error))) == bool(message)
 
 
 def test_gpu_out_of_memory_is_reported_with_gpu_memory() -> None:
-    told = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    assert memory_shortage.is_shortage_of_gpu(told)
-    assert not memory_shortage.is_shortage(told)
+    error = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
+    assert memory_shortage.is_shortage_of_gpu(error)
+    assert not memory_shortage.is_shortage(error)
     assert memory_shortage.is_shortage(
         {"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"}
     )

@@ -99,8 +99,8 @@ def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     for use in (check_locks, Hold):
-        words = f"{tmp_path} knows no locks .{os.strerror(number)}.*; mount it with locks"
-        with pytest.raises(UsageError, match=words):
+        text = f"{tmp_path} knows no locks .{os.strerror(number)}.*; mount it with locks"
+        with pytest.raises(UsageError, match=text):
             use(tmp_path)
 
 

@@ -163,7 +163,7 @@ def test_object_that_refuses_replacement_is_named_and_others_are_replaced() -> N
 
     old, new = Thing(), Thing()
     refuses, willing = Refuses(a=old), [old]
-    (told,) = replace_everywhere([(old, new)])
-    assert told == "what an object of Refuses holds (TypeError: read only)"
+    (failure,) = replace_everywhere([(old, new)])
+    assert failure == "what an object of Refuses holds (TypeError: read only)"
     assert refuses["a"] is old
     assert willing == [new]

@@ -31,6 +31,6 @@ def test_settings_that_would_break_a_rank_are_left_out(tmp_path: Path, monkeypat
         "InteractiveShellApp": {"pylab": "inline"},
         "Mine": {"size": 3},
     }
-    assert [words.partition(": ")[2].split(":")[0] for words in profile.troubles[:1]] == ["ZeroDivisionError"]
+    assert [trouble.partition(": ")[2].split(":")[0] for trouble in profile.troubles[:1]] == ["ZeroDivisionError"]
     assert "autocall" in profile.troubles[1]
     assert len(profile.troubles) == 2
