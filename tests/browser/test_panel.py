@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from ..support.browser import END_KERNEL, browser, lab_server, open_notebook, page
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
+from ..support.browser import (
+    END_KERNEL,
+    browser,
+    lab_server,
+    open_notebook,
+    output,
+    page,
+    run_cell,
+    start_ranks,
+    take_picture,
+    wait_for_end,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,8 +124,7 @@ def test_ranks_and_metrics_are_shown_in_panel_and_widget_while_a_cell_trains(
         "%%distributed\nprint('whole', dist.get_world_size())",
     )
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     # In the panel: the ranks run, the plots of both metrics have both ranks and are updated.
     page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=60_000)
@@ -181,8 +190,7 @@ def test_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page],
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", TRAIN.format(options="--watch", steps=60)
     )
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_for_end(page, 1)
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
+from ..support.browser import browser, lab_server, open_notebook, page, run_cell, start_ranks, wait_for_end
 from .test_panel import PANEL, show_panel
-from .test_recovery_in_jupyterlab import output, run_cell, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +36,7 @@ def active_row(page: Page) -> str:
 def test_rows_are_navigated_opened_and_selected_with_keys(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local")
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     rows = page.locator(f"{PANEL} .jdt-rank")
     rows.nth(1).wait_for()
     # From the button before it, the Tab key leads to the table.
@@ -71,8 +69,7 @@ def test_announcement_changes_with_the_state(open_notebook: Callable[..., Page],
     wait = f"%%distributed\nimport os, time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)"
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", wait)
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     page.locator(ANNOUNCEMENT, has_text="no cell runs").wait_for(state="attached")
     page.evaluate(
         """said => {
@@ -96,8 +93,7 @@ def test_last_announcement_is_made_although_nothing_is_drawn_after_it(open_noteb
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", "%dist_status", "%dist_shutdown"
     )
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     announcement = page.locator(".jp-Notebook .jdt-said")
     announcement.filter(has_text="no cell runs").wait_for(state="attached")

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
+from ..support.browser import (
+    browser,
+    lab_server,
+    open_notebook,
+    output,
+    page,
+    run_cell,
+    start_ranks,
+    take_picture,
+    wait_for_end,
+)
 from ..support.join_tools import Job, file, jobs, start_process
 from .test_panel import PANEL, TRAIN, show_panel
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +57,7 @@ def test_reconnected_websocket_restores_all_logged_values(page: Page, open_noteb
     page.route_web_socket("**/disttrain/api/live*", pass_on)
     open_notebook(START, TRAIN.format(options="", steps=100_000))
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_until_loss_moves(page)
     stop = page.locator(f"{PANEL} .jdt-buttons")
@@ -77,8 +85,7 @@ def test_two_browsers_show_and_control_one_cluster(
     open_notebook: Callable[..., Page], other: Page, lab_server: LabServer
 ) -> None:
     page = open_notebook(START, TRAIN.format(options="", steps=100_000), "%%distributed\nprint('whole')")
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     other.goto(lab_server.link())
     other.wait_for_function("() => window.jupyterapp?.restored")
@@ -102,8 +109,7 @@ def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
 ) -> None:
     page = open_notebook(START, "%%distributed\nimport time\nwhile True: time.sleep(0.01)")
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     page.locator(RUNNING).first.wait_for()
     for process in psutil.process_iter(["cmdline"]):

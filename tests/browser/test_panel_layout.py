@@ -9,9 +9,17 @@ import pytest
 
 from benchmarks.page import served
 
-from ..support.browser import browser, lab_server, open_notebook, page
+from ..support.browser import (
+    browser,
+    lab_server,
+    open_notebook,
+    page,
+    run_cell,
+    start_ranks,
+    take_picture,
+    wait_for_end,
+)
 from .test_panel import PANEL, TRAIN, show_panel
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +61,7 @@ def test_narrow_panel_logs_and_main_area(open_notebook: Callable[..., Page]) -> 
         TRAIN.format(options="", steps=100_000).replace("time.sleep(0.02)", "log_metrics(step, common=step)"),
     )
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_for_end(page, 1)
     read_logs(page)

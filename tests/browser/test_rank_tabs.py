@@ -10,9 +10,19 @@ import pytest
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
-from ..support.browser import browser, lab_server, open_notebook, page, wait_for_notebook
+from ..support.browser import (
+    browser,
+    lab_server,
+    open_notebook,
+    output,
+    page,
+    run_cell,
+    start_ranks,
+    take_picture,
+    wait_for_end,
+    wait_for_notebook,
+)
 from .test_panel import TRAIN
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +66,7 @@ def visible_lines(area: Locator) -> list[str]:
 @pytest.mark.browser
 def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(START, PRINT)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-2 ready")
+    start_ranks(page, 3)
     run_cell(page, 1)
     wait_for_end(page, 1)
     area = area_of(page, 1)
@@ -203,8 +212,7 @@ def test_later_output_of_the_selected_rank_is_shown(open_notebook: Callable[...,
     page = open_notebook(
         START, "%%distributed\nimport time\nfor n in range(10**6): print(f'{rank}:{n}'); time.sleep(0.1)"
     )
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-2 ready")
+    start_ranks(page, 3)
     run_cell(page, 1)
     output(page, 1, "1:2")
     area = area_of(page, 1)
@@ -242,8 +250,7 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
 @pytest.mark.browser
 def test_other_front_ends_show_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     page = open_notebook(START, PRINT)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-2 ready")
+    start_ranks(page, 3)
     run_cell(page, 1)
     wait_for_end(page, 1)
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
+from ..support.browser import browser, lab_server, open_notebook, output, page, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,41 +24,6 @@ if rank == 0:
 else:
     time.sleep(1000)"""
 FIRST, HANG, NEXT, ATTACH, AGAIN = range(5)
-
-
-def run_cell(page: Page, index: int) -> None:
-    page.evaluate(
-        """index => {
-          const notebook = window.jupyterapp.shell.currentWidget.content;
-          notebook.activeCellIndex = index;
-          window.jupyterapp.commands.execute('notebook:run-cell');
-        }""",
-        index,
-    )
-
-
-def output(page: Page, index: int, text: str) -> str:
-    """Wait until the cell's output contains a text, and return all of it."""
-    area = page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea")
-    area.filter(has_text=text).first.wait_for(timeout=60_000)
-    return area.first.inner_text()
-
-
-def wait_for_end(page: Page, index: int) -> None:
-    """Wait until a cell has ended: cells queued behind one that fails are not run."""
-    page.wait_for_function(
-        """index => {
-          const prompt = document.querySelectorAll('.jp-Notebook-cell')[index].querySelector('.jp-InputPrompt');
-          return /\\d/.test(prompt.textContent);
-        }""",
-        arg=index,
-    )
-
-
-def take_picture(page: Page, name: str) -> None:
-    """Keep a screenshot for inspection: DISTTRAIN_PICTURES names the folder."""
-    if "DISTTRAIN_PICTURES" in os.environ:
-        page.screenshot(path=Path(os.environ["DISTTRAIN_PICTURES"]) / f"{name}.png")
 
 
 @pytest.mark.browser

@@ -165,6 +165,47 @@ def wait_for_notebook(page: Page) -> None:
     page.evaluate(NOTEBOOK_READY)
 
 
+def run_cell(page: Page, index: int) -> None:
+    page.evaluate(
+        """index => {
+          const notebook = window.jupyterapp.shell.currentWidget.content;
+          notebook.activeCellIndex = index;
+          window.jupyterapp.commands.execute('notebook:run-cell');
+        }""",
+        index,
+    )
+
+
+def output(page: Page, index: int, text: str) -> str:
+    """Wait until the cell's output contains a text, and return all of it."""
+    area = page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea")
+    area.filter(has_text=text).first.wait_for(timeout=60_000)
+    return area.first.inner_text()
+
+
+def start_ranks(page: Page, count: int = 2) -> None:
+    """Run the first cell, and wait until it has started ranks."""
+    run_cell(page, 0)
+    output(page, 0, f"ranks 0-{count - 1} ready")
+
+
+def wait_for_end(page: Page, index: int) -> None:
+    """Wait until a cell has ended: cells queued behind one that fails are not run."""
+    page.wait_for_function(
+        """index => {
+          const prompt = document.querySelectorAll('.jp-Notebook-cell')[index].querySelector('.jp-InputPrompt');
+          return /\\d/.test(prompt.textContent);
+        }""",
+        arg=index,
+    )
+
+
+def take_picture(page: Page, name: str) -> None:
+    """Keep a screenshot for inspection: DISTTRAIN_PICTURES names the folder."""
+    if "DISTTRAIN_PICTURES" in os.environ:
+        page.screenshot(path=Path(os.environ["DISTTRAIN_PICTURES"]) / f"{name}.png")
+
+
 def unavailable(reason: str) -> NoReturn:
     """Skip where a requirement is missing; fail as root, for whom ``make test`` installs it."""
     if os.geteuid() == 0:

@@ -17,8 +17,15 @@ import nbformat
 from playwright.sync_api import sync_playwright
 
 from ..browser.test_panel import PANEL, show_panel
-from ..browser.test_recovery_in_jupyterlab import output, run_cell, wait_for_end
-from .browser import CHROMIUM_FLAGS, END_KERNEL, running_lab, wait_for_notebook
+from .browser import (
+    CHROMIUM_FLAGS,
+    END_KERNEL,
+    run_cell,
+    running_lab,
+    start_ranks,
+    wait_for_end,
+    wait_for_notebook,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +91,7 @@ def take_training(page: Page) -> None:
     """Show a training cell while it runs, with its view and the panel."""
     page.evaluate(CLOSE_LEFT)
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_for_end(page, 1)
     run_cell(page, 2)

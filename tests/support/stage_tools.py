@@ -32,11 +32,17 @@ PIECE = 1 << 18
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data set of three files, one of several blocks."""
-    folder = tmp_path / "source" / "data"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "large").write_bytes(os.urandom(3 * MIB + 5))
-    (folder / "small").write_text("small")
+    folder = write_data(tmp_path, 3 * MIB + 5)
     (folder / "empty").touch()
+    return folder
+
+
+def write_data(parent: Path, size: int) -> Path:
+    """Write a data set of two files, one of this size."""
+    folder = parent / "source" / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "large").write_bytes(os.urandom(size))
+    (folder / "small").write_text("small")
     return folder
 
 

@@ -24,18 +24,11 @@ from ...support.listeners import IgnoringListener
 from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from jupyter_disttrain.client.cells.cell_run import CellRun
     from jupyter_disttrain.client.cells.events import Event
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Cluster]:
-    """Two ranks without torch or MPI."""
-    with Cluster(n=2, launcher="local", backend="none", name="endurance") as cluster:
-        yield cluster
 
 
 def nanny_of(cluster: Cluster, rank: int) -> psutil.Process:
@@ -44,7 +37,7 @@ def nanny_of(cluster: Cluster, rank: int) -> psutil.Process:
     return parent
 
 
-def test_interrupt_during_a_large_message_keeps_the_rank_usable(ranks: Cluster) -> None:
+def test_interrupt_during_a_large_message_keeps_the_rank_usable(torchless: Cluster) -> None:
     endless = "from IPython.display import display\nwhile True:\n    display({'text/html': 'x' * 5_000_000}, raw=True)"
 
     class InterruptOnDisplay(IgnoringListener):
@@ -52,23 +45,25 @@ def test_interrupt_during_a_large_message_keeps_the_rank_usable(ranks: Cluster) 
 
         def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
             if events:
-                ranks.interrupt()
+                torchless.interrupt()
 
     for _ in range(20):
         with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            ranks.run(endless, 0, timeout_s=20, listener=InterruptOnDisplay())
-        assert ranks.run("rank", timeout_s=20).results == {0: 0, 1: 1}
+            torchless.run(endless, 0, timeout_s=20, listener=InterruptOnDisplay())
+        assert torchless.run("rank", timeout_s=20).results == {0: 0, 1: 1}
 
 
-def test_orphaned_processes_of_a_rank_are_reaped(ranks: Cluster) -> None:
-    ranks.run("import subprocess\nfor _ in range(5): subprocess.run(['sh', '-c', 'true >/dev/null 2>&1 &'])", 0)
-    assert wait_until(lambda: [child.pid for child in nanny_of(ranks, 0).children()] == [ranks.table[0].info.pid])
+def test_orphaned_processes_of_a_rank_are_reaped(torchless: Cluster) -> None:
+    torchless.run("import subprocess\nfor _ in range(5): subprocess.run(['sh', '-c', 'true >/dev/null 2>&1 &'])", 0)
+    assert wait_until(
+        lambda: [child.pid for child in nanny_of(torchless, 0).children()] == [torchless.table[0].info.pid]
+    )
 
 
-def test_unknown_request_to_a_nanny_has_no_effect(ranks: Cluster) -> None:
-    assert ranks.signal(0, 9999).result(timeout=60)["content"]["status"] == "error"
-    assert ranks.signal(0, 0).result(timeout=60)["content"] == {"status": "ok"}
-    assert ranks.run("rank", 0).results == {0: 0}
+def test_unknown_request_to_a_nanny_has_no_effect(torchless: Cluster) -> None:
+    assert torchless.signal(0, 9999).result(timeout=60)["content"]["status"] == "error"
+    assert torchless.signal(0, 0).result(timeout=60)["content"] == {"status": "ok"}
+    assert torchless.run("rank", 0).results == {0: 0}
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "local"])
@@ -81,24 +76,24 @@ def test_death_of_a_nanny_is_reported_as_its_rank_s(launcher: str) -> None:
         assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
-def test_ended_cells_are_freed(ranks: Cluster) -> None:
-    ended = [weakref.ref(ranks.run(f"print({number}); {number}")) for number in range(5)]
-    ranks.run("pass")
-    ranks.run("pass")
+def test_ended_cells_are_freed(torchless: Cluster) -> None:
+    ended = [weakref.ref(torchless.run(f"print({number}); {number}")) for number in range(5)]
+    torchless.run("pass")
+    torchless.run("pass")
     gc.collect()
     assert [run() for run in ended] == [None] * 5
-    link = ranks._launch.link
+    link = torchless._launch.link
     assert link is not None
     assert (link._pending, link._waiting) == ({}, {})
 
 
-def test_background_cell_reports_its_end(ranks: Cluster) -> None:
-    run = ranks.run("print('here')", block=False)
+def test_background_cell_reports_its_end(torchless: Cluster) -> None:
+    run = torchless.run("print('here')", block=False)
     assert wait_until(lambda: run.done)
     assert run.wait().stdout == {0: "here\n", 1: "here\n"}
 
 
-def test_interrupt_during_an_event_loses_nothing(ranks: Cluster) -> None:
+def test_interrupt_during_an_event_loses_nothing(torchless: Cluster) -> None:
     class InterruptedListener(IgnoringListener):
         """Is interrupted while it handles the rank's first output."""
 
@@ -112,12 +107,12 @@ def test_interrupt_during_an_event_loses_nothing(ranks: Cluster) -> None:
 
     slow = InterruptedListener()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        ranks.run("import time\nprint('said')\ntime.sleep(1000)", 0, listener=slow)
+        torchless.run("import time\nprint('said')\ntime.sleep(1000)", 0, listener=slow)
     assert any(getattr(event, "text", "") == "said\n" for event in slow.taken)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_repeated_interrupts_return_control_even_if_a_listener_hangs(ranks: Cluster) -> None:
+def test_repeated_interrupts_return_control_even_if_a_listener_hangs(torchless: Cluster) -> None:
     hanging: queue.Queue[CellRun] = queue.Queue()
 
     class HungListener(IgnoringListener):
@@ -145,34 +140,34 @@ def test_repeated_interrupts_return_control_even_if_a_listener_hangs(ranks: Clus
     thread = threading.Thread(target=interrupt_repeatedly)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        ranks.run("import time; time.sleep(5)", 0, listener=EndRecorder())
+        torchless.run("import time; time.sleep(5)", 0, listener=EndRecorder())
     thread.join()
-    assert wait_until(lambda: ranks.table[0].state == "idle")
+    assert wait_until(lambda: torchless.table[0].state == "idle")
 
 
-def test_metrics_accept_values_from_training(ranks: Cluster) -> None:
-    before = len(ranks.metrics.rows())
-    ranks.run("log_metrics(0, loss=float('nan'), norm=float('inf'))", 0)
-    assert wait_until(lambda: len(ranks.metrics.rows()) == before + 2)
-    nan, infinite = (row.value for row in ranks.metrics.rows()[before:])
+def test_metrics_accept_values_from_training(torchless: Cluster) -> None:
+    before = len(torchless.metrics.rows())
+    torchless.run("log_metrics(0, loss=float('nan'), norm=float('inf'))", 0)
+    assert wait_until(lambda: len(torchless.metrics.rows()) == before + 2)
+    nan, infinite = (row.value for row in torchless.metrics.rows()[before:])
     assert math.isnan(nan)
     assert infinite == math.inf
     with pytest.raises(RankFailure, match="log_metrics takes numbers, and loss is the text 'high'"):
-        ranks.run("log_metrics(1, loss='high')", 0)
-    ranks.run("log_metrics(2, loss=1.5)", 0)
-    assert wait_until(lambda: len(ranks.metrics.rows()) == before + 3)
+        torchless.run("log_metrics(1, loss='high')", 0)
+    torchless.run("log_metrics(2, loss=1.5)", 0)
+    assert wait_until(lambda: len(torchless.metrics.rows()) == before + 3)
 
 
 @pytest.mark.parametrize("stream", ["None", "type('Tee', (), {'write': lambda self, text: None})()"])
-def test_cell_may_replace_a_stream_by_any_object(ranks: Cluster, stream: str) -> None:
-    run = ranks.run(f"import sys; sys.stderr = sys.stdout = {stream}\nx = 2", 0)
+def test_cell_may_replace_a_stream_by_any_object(torchless: Cluster, stream: str) -> None:
+    run = torchless.run(f"import sys; sys.stderr = sys.stdout = {stream}\nx = 2", 0)
     assert "sys.stderr was left as " in run.stderr[0]
     with pytest.raises(RankFailure, match="ZeroDivisionError"):
-        ranks.run("1 / 0", 0)
-    assert ranks.run("print('back', x)", 0).stdout[0] == "back 2\n"
+        torchless.run("1 / 0", 0)
+    assert torchless.run("print('back', x)", 0).stdout[0] == "back 2\n"
     with pytest.raises(RankFailure, match="AttributeError"):
-        ranks.run(f"import sys; sys.stdout = {stream}\n2", 0)  # IPython shows the value there
-    assert ranks.run("print('again')", 0).stdout[0] == "again\n"
+        torchless.run(f"import sys; sys.stdout = {stream}\n2", 0)  # IPython shows the value there
+    assert torchless.run("print('again')", 0).stdout[0] == "again\n"
 
 
 def test_metric_with_several_numbers_is_refused(cluster: Cluster) -> None:
@@ -180,7 +175,7 @@ def test_metric_with_several_numbers_is_refused(cluster: Cluster) -> None:
         cluster.run("log_metrics(1, loss=torch.ones(3))", 0)
 
 
-def test_child_process_exits_as_in_a_script(ranks: Cluster) -> None:
+def test_child_process_exits_as_in_a_script(torchless: Cluster) -> None:
     code = (
         "import multiprocessing, time\n"
         "codes = []\n"
@@ -189,7 +184,7 @@ def test_child_process_exits_as_in_a_script(ranks: Cluster) -> None:
         "    child.start(); child.terminate(); child.join(); codes.append(child.exitcode)\n"
         "set(codes)"
     )
-    assert ranks.run(code, 0).results == {0: {-signal.SIGTERM}}
+    assert torchless.run(code, 0).results == {0: {-signal.SIGTERM}}
 
 
 def test_ranks_start_inside_a_job_that_numbers_jupyter_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +204,11 @@ def test_ranks_start_with_a_python_built_for_an_old_system(tmp_path: Path, monke
         assert cluster.run("import os; hasattr(os, 'pidfd_open')").results == {0: False}
 
 
-def test_logs_of_a_running_cluster_are_kept(ranks: Cluster) -> None:
-    ranks.run("print('in the log')")
+def test_logs_of_a_running_cluster_are_kept(torchless: Cluster) -> None:
+    torchless.run("print('in the log')")
     others = [Folders.make("other") for _ in range(KEPT_RUNS + 1)]
     try:
-        assert "in the log" in ranks._launch.folders.rank_log(0).read_text()
+        assert "in the log" in torchless._launch.folders.rank_log(0).read_text()
     finally:
         for folders in others:
             folders.remove()

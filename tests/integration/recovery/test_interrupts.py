@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
@@ -17,43 +16,37 @@ from ...support.process_tools import send_sigint, wait_until
 from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from jupyter_disttrain import Cluster
     from jupyter_disttrain.client.cells.cell_run import CellRun
     from jupyter_disttrain.client.cells.events import Event
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Cluster]:
-    """Two ranks without torch or MPI."""
-    with Cluster(n=2, launcher="local", backend="none", name="interrupts") as cluster:
-        yield cluster
-
-
 def test_two_simultaneous_interrupts_are_two_for_the_ranks(
-    ranks: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    torchless: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     stubborn = f"import time\n{begin}\ntry: time.sleep(100)\nexcept KeyboardInterrupt: pass\ntime.sleep(100)"
-    interrupt = ranks.interrupt
+    interrupt = torchless.interrupt
 
     def interrupt_and_signal(chosen: object, *, forced: bool) -> None:
         interrupt(chosen, forced=forced)  # type: ignore[arg-type]
         if not forced:
             send_sigint()  # a double click
 
-    monkeypatch.setattr(ranks, "interrupt", interrupt_and_signal)
+    monkeypatch.setattr(torchless, "interrupt", interrupt_and_signal)
 
     def interrupt_once_both_run() -> None:
         assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         send_sigint()
 
-    person = threading.Thread(target=interrupt_once_both_run)
-    person.start()
+    user = threading.Thread(target=interrupt_once_both_run)
+    user.start()
     with pytest.raises(RankFailure, match="KeyboardInterrupt") as caught:
-        ranks.run(stubborn)
-    person.join()
+        torchless.run(stubborn)
+    user.join()
     (failure,) = caught.value.failures
     assert (failure.ranks, failure.line) == ((0, 1), 5)
 
@@ -71,15 +64,15 @@ class InterruptBurst(IgnoringListener):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_burst_of_interrupts_does_not_abandon_responding_ranks(ranks: Cluster) -> None:
+def test_burst_of_interrupts_does_not_abandon_responding_ranks(torchless: Cluster) -> None:
     burst = InterruptBurst()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        ranks.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
+        torchless.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
     assert burst.sent == 2 * PATIENT_INTERRUPTS
-    assert ranks.run("rank").results == {0: 0, 1: 1}
+    assert torchless.run("rank").results == {0: 0, 1: 1}
 
 
-def test_ranks_that_react_late_to_a_burst_are_not_abandoned(ranks: Cluster) -> None:
+def test_ranks_that_react_late_to_a_burst_are_not_abandoned(torchless: Cluster) -> None:
     code = """import time
 heard = 0
 while heard < 3:
@@ -89,10 +82,10 @@ while heard < 3:
     except KeyboardInterrupt: heard += 1
 time.sleep(2)
 heard"""
-    assert ranks.run(code, 0, listener=InterruptBurst(count=3)).results == {0: 3}
+    assert torchless.run(code, 0, listener=InterruptBurst(count=3)).results == {0: 3}
 
 
-def test_interrupt_while_an_error_is_reported_loses_neither(ranks: Cluster) -> None:
+def test_interrupt_while_an_error_is_reported_loses_neither(torchless: Cluster) -> None:
     """The error's text is read while its traceback is formatted: that is when the interrupt comes."""
     interrupting = """
 import signal
@@ -106,24 +99,24 @@ class SlowError(Exception):
 def later():
     return len(range(3))
 """
-    ranks.run(interrupting)
-    outcome = failure_of(ranks, "raise SlowError()")
+    torchless.run(interrupting)
+    outcome = failure_of(torchless, "raise SlowError()")
     (failure,) = outcome.failures
     assert (failure.ename, failure.evalue, failure.line) == ("SlowError", "what happened", 1)
     assert failure.traceback[-1].endswith("SlowError\x1b[39m: what happened")
     # An interrupt while a handled error is formatted still interrupts the cell.
     error = failure_of(
-        ranks, "try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass"
+        torchless, "try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass"
     )
     (failure,) = error.failures
     assert failure.ename == "KeyboardInterrupt"
-    assert ranks.run("later()").results == {0: 3, 1: 3}
+    assert torchless.run("later()").results == {0: 3, 1: 3}
 
 
 def test_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
-    ranks: Cluster, monkeypatch: pytest.MonkeyPatch
+    torchless: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = ranks._open_cells
+    cells = torchless._open_cells
     send = cells._send_to_rank
 
     def send_and_interrupt(run: object, rank: int, *rest: object) -> None:
@@ -133,9 +126,9 @@ def test_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
 
     with monkeypatch.context() as patch:
         patch.setattr(cells, "_send_to_rank", send_and_interrupt)
-        failure = failure_of(ranks, "import time\nwhile True: time.sleep(0.01)")
+        failure = failure_of(torchless, "import time\nwhile True: time.sleep(0.01)")
     assert set(failure.by_rank) == {0, 1}
-    assert ranks.run("rank").results == {0: 0, 1: 1}
+    assert torchless.run("rank").results == {0: 0, 1: 1}
 
 
 def test_interrupt_right_before_a_build_leaves_no_lock_file(started: Callable[[str], Cluster], tmp_path: Path) -> None:
@@ -235,7 +228,6 @@ import ctypes, platform, threading
 from pathlib import Path
 from unittest import mock
 from jupyter_disttrain.rank.process_group import gloo_abort as gloo_waits
-from ...support.recovery_tools import stop, failure_of
 call = ctypes.CDLL(None).syscall
 number = int(gloo_waits._FUTEX[platform.machine()])
 freed = (ctypes.c_uint64 * 32)(gloo_waits._gloo().vtables[gloo_waits._BUFFER])
@@ -260,10 +252,10 @@ ended, end.call_count
         "%%bash\necho begun; sleep 100",
     ],
 )
-def test_await_and_bash_are_interrupted_like_any_other_code(ranks: Cluster, code: str) -> None:
-    run = ranks.run(code, block=False)
+def test_await_and_bash_are_interrupted_like_any_other_code(torchless: Cluster, code: str) -> None:
+    run = torchless.run(code, block=False)
     assert wait_until(lambda: set(run.stdout.values()) == {"begun\n"})
-    error = stop(ranks, run)
+    error = stop(torchless, run)
     (failure,) = error.failures
     assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 1, "KeyboardInterrupt")
     assert not any("site-packages" in line or "asyncio/" in line for line in failure.traceback)

@@ -22,7 +22,8 @@ from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.features.telemetry.client import Telemetry
 from jupyter_disttrain.protocol.messages import RankDeath
-from jupyter_disttrain.protocol.ranks import RankInfo
+
+from ...support.records import rank_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,20 +53,8 @@ class FakeLink:
 
 
 def entry(rank: int, launch_host: str, host: str) -> RankEntry:
-    info = RankInfo(
-        rank=rank,
-        world_size=2,
-        local_rank=rank,
-        local_world_size=2,
-        node_rank=0,
-        node_count=1,
-        host=host,
-        pid=10**7 + rank,
-        backend="gloo",
-        device="cpu",
-    )
     return RankEntry(
-        info=info,
+        info=rank_info(rank, 2, host=host, pid=10**7 + rank),
         engine=f"engine{rank}",
         nanny=f"nanny{rank}",
         nanny_pid=2 * 10**7 + rank,

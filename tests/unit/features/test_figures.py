@@ -25,8 +25,9 @@ from jupyter_disttrain.features.telemetry.snapshot import metrics_packet, rank_s
 from jupyter_disttrain.features.telemetry.stragglers import find_straggler
 from jupyter_disttrain.protocol.messages import RankVitals
 from jupyter_disttrain.protocol.metric_blocks import pack, unpack
-from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.protocol.states import RankState
+
+from ...support.records import rank_info
 
 if TYPE_CHECKING:
     import pytest
@@ -149,8 +150,7 @@ def test_few_samples_of_a_rank_are_not_a_finding() -> None:
 def test_ended_cell_shows_no_current_figures() -> None:
     """The end of a cell is known at once, while its figures arrive once a second."""
     telemetry = Telemetry(1.0)
-    ranks = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "node_count": 1}
-    info = RankInfo(**ranks, host="node1", pid=1, backend="gloo", device="cpu")
+    info = rank_info(0, 1)
     status = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
 
     def shown(known: str) -> dict[str, Any]:

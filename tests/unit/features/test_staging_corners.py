@@ -21,24 +21,18 @@ from jupyter_disttrain.features.staging.peers import Neighbours
 from jupyter_disttrain.features.staging.source import Source, source_name
 from jupyter_disttrain.features.staging.store import Store
 
-from ...support.stage_tools import Chain, FileServer
+from ...support.stage_tools import MIB, Chain, FileServer, write_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyter_disttrain.features.staging.pipeline import Relay
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data set of two files, one of several blocks."""
-    folder = tmp_path / "source" / "data"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "large").write_bytes(os.urandom(2 * MIB + 5))
-    (folder / "small").write_text("small")
-    return folder
+    return write_data(tmp_path, 2 * MIB + 5)
 
 
 def outcomes_of(chain: Chain) -> list[tuple[BaseException | None, str]]:

@@ -29,9 +29,10 @@ from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.scripts.subprocess_run import of_rank
 from jupyter_disttrain.launchers.environment import library_defaults, session_environment
 from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
-from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.rank.libraries import defaults as on_rank
 from jupyter_disttrain.rank.libraries import gpu_errors
+
+from ...support.records import rank_info
 
 HELLO = RankHello(
     engine="engine",
@@ -44,18 +45,7 @@ HELLO = RankHello(
     cuda_devices=2,
     accelerator="CUDA 13.0",
 )
-INFO = RankInfo(
-    rank=1,
-    world_size=2,
-    local_rank=1,
-    local_world_size=2,
-    node_rank=0,
-    node_count=1,
-    host="vm",
-    pid=1,
-    backend="nccl",
-    device="cuda:1",
-)
+INFO = rank_info(1, 2, backend="nccl", device="cuda:1")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +18,7 @@ from jupyter_disttrain.features.batch_jobs import client
 from jupyter_disttrain.server.clusters import Clusters
 
 from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, file, jobs, start_process
-from ....support.process_tools import own_children
+from ....support.process_tools import own_children, wait_until
 
 if TYPE_CHECKING:
     import psutil
@@ -92,7 +91,7 @@ def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
     script.write_text(SCRIPT.format(folder=file.parent, path=os.environ.get("PYTHONPATH", ""), command=command))
     submitted = slurm.run("sbatch", "--parsable", str(script)).strip()
     try:
-        wait_for_state(file.exists)
+        assert wait_until(file.exists)
         begun = bare_notebook.run(f"%dist_attach {file}").check()
         assert "ranks 0-3 ready" in begun.text
         assert "node2: ranks 2-3" in begun.text
@@ -108,8 +107,8 @@ def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
         assert "rank 0 can't be replaced: nothing can be started within a job of srun" in died.text + others.text
         assert bare_notebook.run("found").text == "{1: 11, 2: 22, 3: 33}"
         bare_notebook.run("%dist_shutdown").check()
-        wait_for_state(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
-        wait_for_state(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
+        assert wait_until(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
+        assert wait_until(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
     finally:
         slurm.cancel_all()
     assert not file.exists()
@@ -154,7 +153,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     cluster.detach()
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     assert ssh_here() == []
-    wait_for_state(lambda: not held(clusters, live.there.cluster_id))
+    assert wait_until(lambda: not held(clusters, live.there.cluster_id))
     clusters.close()
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.metrics.gather("loss").values.tolist() == [[0.0, 11.0]]
@@ -165,14 +164,14 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     (tunnel,) = ssh_here()
     assert not any(key in " ".join(tunnel.cmdline()) for key in secrets(file))
     tunnel.kill()
-    wait_for_state(lambda: cluster.closed)
+    assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=f"the ssh tunnel to node1 ended: .*%dist_attach {which} opens it"):
         cluster.run("1")
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.run("kept").results == {0: 0, 1: 11}
     stop = [sys.executable, "-m", "jupyter_disttrain.cli", "stop", cluster.cluster_id]
     assert "ended" in subprocess.run(stop, check=True, capture_output=True, text=True).stdout
-    wait_for_state(lambda: cluster.closed)
+    assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match="was ended by jupyter disttrain stop"):
         cluster.run("1")
     assert jobs[0].end() == 0, jobs[0].output
@@ -198,13 +197,6 @@ def secrets(file: Path) -> list[str]:
     return [content["key"], content["curve_secretkey"]]
 
 
-def wait_for_state(holds: Any) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_obstacles_between_ranks_and_notebook_are_reported(
     file: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,10 +219,10 @@ def test_obstacles_between_ranks_and_notebook_are_reported(
     assert "%dist_shutdown" in second.output
     text = file.read_text()
     first.kill()  # the guard of the controller, as when a job is cancelled at once
-    wait_for_state(lambda: cluster.closed)
+    assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=r"the job of .* has ended; start it again"):
         cluster.run("1")
-    wait_for_state(lambda: not file.exists())
+    assert wait_until(lambda: not file.exists())
     file.write_text(text)
     with pytest.raises(UsageError, match=r"the job that wrote .* has ended"):
         Cluster.attach(str(file))
