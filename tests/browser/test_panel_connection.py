@@ -114,7 +114,7 @@ def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     page.locator(RUNNING).first.wait_for()
     for process in psutil.process_iter(["cmdline"]):
         command_line = " ".join(process.info["cmdline"] or [])
-        if "cluster.controller" in command_line and str(lab_server.root.parent) in command_line:
+        if "transport.controller" in command_line and str(lab_server.root.parent) in command_line:
             process.kill()
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
     text = output(page, 1, "controller")

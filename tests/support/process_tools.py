@@ -73,7 +73,7 @@ def processes_of_cluster(cluster_id: str) -> list[psutil.Process]:
 def controllers_of(cluster_id: str) -> list[psutil.Process]:
     """The controller and its child processes; each is listed before any is killed."""
     return [
-        process for process in processes_of_cluster(cluster_id) if "cluster.controller" in " ".join(process.cmdline())
+        process for process in processes_of_cluster(cluster_id) if "transport.controller" in " ".join(process.cmdline())
     ]
 
 

@@ -171,7 +171,7 @@ class MpiWorld:
             self._wake_who_waits()
             if self._is_respawning:
                 comms = [self.comm]  # other communicators are being made
-            elif forced or not comms:
+            elif forced or not comms or isinstance(owner, mpi.File):  # a file has further ones that are not found
                 comms = usable_comms(mpi)  # lazily: the main thread may free some once it is released
         for each in comms:
             self._is_revoked = self._is_revoked or each == self.comm
