@@ -65,7 +65,7 @@ def plain(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture(params=["mpi", "local"])
-def kept(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def persistent(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two ranks that survive their notebook."""
     cluster = Cluster(n=2, launcher=request.param, keep=True, grace_s=0.5, name="kept")
     yield cluster

@@ -39,12 +39,12 @@ def log_of(cluster: Cluster, rank: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_variables_are_kept(kept: Cluster) -> None:
-    pids = kept.run("import os; mine = torch.arange(3) * rank; os.getpid()").results
-    last = kept.run("1").number
-    kept.detach()
+def test_variables_are_kept(persistent: Cluster) -> None:
+    pids = persistent.run("import os; mine = torch.arange(3) * rank; os.getpid()").results
+    last = persistent.run("1").number
+    persistent.detach()
     with pytest.raises(ClusterClosedError, match="was left to itself"):
-        kept.run("1")
+        persistent.run("1")
     with Cluster.attach("kept") as again:
         assert again.missed == []
         assert again.run("os.getpid()").results == pids
@@ -181,11 +181,11 @@ def test_running_cells_are_resumed_separately(light: Cluster, tmp_path: Path) ->
             assert list(run.wait().results) == list(run.ranks)
 
 
-@pytest.mark.parametrize("kept", ["local"], indirect=True)
-def test_unseen_failure_is_reported_and_waiting_ranks_are_released(kept: Cluster) -> None:
-    kept.run("mine = rank")
-    kept.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
-    kept.detach()
+@pytest.mark.parametrize("persistent", ["local"], indirect=True)
+def test_unseen_failure_is_reported_and_waiting_ranks_are_released(persistent: Cluster) -> None:
+    persistent.run("mine = rank")
+    persistent.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
+    persistent.detach()
     with Cluster.attach("kept") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure) as caught:
@@ -196,11 +196,11 @@ def test_unseen_failure_is_reported_and_waiting_ranks_are_released(kept: Cluster
         assert again.run("mine").results == {0: 0, 1: 1}
 
 
-def test_rank_that_died_meanwhile_is_replaced(kept: Cluster) -> None:
-    kept.run("mine = rank")
-    pid = kept.table[1].info.pid
-    kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
-    kept.detach()
+def test_rank_that_died_meanwhile_is_replaced(persistent: Cluster) -> None:
+    persistent.run("mine = rank")
+    pid = persistent.table[1].info.pid
+    persistent.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    persistent.detach()
     process = psutil.Process(pid)
     process.kill()
     assert wait_until(lambda: not process.is_running())
@@ -212,12 +212,12 @@ def test_rank_that_died_meanwhile_is_replaced(kept: Cluster) -> None:
         assert again.run("mine", 0).results == {0: 0}
 
 
-def test_replaced_rank_is_known_to_later_clients(kept: Cluster) -> None:
-    first, second = (entry.info.pid for entry in kept.table)
+def test_replaced_rank_is_known_to_later_clients(persistent: Cluster) -> None:
+    first, second = (entry.info.pid for entry in persistent.table)
     psutil.Process(second).kill()
-    assert wait_until(lambda: kept.table[1].info.pid != second)
-    kept.run("mine = rank")
-    kept.detach()
+    assert wait_until(lambda: persistent.table[1].info.pid != second)
+    persistent.run("mine = rank")
+    persistent.detach()
     with Cluster.attach("kept") as again:
         assert again.run("mine").results == {0: 0, 1: 1}
         if again.config.launcher == "mpi":
@@ -232,10 +232,10 @@ def test_replaced_rank_is_known_to_later_clients(kept: Cluster) -> None:
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-@pytest.mark.parametrize("kept", ["local"], indirect=True)
-def test_interrupt_reaches_a_resumed_cell(kept: Cluster) -> None:
-    kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
-    kept.detach()
+@pytest.mark.parametrize("persistent", ["local"], indirect=True)
+def test_interrupt_reaches_a_resumed_cell(persistent: Cluster) -> None:
+    persistent.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    persistent.detach()
     with Cluster.attach("kept") as again:
         (run,) = again.missed
         again.interrupt()

@@ -247,16 +247,16 @@ def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(plain: Clus
     stale = make(f"stale-{ended.pid}-abcdef", age_s=3600)
     young = make(f"young-{ended.pid}-abcdef", age_s=0)
     ours = make(f"ours-{os.getpid()}-abcdef", age_s=3600)
-    kept = make(f"kept-{ended.pid}-abcdef", age_s=3600)
+    persistent = make(f"kept-{ended.pid}-abcdef", age_s=3600)
     try:
         with socket.socket(socket.AF_UNIX) as controller:
-            controller.bind(str(kept / "s-1"))
+            controller.bind(str(persistent / "s-1"))
             controller.listen()
-            os.utime(kept, (0, 0))
+            os.utime(persistent, (0, 0))
             plain.reset()
-            assert [folder.exists() for folder in (stale, young, ours, kept)] == [False, True, True, True]
+            assert [folder.exists() for folder in (stale, young, ours, persistent)] == [False, True, True, True]
     finally:
-        for folder in (stale, young, ours, kept):
+        for folder in (stale, young, ours, persistent):
             shutil.rmtree(folder, ignore_errors=True)
 
 
