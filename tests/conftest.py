@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ["mpi", "local"]  # a slow test that does not depend on the launcher names one, with indirect=True
 
-pytest_plugins = ["tests.support.leftovers", "tests.lab.fixtures"]
+pytest_plugins = [
+    "tests.support.leftovers",
+    "tests.support.join_tools",
+    "tests.support.stage_tools",
+    "tests.lab.fixtures",
+]
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

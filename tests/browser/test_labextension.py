@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Page
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 START = "Start ranks for this notebook"
 RUN = "Run this cell on all ranks"

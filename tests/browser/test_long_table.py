@@ -8,12 +8,8 @@ import pytest
 
 from benchmarks.page import served
 
-from ..support.browser import browser, page
-
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-__all__ = ["browser", "page"]  # fixtures used by this module
 
 RANKS = 512
 # The active row of a screen reader, and whether all of it is visible below the titles.

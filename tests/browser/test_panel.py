@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from ..support.browser import (
-    END_KERNEL,
-    browser,
-    lab_server,
-    open_notebook,
-    output,
-    page,
-    run_cell,
-    start_ranks,
-    take_picture,
-    wait_for_end,
-)
+from ..support.browser import END_KERNEL, output, run_cell, start_ranks, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 TRAIN = """%%distributed {options}
 import math, time

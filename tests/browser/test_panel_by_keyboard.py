@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page, run_cell, start_ranks, wait_for_end
+from ..support.browser import run_cell, start_ranks, wait_for_end
 from .test_panel import PANEL, show_panel
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Page
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 TABLE = f"{PANEL} [role=treegrid]"
 ANNOUNCEMENT = f"{PANEL} .jdt-said"

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from ..support.browser import (
-    browser,
-    lab_server,
-    open_notebook,
-    output,
-    page,
-    run_cell,
-    start_ranks,
-    take_picture,
-    wait_for_end,
-)
-from ..support.join_tools import Job, file, jobs, start_process
+from ..support.browser import output, run_cell, start_ranks, take_picture, wait_for_end
+from ..support.join_tools import Job, start_process
 from .test_panel import PANEL, TRAIN, show_panel
 
 if TYPE_CHECKING:
@@ -28,8 +18,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, WebSocketRoute
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "file", "jobs", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 RESET = f"{PANEL} .jdt-buttons button:text-is('Reset')"
 START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local"

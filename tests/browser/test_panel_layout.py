@@ -9,24 +9,13 @@ import pytest
 
 from benchmarks.page import served
 
-from ..support.browser import (
-    browser,
-    lab_server,
-    open_notebook,
-    page,
-    run_cell,
-    start_ranks,
-    take_picture,
-    wait_for_end,
-)
+from ..support.browser import run_cell, start_ranks, take_picture, wait_for_end
 from .test_panel import PANEL, TRAIN, show_panel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Locator, Page
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 MAIN = "#jupyter-disttrain-main"
 WRITE = r"""%%distributed

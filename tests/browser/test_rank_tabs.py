@@ -10,18 +10,7 @@ import pytest
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
-from ..support.browser import (
-    browser,
-    lab_server,
-    open_notebook,
-    output,
-    page,
-    run_cell,
-    start_ranks,
-    take_picture,
-    wait_for_end,
-    wait_for_notebook,
-)
+from ..support.browser import output, run_cell, start_ranks, take_picture, wait_for_end, wait_for_notebook
 from .test_panel import TRAIN
 
 if TYPE_CHECKING:
@@ -30,8 +19,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local"
 PRINT = """%%distributed

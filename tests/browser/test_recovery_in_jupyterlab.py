@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, output, page, run_cell, take_picture, wait_for_end
+from ..support.browser import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Page
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # fixtures used by this module
 
 HANGS = """%%distributed
 import time

@@ -16,7 +16,7 @@ from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
 from jupyter_disttrain.protocol.shared_memory import ROOT
 
-from ..support.join_tools import file, jobs, start_process  # noqa: F401  (fixtures)
+from ..support.join_tools import start_process
 from ..support.process_tools import OTHER_UID, as_root, change_owner
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @as_root
 def test_job_folder_placed_by_another_user_is_not_used(
-    file: Path,  # noqa: F811
-    jobs: list[Job],  # noqa: F811
+    file: Path,
+    jobs: list[Job],
 ) -> None:
     start_process(jobs, file, 0, 2)
     profile = Path(jobs[0].wait_for_file(file)["profile"])

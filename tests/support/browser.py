@@ -2,8 +2,6 @@
 
 Covers: a separate server with the built extension, Chromium, a page with an open notebook.
 Does not cover: ranks; the notebook's kernel is a plain one until a test loads the extension in it.
-
-A test module imports the fixtures it uses and their dependencies.
 """
 
 from __future__ import annotations

@@ -20,10 +20,6 @@ from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.batch_jobs import join
 from jupyter_disttrain.rank.startup.startup_args import write_whole
 
-from ...support.join_tools import file
-
-__all__ = ["file"]  # a fixture used by this module
-
 
 @pytest.mark.parametrize("content", ['{"lr": 0.1}', "not JSON", "[1]", '{"connection": 1}', "\0\xff"])
 def test_rank_0_does_not_overwrite_a_user_file(file: Path, content: str) -> None:

@@ -16,12 +16,10 @@ from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs.launcher_env import Launched, network_of, own_address
 from jupyter_disttrain.protocol.time_limits import TUNNEL_STALE_SECONDS
 
-from ...support.join_tools import LIMIT_S, file
+from ...support.join_tools import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["file"]  # a fixture used by this module
 
 
 def test_only_a_notebook_with_a_lost_network_is_ended(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ import zmq
 from jupyter_disttrain.errors import StageError
 from jupyter_disttrain.features.staging.source import Source, SourceFile
 
-from ...support.stage_tools import MIB, Chain, data, files
+from ...support.stage_tools import MIB, Chain, files
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["data"]  # a fixture used by this module
 
 
 def test_each_node_gets_missing_files_and_the_source_is_read_once(data: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailur
 from jupyter_disttrain.features.batch_jobs import client
 from jupyter_disttrain.server.clusters import Clusters
 
-from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, file, jobs, start_process
+from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, start_process
 from ....support.process_tools import own_children, wait_until
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ....lab.lab import Lab
     from ....lab.slurm import Slurm
     from ....support.notebook_driver import Notebook
-
-__all__ = ["file", "jobs"]  # fixtures used by this module
 
 
 def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:

@@ -22,13 +22,11 @@ from jupyter_disttrain.client import attach
 from jupyter_disttrain.client.joining import Joining
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
-from ....support.join_tools import file, jobs, start_process
+from ....support.join_tools import start_process
 from ....support.process_tools import controllers_of, wait_until
 
 if TYPE_CHECKING:
     from ....support.join_tools import Job
-
-__all__ = ["file", "jobs"]  # fixtures used by this module
 
 
 def test_empty_file_may_be_used_and_is_removed_with_the_job(file: Path, jobs: list[Job]) -> None:

@@ -17,7 +17,7 @@ from jupyter_disttrain.errors import RankFailure, StageError
 from jupyter_disttrain.features.staging import client
 
 from ....support.process_tools import own_children
-from ....support.stage_tools import MIB, FileServer, data
+from ....support.stage_tools import MIB, FileServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ....lab import Lab
     from ....support.notebook_driver import Notebook
-
-__all__ = ["data"]  # a fixture used by this module
 
 
 # Ranks on hosts

@@ -9,12 +9,10 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure
 
-from ....support.stage_tools import MIB, FileServer, data
+from ....support.stage_tools import MIB, FileServer
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
-
-__all__ = ["data"]  # a fixture used by this module
 
 
 def test_unreadable_url_is_shown_without_its_signature(torchless: Cluster, tmp_path: Path) -> None:
