@@ -93,7 +93,7 @@ def check_narrow_panel(page: Page) -> None:
     assert found["titles"][:4] == ["rank", "state", "line", "steps/s"], found
     node = page.locator(f"{PANEL} .jdt-node").inner_text()
     assert re.search(r" · load \d+\.\d · \d+\.\d/\d+\.\d GiB", node), node
-    assert "2 ranks" not in node, "the header says so"
+    assert "2 ranks" not in node, "the header shows it"
     take_picture(page, "panel_narrow")
     # The legend has the last values as text; values that all ranks share are one line.
     assert [text.split()[:2] for text in texts(loss.locator(".jdt-entry"))] == [["rank", "0:"], ["rank", "1:"]]
@@ -123,7 +123,7 @@ def use_the_keyboard(page: Page) -> None:
     page.locator(f"{MAIN} .jdt-plot[aria-label^='loss'] canvas").wait_for()
     page.locator(f"{MAIN} th", has_text="pid").wait_for()
     assert page.evaluate(OVERFLOWING, MAIN)["cut"] == []
-    assert page.evaluate(TOP, f"{MAIN} .jdt-main") == page.evaluate(TOP, MAIN), "no strip above it"
+    assert page.evaluate(TOP, f"{MAIN} .jdt-main") == page.evaluate(TOP, MAIN), "there is no strip above it"
     page.locator(f"{MAIN} .jdt-plot[aria-label^='memory (MiB)']").wait_for()
     take_picture(page, "main_area")
     page.keyboard.press("Alt+Shift+I")

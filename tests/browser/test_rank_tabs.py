@@ -72,7 +72,9 @@ def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page
     assert sorted(visible_lines(area)) == sorted(mine)
     figures = area.locator("b", has_text="figure of")
     assert [each.is_visible() for each in figures.all()] == [True, False]
-    assert left - area.evaluate("area => area.querySelector('b').getBoundingClientRect().left") > 80, "no label's room"
+    assert left - area.evaluate("area => area.querySelector('b').getBoundingClientRect().left") > 80, (
+        "no room for a label"
+    )
     take_picture(page, "rank_tabs_one")
     page.keyboard.press("ArrowLeft")
     assert sorted(visible_lines(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])

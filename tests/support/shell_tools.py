@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def end(cluster: Cluster) -> None:
-    """End a cluster, whoever its owner is now."""
+    """End a cluster, even if another process owns it now."""
     cluster.shutdown()
     for left in cluster_file.running():
         if left.cluster_id == cluster.cluster_id:

@@ -37,4 +37,4 @@ def no_process_is_started(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that starts a process: it belongs in tests/integration."""
     started.clear()
     yield
-    assert not started, f"{Path(request.path).name} belongs into tests/, for it starts {started}"
+    assert not started, f"{Path(request.path).name} belongs in tests/integration, since it starts {started}"

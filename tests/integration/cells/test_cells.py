@@ -165,7 +165,7 @@ def test_output_widget_clears_only_itself(notebook: Notebook) -> None:
     assert [line for line in shown if "Output()" in line] == []
     assert sum("before" in line for line in shown) == sum("after" in line for line in shown) == 2
     assert sum("goes" in line and "100%" in line for line in shown) == 2
-    assert all(output["data"]["text/plain"].strip() for output in outcome.outputs), "a label above nothing"
+    assert all(output["data"]["text/plain"].strip() for output in outcome.outputs), "a label without output"
     lines = ["from ipywidgets import Output; from IPython.display import HTML", "out = Output()"]
     lines += ["with out: display(HTML('one')); display(HTML('two'))", "out.clear_output(wait=True)"]
     outcome = run(notebook, *lines, "with out: display(HTML(f'three {rank}'))", "print('kept')").check()

@@ -63,7 +63,7 @@ def test_ranks_of_a_lost_host_restart_on_a_spare_and_the_others_keep_their_varia
         master = breakable.address("node3")  # rank 0 has moved, and with it the rendezvous
         assert cluster.run(code).results == {0: ("node3", None, master), 1: ("node2", 1, master)}
         breakable.heal("node1")
-        assert not breakable.left_on("node1"), "what it still had of the cluster is ended when it is there again"
+        assert not breakable.left_on("node1"), "its processes end when it is back"
 
 
 def test_unreachable_spare_is_reported_and_the_next_one_used(breakable: Lab) -> None:
@@ -127,7 +127,7 @@ def test_hosts_lost_one_after_another_are_reported_together(breakable: Lab, laun
     ) as cluster:
         run = cluster.run("import time\nif rank: time.sleep(600)", block=False)
         breakable.cut("node2")
-        assert wait_until(lambda: cluster._guardian._state.phase is Phase.LOST), "rank 1 was given up"
+        assert wait_until(lambda: cluster._guardian._state.phase is Phase.LOST), "rank 1 was abandoned"
         breakable.cut("node3")
         with pytest.raises(RankFailure, match=r"node3") as caught:
             run.wait()
@@ -155,7 +155,7 @@ def test_returning_host_takes_its_ranks_back(breakable: Lab) -> None:
         assert any("once it is there again %dist_reset -r 1" in note for note in run.notes)
         with pytest.raises(LaunchError, match=r"node2: .*nothing was started|nothing was started[^$]*node2"):
             cluster.reset()  # checks the hosts first
-        assert cluster.run("kept", ranks=0).results == {0: 0}, "what is left is as it was"
+        assert cluster.run("kept", ranks=0).results == {0: 0}, "the other rank is unchanged"
         breakable.heal("node2")
         cluster.replace([1])
         assert cluster.run("dist.barrier(); globals().get('kept')").results == {0: 0, 1: None}

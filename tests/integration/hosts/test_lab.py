@@ -57,7 +57,7 @@ def test_cut_host_is_silent_until_it_is_reconnected(breakable: Lab) -> None:
     assert reaches(breakable, host)
     breakable.cut(host)
     assert not reaches(breakable, host)
-    assert breakable.run(host, "hostname").strip() == host, "it runs on"
+    assert breakable.run(host, "hostname").strip() == host, "it still runs"
     breakable.heal(host)
     assert reaches(breakable, host)
 
@@ -88,7 +88,7 @@ def test_closed_port_drops_packets_and_full_disk_takes_nothing(breakable: Lab) -
         assert breakable.run(first, knock).strip() == "0"
         breakable.firewall("head", port)
         breakable.firewall(first, f"{SSH_PORT}-{SSH_PORT + 5}")
-        assert breakable.run(first, knock).strip() == "124", "neither let in nor refused"
+        assert breakable.run(first, knock).strip() == "124", "neither accepted nor refused"
     assert not reaches(breakable, first)
     assert reaches(breakable, second)
     breakable.fill(first)
@@ -156,7 +156,7 @@ def test_labs_run_side_by_side_and_orphaned_ones_are_removed(lab: Lab) -> None:
         other = places.Place(int(owner.stdout.readline()))
         owner.send_signal(signal.SIGKILL)
     assert other.lab_id != lab.place.lab_id
-    assert other.namespaces(), "nobody has removed it yet"
+    assert other.namespaces(), "it is not removed yet"
     with Lab(1) as next_lab:
         assert not places.left_of(other) or other == next_lab.place
     assert not places.left_of(next_lab.place)

@@ -66,7 +66,7 @@ def test_ranks_are_ordered_by_host(hosted: Cluster, lab: Lab) -> None:
     )
     master = lab.address("node1")
     run = hosted.run(code)
-    assert set(run.stderr.values()) == {""}, "torch's word that addresses have no names is no news"
+    assert set(run.stderr.values()) == {""}, "torch's warning on addresses without names is dropped"
     assert run.results == {
         0: ("node1", "0", "0", master),
         1: ("node1", "0", "1", master),
@@ -138,7 +138,7 @@ def test_killed_rank_is_replaced_on_its_host(hosted: Cluster, monkeypatch: pytes
     monkeypatch.delenv("HOSTED_SECRET")  # as in a notebook that joined afterwards
     with pytest.raises(RankFailure, match=r"rank 3 \(node2\).*SIGKILL") as caught:
         hosted.run(f"import os\nif rank == 3: os.kill(os.getpid(), {signal.SIGKILL})\ndist.barrier()")
-    assert not caught.value.failures[0].traceback, "it had no last words"
+    assert not caught.value.failures[0].traceback, "it left no stderr lines"
     code = "import socket; socket.gethostname(), globals().get('kept'), comm and comm.allreduce(1)"
     counted = 4 if hosted.config.launcher == "mpi" else None
     assert hosted.run(code).results == {
@@ -252,7 +252,7 @@ def test_ssh_ranks_communicate_over_ipv6(lab: Lab, ipv6: list[str]) -> None:
         code = "import os; total = torch.ones(1); dist.all_reduce(total); os.environ['MASTER_ADDR'], float(total)"
         assert cluster.run(code).results == dict.fromkeys((0, 1), (ipv6[0], 2.0))
         head = [each for each in lab.listening("head") if each.address.startswith("fd77:")]
-        assert len(head) == 6, "the controller listens there alone"
+        assert len(head) == 6, "the controller listens only there"
         with pytest.raises(RankFailure, match=r"rank 1 \(node2\)"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
         assert cluster.run("dist.barrier(); rank").results == {0: 0, 1: 1}

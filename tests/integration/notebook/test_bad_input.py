@@ -29,7 +29,7 @@ def refused(notebook: Notebook, source: str) -> str:
     """Run code that must be refused; return its only line of output."""
     outcome = notebook.run(source)
     assert outcome.status == "error", outcome.text
-    assert outcome.text == outcome.error, "more is shown than the line"
+    assert outcome.text == outcome.error, "more than the line is shown"
     assert "\n" not in outcome.text
     return outcome.text
 

@@ -210,7 +210,7 @@ def test_unrepairable_mpi_is_reported_by_comm(monkeypatch: pytest.MonkeyPatch) -
         for rank in (0, 1):
             with pytest.raises(RankFailure, match=expected):
                 cluster.run("comm.allreduce(1)", rank)
-        assert cluster._launch.generation == generation, "the group is whole, and not formed again and again"
+        assert cluster._launch.generation == generation, "the group is intact, and not formed again"
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         cluster.reset()
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}

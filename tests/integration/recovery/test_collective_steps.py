@@ -40,7 +40,7 @@ def test_mismatch_left_by_an_earlier_cell_is_remembered(three: Cluster, pids: di
         "unless the others call it first (stop it then, and all are in step again)"
     )
     assert three.run(f"if rank == 0: {PENDING}").notes == [note]
-    assert three.run("1 + 1").notes == [], "once is enough"
+    assert three.run("1 + 1").notes == [], "it is reported once"
     # Equally many collectives in the interrupted cell, and no rank waits in one.
     run = three.run(f"import time\n{PENDING}\nif rank == 0: time.sleep(100)", block=False)
     assert wait_until(lambda: three.table[1].state == three.table[2].state == "idle" and "line 3" in three.where()[0])

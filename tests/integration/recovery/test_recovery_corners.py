@@ -31,7 +31,9 @@ def test_late_interrupt_hides_no_failure(three: Cluster) -> None:
     assert interrupter.sent
     run = three.run(SUM)
     assert run.results == {rank: [6.0] for rank in range(3)}
-    assert any(note.startswith("rank 1 was replaced") for note in run.notes), "what the person did not wait for"
+    assert any(note.startswith("rank 1 was replaced") for note in run.notes), (
+        "the interrupted wait is reported with the next cell"
+    )
 
 
 def test_abandoned_cell_ends_once_and_its_rank_may_return(

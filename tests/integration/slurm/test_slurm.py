@@ -136,4 +136,4 @@ def test_ranks_start_in_the_allocation_around_the_notebook(batch: Slurm, monkeyp
     with Cluster(launcher="slurm", backend="none") as cluster:
         values = cluster.run("import os; (node_rank, comm.allreduce(rank), os.environ['SLURM_JOB_ID'])").results
         assert values == {rank: (rank // 2, 6, job) for rank in range(4)}
-    assert SlurmJob(job).state().runs, "it is not ours to end"
+    assert SlurmJob(job).state().runs, "the allocation of the user is kept"

@@ -50,7 +50,7 @@ def test_variables_are_kept(persistent: Cluster) -> None:
         assert again.run("os.getpid()").results == pids
         assert again.pull("mine", 1)[1]["mine"].tolist() == [0, 1, 2]
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
-        assert again.run("1").number > last, "cells are counted on"
+        assert again.run("1").number > last, "cell numbers continue"
 
 
 def test_running_cell_continues_without_losing_output(light: Cluster, tmp_path: Path) -> None:

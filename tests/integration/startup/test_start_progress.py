@@ -56,7 +56,7 @@ def test_server_sees_a_cluster_from_its_start_on() -> None:
             found = [each for each in snapshot["starting"] if each["id"] == cluster.cluster_id]
             assert [(each["name"], each["text"]) for each in found] == [("slow", text)]
             assert cluster.cluster_id not in [each["id"] for each in snapshot["clusters"]]
-        assert cluster.cluster_id in [each["id"] for each in after["clusters"]], "the server looks at once"
+        assert cluster.cluster_id in [each["id"] for each in after["clusters"]], "the server checks at once"
         assert not [each for each in after["starting"] if each["id"] == cluster.cluster_id]
         assert seen[0][0] == "starting 2 ranks"
     server.close()

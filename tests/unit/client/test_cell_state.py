@@ -176,7 +176,7 @@ def test_lag_over_successful_cells_is_reported_once() -> None:
     assert steps.notes() == []
     assert not cell(steps, {1: 3, 2: 3})
     assert steps.notes() == []
-    assert not cell(steps, {0: 3, 1: 3, 2: 3}, {0, 1, 2}), "all are in step again"
+    assert not cell(steps, {0: 3, 1: 3, 2: 3}, {0, 1, 2}), "all counts are equal again"
 
 
 def test_only_members_of_one_group_are_compared() -> None:
@@ -211,12 +211,12 @@ def test_unreceived_message_of_failed_cell_is_not_matched_to_a_later_cell() -> N
         steps = in_step()
         messages(steps, {0: {}, 1: {}, 2: {}})
         counts = {0: {"0>1": 1}, 1: {}, 2: {}}
-        assert messages(steps, {rank: counts[rank] for rank in order}, {0}), "sent, and not received"
+        assert messages(steps, {rank: counts[rank] for rank in order}, {0}), "sent but not received"
     steps = in_step()
     messages(steps, {0: {}, 1: {}, 2: {}})
     assert not messages(steps, {0: {"0>1": 1}, 1: {"0>1": 1}, 2: {}}, {0, 1}), "sent and received"
     assert not messages(steps, {0: {"0>1": 2}}), "it is received in a later cell"
-    assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "which has not begun to when it fails"
+    assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "the receiving cell has not started when it fails"
     assert messages(steps, {1: {"0>1": 3}}, {1}), "more than was sent"
 
 

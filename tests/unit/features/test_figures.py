@@ -83,7 +83,7 @@ def test_metric_logged_now_is_drawn_whatever_was_logged_before() -> None:
     table.add(*some(0, 2, loss=0.5))
     assert [each.name for each in table.gather_last(2)] == ["loss_29", "loss"]
     _, header, _ = metrics_packet(table, mark)
-    assert header["names"] == ["loss"], "and who watches is not told of all the others each time"
+    assert header["names"] == ["loss"], "other names are not sent each time"
     table.add(*some(0, 3, loss_0=0.5))
     assert [each.name for each in table.gather_last(2)] == ["loss_0", "loss"]
 

@@ -59,7 +59,7 @@ def test_lost_host_that_replies_is_named_until_it_is_dropped() -> None:
         hosts.questions(turn * TURN)
     assert set(hosts.take_lost(10.0)) == {"node1", "node2"}
     hosts.know({})
-    assert "c" in hosts.questions(10.5), "it is asked on, so that what it still has can be ended"
+    assert "c" in hosts.questions(10.5), "it is still pinged, so that its processes can be ended"
     assert hosts.on_answer("c", 11.0) == "node2"
     hosts.forget("node2")
     assert "c" not in hosts.questions(11.5)

@@ -184,7 +184,7 @@ def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
     assert not watcher.look(longer, HOUR)
     assert watcher.look(longer, 2 * HOUR - 300)
     short = dataclasses.replace(RUNNING, end_s=240.0)
-    assert not Watcher().look(short, 1.0), "who asks for four minutes knows"
+    assert not Watcher().look(short, 1.0), "a job of four minutes gets no early warning"
 
 
 def test_job_events_are_reported_once() -> None:

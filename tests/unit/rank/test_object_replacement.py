@@ -53,7 +53,7 @@ def in_class(thing: Any) -> tuple[Any, Callable[[], Any]]:
     class Holder:
         group = thing
 
-    assert Holder().group is thing, "so that Python remembers where it found it"
+    assert Holder().group is thing, "fills Python's attribute cache"
     return Holder, lambda: Holder().group
 
 

@@ -118,7 +118,7 @@ def test_failed_cells_are_left_out_and_repeated_cells_appear_once(cluster: Clust
     assert text.index("x = 2") < text.index("y = x") < text.index("while True")
     assert "x = 1" not in text
     assert "raise" not in text
-    assert text.count("barrier") == 1, "of %sync; the one is that all are in the group"
+    assert text.count("barrier") == 1, "only the barrier of %sync"
     assert exported.notes == (
         "cells [4] failed or still run, and are left out",
         "cells [1] ran again later: only the last run is in the script, in the place of the first",
