@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-INSTALL = "from tests import fake_device as gpu; import os, time; kept = rank * 11; gpu.install()"
+INSTALL = "from tests.support import fake_device as gpu; import os, time; kept = rank * 11; gpu.install()"
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def short_timeouts(notebook: Notebook) -> Iterator[None]:
     """The notebook returns control soon after the third interrupt, and %dist_interrupt waits long for the ranks."""
-    names = "cell_run.GIVE_UP_SECONDS, cells.GIVE_UP_SECONDS"
-    notebook.run(f"from jupyter_disttrain.client import cell_run, cells\nlimits = {names}\n{names} = 0, 60").check()
+    names = "cell_run.GIVE_UP_SECONDS, executor.GIVE_UP_SECONDS"
+    notebook.run(
+        f"from jupyter_disttrain.client.cells import cell_run, executor\nlimits = {names}\n{names} = 0, 60"
+    ).check()
     yield
     notebook.run(f"{names} = limits").check()
 
