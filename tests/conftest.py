@@ -1,4 +1,4 @@
-"""Real clusters and real kernels, for all tests."""
+"""Fixtures with real clusters and real kernels, for all tests."""
 
 from __future__ import annotations
 
@@ -18,32 +18,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-LAUNCHERS = ["mpi", "local"]  # a slow test on which the launcher has no bearing names one, with indirect=True
+LAUNCHERS = ["mpi", "local"]  # a slow test that does not depend on the launcher names one, with indirect=True
 
-pytest_plugins = ["tests.support.leftovers", "tests.lab.fixtures"]
+pytest_plugins = [
+    "tests.support.leftovers",
+    "tests.support.join_tools",
+    "tests.support.stage_tools",
+    "tests.lab.fixtures",
+]
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that starts the tests in the background has them ignore interrupts, and so would every kernel of theirs.
+    # A shell that starts the tests in the background has them ignore interrupts, and their kernels would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def started() -> Iterator[Callable[[str], Cluster]]:
-    """Start two ranks by a launcher at the first call; later calls give the same ones."""
+    """Start two ranks by a launcher at the first call; later calls return the same ones."""
     with ExitStack() as stack:
         yield functools.cache(lambda launcher: stack.enter_context(Cluster(n=2, launcher=launcher)))
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
 def cluster(request: pytest.FixtureRequest, started: Callable[[str], Cluster]) -> Cluster:
-    """Two ranks, by every launcher; all modules share them."""
+    """Two ranks, by every launcher, shared by all modules."""
     return started(request.param)
 
 
 @pytest.fixture(scope="module")
 def torchless() -> Iterator[Cluster]:
-    """Two ranks without torch, which a reset brings back in no time, for what hangs on no launcher."""
+    """Two ranks without torch, which a reset replaces quickly, for tests that do not depend on the launcher."""
     with Cluster(n=2, launcher="local", backend="none", name="torchless") as cluster:
         yield cluster
 
@@ -65,8 +70,8 @@ def plain(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture(params=["mpi", "local"])
-def kept(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two ranks that would outlive these tests."""
+def persistent(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two ranks that survive their notebook."""
     cluster = Cluster(n=2, launcher=request.param, keep=True, grace_s=0.5, name="kept")
     yield cluster
     end(cluster)
@@ -74,7 +79,7 @@ def kept(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def light() -> Iterator[Cluster]:
-    """Two ranks that would outlive these tests, without torch."""
+    """Two ranks that survive their notebook, without torch."""
     cluster = Cluster(n=2, launcher="local", backend="none", keep=True, name="light")
     yield cluster
     end(cluster)
@@ -82,7 +87,7 @@ def light() -> Iterator[Cluster]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, the notebook's own for this test."""
+    """An empty folder, the notebook's working directory in this test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -104,13 +109,13 @@ def bare_notebook() -> Iterator[Notebook]:
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
 def three(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Three ranks that soon lose patience; every test leaves them usable, or that is its failure."""
+    """Three ranks with short timeouts; a test that leaves them unusable fails."""
     with Cluster(n=3, launcher=request.param, grace_s=0.5, hang_after_s=0.5, name="three") as cluster:
         yield cluster
 
 
 @pytest.fixture
 def pids(three: Cluster) -> Iterator[dict[int, int]]:
-    """The ranks' processes before the test, each with a variable that must stay."""
+    """The process ids of the ranks before the test, each with a variable that must be kept."""
     yield three.run("import os; kept = rank * 11; os.getpid()").results
     assert left_idle(three)

@@ -1,4 +1,4 @@
-"""The commands of the JupyterLab extension, driven as a person would."""
+"""The commands of the JupyterLab extension, driven as a user would."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Page
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
 START = "Start ranks for this notebook"
 RUN = "Run this cell on all ranks"
@@ -36,14 +32,14 @@ OTHERS = {
 
 
 @pytest.mark.browser
-def test_the_palette_lists_the_commands(open_notebook: Callable[..., Page]) -> None:
+def test_palette_lists_the_commands(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("x = 1")
     search_palette(page, "distributed training")
     assert set(page.locator(".lm-CommandPalette-itemLabel").all_inner_texts()) == {START, RUN, *OTHERS}
 
 
 @pytest.mark.browser
-def test_a_cell_run_on_all_ranks_begins_with_the_magic(open_notebook: Callable[..., Page]) -> None:
+def test_cell_run_on_all_ranks_begins_with_the_magic(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("x = 1", "y = 2")
     button = page.get_by_role("button", name=f"{RUN}, with %%distributed as its first line")
 
@@ -58,7 +54,7 @@ def test_a_cell_run_on_all_ranks_begins_with_the_magic(open_notebook: Callable[.
 
 @pytest.mark.browser
 @pytest.mark.parametrize("magic", ["%%distributed -r 0", "%%rank [0]"])
-def test_a_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Page], magic: str) -> None:
+def test_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Page], magic: str) -> None:
     page = open_notebook(f"{magic}\nx = 1")
     choose_in_palette(page, RUN)
     wait_for_run(page, index=0, count=1)
@@ -66,7 +62,7 @@ def test_a_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Pag
 
 
 @pytest.mark.browser
-def test_the_launcher_the_menu_and_the_keyboard_lead_to_ranks(lab_server: LabServer, page: Page) -> None:
+def test_launcher_menu_and_keyboard_start_ranks(lab_server: LabServer, page: Page) -> None:
     page.goto(lab_server.link())
     page.locator(".jp-LauncherCard[title^='A new notebook whose first cell starts ranks']").click()
     page.locator(".jp-NotebookPanel .cm-content").first.wait_for()
@@ -84,7 +80,7 @@ def test_the_launcher_the_menu_and_the_keyboard_lead_to_ranks(lab_server: LabSer
 
 
 @pytest.mark.browser
-def test_without_a_notebook_the_commands_are_disabled(lab_server: LabServer, page: Page) -> None:
+def test_commands_are_disabled_without_a_notebook(lab_server: LabServer, page: Page) -> None:
     page.goto(lab_server.link())
     page.wait_for_function("() => window.jupyterapp?.restored")
     page.evaluate("() => window.jupyterapp.restored")

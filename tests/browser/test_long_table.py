@@ -8,16 +8,12 @@ import pytest
 
 from benchmarks.page import served
 
-from ..support.browser import browser, page
-
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-__all__ = ["browser", "page"]  # the fixtures of this module
-
 RANKS = 512
-# The row a screen reader is at, and whether all of it can be seen below the titles.
-POINTED_AT = """() => {
+# The active row of a screen reader, and whether all of it is visible below the titles.
+ACTIVE_ROW = """() => {
   const table = document.querySelector('.jdt-table');
   const row = document.getElementById(table.getAttribute('aria-activedescendant'));
   const seen = document.querySelector('.jdt-table-scroller').getBoundingClientRect();
@@ -34,7 +30,7 @@ POINTED_AT = """() => {
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 340])
-def test_the_chosen_row_is_in_sight_wherever_it_is(page: Page, width: int) -> None:
+def test_selected_row_is_scrolled_into_view(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     with served() as address:
         page.goto(address)
@@ -51,17 +47,17 @@ def test_the_chosen_row_is_in_sight_wherever_it_is(page: Page, width: int) -> No
         ):
             for key in keys:
                 page.keyboard.press(key)
-            told = page.evaluate(POINTED_AT)
-            assert told["text"] == text
-            assert told["chosen"], told
-            assert told["inSight"], told
-            assert told["drawn"] < 100
-            assert told["rows"] == RANKS + nodes + 1
-        # It stays chosen while it is out of sight, and the next key goes on from there.
+            row = page.evaluate(ACTIVE_ROW)
+            assert row["text"] == text
+            assert row["chosen"], row
+            assert row["inSight"], row
+            assert row["drawn"] < 100
+            assert row["rows"] == RANKS + nodes + 1
+        # It stays selected while it is out of view, and the next key continues from there.
         page.evaluate("() => { document.querySelector('.jdt-table-scroller').scrollTop = 0; }")
         page.wait_for_function("() => !document.querySelector('.jdt-chosen')")
         page.keyboard.press("ArrowDown")
-        told = page.evaluate(POINTED_AT)
-        assert told["text"] == "90"
-        assert told["inSight"], told
+        row = page.evaluate(ACTIVE_ROW)
+        assert row["text"] == "90"
+        assert row["inSight"], row
         page.evaluate("() => window.shown.end()")

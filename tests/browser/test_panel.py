@@ -1,4 +1,4 @@
-"""What a person sees of the ranks in JupyterLab and Notebook: the side panel and the widget, live."""
+"""The ranks in JupyterLab and Notebook: the side panel and the widget, live."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from ..support.browser import END_KERNEL, browser, lab_server, open_notebook, page
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
+from ..support.browser import END_KERNEL, output, run_cell, start_ranks, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
 TRAIN = """%%distributed {options}
 import math, time
@@ -78,7 +75,7 @@ def set_theme(page: Page, name: str) -> None:
 
 
 @pytest.mark.browser
-def test_the_empty_panel_says_how_to_start(open_notebook: Callable[..., Page]) -> None:
+def test_empty_panel_shows_how_to_start(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("1")
     show_panel(page)
     empty = page.locator(f"{PANEL} .jdt-empty")
@@ -105,17 +102,18 @@ def test_the_empty_panel_says_how_to_start(open_notebook: Callable[..., Page]) -
 
 
 @pytest.mark.browser
-def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open_notebook: Callable[..., Page]) -> None:
+def test_ranks_and_metrics_are_shown_in_panel_and_widget_while_a_cell_trains(
+    open_notebook: Callable[..., Page],
+) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2",
         TRAIN.format(options="--watch", steps=100_000),
         "%%distributed\nprint('whole', dist.get_world_size())",
     )
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
-    # In the panel: the ranks run, the plots of both metrics are there, with both ranks, and move.
+    # In the panel: the ranks run, the plots of both metrics have both ranks and are updated.
     page.locator(f"{PANEL} .jdt-rank[data-state=running]").first.wait_for(timeout=60_000)
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
     loss.and_(page.locator("[aria-label*='rank 0: '][aria-label*='rank 1: ']")).wait_for(timeout=60_000)
@@ -124,7 +122,7 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
         "([panel, seen]) => document.querySelector(`${panel} .jdt-plot[aria-label^=loss]`).ariaLabel !== seen",
         arg=[PANEL, seen],
     )
-    # What is told twice a second draws on, and makes nothing anew.
+    # Updates come twice a second and create no new elements.
     page.evaluate("panel => document.querySelector(`${panel} canvas`).id = 'marked'", PANEL)
     line = page.locator(f"{PANEL} .jdt-rank").first.inner_text()
     page.wait_for_function(
@@ -148,7 +146,7 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     # The log of a rank opens from its row.
     page.locator(f"{PANEL} .jdt-rank").nth(1).click()
     page.locator(f"{PANEL} .jdt-log").filter(has_text="no output yet").wait_for()
-    # After a reload in mid-cell, panel and metrics are back.
+    # After a reload during the cell, panel and metrics are restored.
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     page.reload()
     page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
@@ -163,7 +161,7 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
     )
     run_cell(page, 2)
     assert "whole 2" in output(page, 2, "whole")
-    # Stop asks first.
+    # Stop asks for confirmation.
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Stop").click()
     page.get_by_role("alertdialog", name="Shut down the ranks?").get_by_role("button", name="Cancel").click()
     assert page.locator(f"{PANEL} .jdt-rank").count() == 2
@@ -173,14 +171,13 @@ def test_ranks_and_metrics_are_seen_in_panel_and_widget_while_a_cell_trains(open
 
 
 @pytest.mark.browser
-def test_a_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+def test_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     from nbconvert import HTMLExporter  # noqa: PLC0415
 
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", TRAIN.format(options="--watch", steps=60)
     )
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_for_end(page, 1)
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
@@ -200,7 +197,7 @@ def test_a_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page
 
 
 @pytest.mark.browser
-def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none", LOOP)
     run_cell(page, 0)
     output(page, 0, "rank 0 ready")
@@ -221,7 +218,7 @@ def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Pag
     dialog.get_by_role("button", name="Cancel").click()
     page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:interrupt')")
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="KeyboardInterrupt").first.wait_for()
-    # What can't be done is said.
+    # What is not possible is reported.
     page.route(
         re.compile(r"/disttrain/api/clusters/[^/]+/interrupt"), lambda route: route.fulfill(status=409, json=REFUSAL)
     )
@@ -236,7 +233,7 @@ def test_commands_are_for_the_notebook_in_front(open_notebook: Callable[..., Pag
 
 
 @pytest.mark.browser
-def test_ranks_that_were_asked_to_end_are_never_called_dead(open_notebook: Callable[..., Page]) -> None:
+def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("%dist_status")
     show_panel(page)
     empty = page.locator(f"{PANEL} .jdt-empty")
@@ -245,7 +242,7 @@ def test_ranks_that_were_asked_to_end_are_never_called_dead(open_notebook: Calla
     page.locator(".jp-Notebook .jdt-rank").nth(1).wait_for()
     page.evaluate(RECORD)
     ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNEL)
-    words = {}
+    shown = {}
     for end in ends:
         if end in (RESTART, END_KERNEL):
             page.evaluate(EXECUTE, START)
@@ -255,8 +252,8 @@ def test_ranks_that_were_asked_to_end_are_never_called_dead(open_notebook: Calla
         page.evaluate(*((EXECUTE, end) if end.startswith("%") else (end,)))
         if "reset" not in end:
             empty.wait_for()
-        words[end] = [word for word in ("1 ended", "dead") if any(word in text for text in page.evaluate(SHOWN))]
-    assert words == {end: ["1 ended"] for end in ends}
+        shown[end] = [name for name in ("1 ended", "dead") if any(name in text for text in page.evaluate(SHOWN))]
+    assert shown == {end: ["1 ended"] for end in ends}
 
 
 @pytest.mark.browser
@@ -265,7 +262,7 @@ def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., 
     show_panel(page)
     page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%config DistributedMagics.sample = 8")
     page.evaluate(EXECUTE, START)
-    page.locator(f"{PANEL} .jdt-plot[aria-label^='memory']").wait_for()  # the first figures are there
+    page.locator(f"{PANEL} .jdt-plot[aria-label^='memory']").wait_for()  # the first figures have arrived
     run_cell(page, 0)
     progress = page.locator(f"{PANEL} .jdt-progress")
     for step in range(3, 8):

@@ -1,4 +1,4 @@
-"""The side panel when what it hangs on is cut, shared or gone."""
+"""The side panel when its connection is cut, shared or lost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
-from ..support.join_tools import Job, by_hand, file, jobs
+from ..support.browser import output, run_cell, start_ranks, take_picture, wait_for_end
+from ..support.join_tools import Job, start_process
 from .test_panel import PANEL, TRAIN, show_panel
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, WebSocketRoute
 
     from ..support.browser import LabServer
-
-__all__ = ["browser", "file", "jobs", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
 RESET = f"{PANEL} .jdt-buttons button:text-is('Reset')"
 START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local"
@@ -35,23 +32,20 @@ def wait_until_loss_moves(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_a_websocket_that_is_cut_comes_back_with_all_that_was_logged(
-    page: Page, open_notebook: Callable[..., Page]
-) -> None:
+def test_reconnected_websocket_restores_all_logged_values(page: Page, open_notebook: Callable[..., Page]) -> None:
     sockets: list[WebSocketRoute] = []
 
     def pass_on(socket: WebSocketRoute) -> None:
         sockets.append(socket)
         if len(sockets) == 2:
-            socket.close(code=1011)  # the first attempt to come back fails
+            socket.close(code=1011)  # the first attempt to reconnect fails
         else:
             socket.connect_to_server()
 
     page.route_web_socket("**/disttrain/api/live*", pass_on)
     open_notebook(START, TRAIN.format(options="", steps=100_000))
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_until_loss_moves(page)
     stop = page.locator(f"{PANEL} .jdt-buttons")
@@ -68,19 +62,18 @@ def test_a_websocket_that_is_cut_comes_back_with_all_that_was_logged(
 
 @pytest.fixture
 def other(browser: Browser) -> Iterator[Page]:
-    """A second browser, logged in anew."""
+    """A second browser with its own login."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield context.new_page()
     context.close()
 
 
 @pytest.mark.browser
-def test_two_browsers_see_and_steer_one_cluster(
+def test_two_browsers_show_and_control_one_cluster(
     open_notebook: Callable[..., Page], other: Page, lab_server: LabServer
 ) -> None:
     page = open_notebook(START, TRAIN.format(options="", steps=100_000), "%%distributed\nprint('whole')")
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     other.goto(lab_server.link())
     other.wait_for_function("() => window.jupyterapp?.restored")
@@ -99,31 +92,30 @@ def test_two_browsers_see_and_steer_one_cluster(
 
 
 @pytest.mark.browser
-def test_a_cluster_whose_controller_vanishes_leaves_the_panel(
+def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     open_notebook: Callable[..., Page], lab_server: LabServer
 ) -> None:
     page = open_notebook(START, "%%distributed\nimport time\nwhile True: time.sleep(0.01)")
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     page.locator(RUNNING).first.wait_for()
     for process in psutil.process_iter(["cmdline"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if "transport.controller" in words and str(lab_server.root.parent) in words:
+        command_line = " ".join(process.info["cmdline"] or [])
+        if "transport.controller" in command_line and str(lab_server.root.parent) in command_line:
             process.kill()
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
-    said = output(page, 1, "controller")
-    assert "ClusterClosedError: the controller of cluster 'default' on " in said
-    assert said.endswith("so all ranks end; %dist_reset starts them anew")
+    text = output(page, 1, "controller")
+    assert "ClusterClosedError: the controller of cluster 'default' on " in text
+    assert text.endswith("so all ranks end; %dist_reset starts them anew")
 
 
 @pytest.mark.browser
-def test_the_ranks_of_a_job_can_t_be_reset_from_the_panel(
+def test_ranks_of_a_job_cannot_be_reset_from_the_panel(
     open_notebook: Callable[..., Page], file: Path, jobs: list[Job]
 ) -> None:
-    job = by_hand(jobs, file, 0, 1)
-    job.until(file)
+    job = start_process(jobs, file, 0, 1)
+    job.wait_for_file(file)
     page = open_notebook(f"%load_ext jupyter_disttrain\n%dist_attach {file}", START.splitlines()[1])
     show_panel(page)
     run_cell(page, 0)

@@ -1,4 +1,4 @@
-"""The panel in little room, in the main area, and with many ranks: nothing is cut off, and all can be reached."""
+"""The panel in narrow space, in the main area, and with many ranks: nothing is cut off, and everything is reachable."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import pytest
 
 from benchmarks.page import served
 
-from ..support.browser import browser, lab_server, open_notebook, page
+from ..support.browser import run_cell, start_ranks, take_picture, wait_for_end
 from .test_panel import PANEL, TRAIN, show_panel
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Locator, Page
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
 MAIN = "#jupyter-disttrain-main"
 WRITE = r"""%%distributed
@@ -26,8 +23,8 @@ import sys
 for at in range(5):
     print(f'\rbar {at} of 4', end='', file=sys.stderr, flush=True)
 print('\na line on stdout', rank)"""
-# What stands beyond the right end of the panel or of the table's box.
-CUT_OFF = """panel => {
+# Elements that extend beyond the right edge of the panel or of the table's box.
+OVERFLOWING = """panel => {
   const node = document.querySelector(panel);
   const end = node.getBoundingClientRect().left + node.clientWidth;
   const scroller = node.querySelector('.jdt-table-scroller');
@@ -46,25 +43,24 @@ def texts(found: Locator) -> list[str]:
 
 
 @pytest.mark.browser
-def test_a_narrow_panel_the_logs_and_the_main_area(open_notebook: Callable[..., Page]) -> None:
+def test_narrow_panel_logs_and_main_area(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local",
         WRITE,
         TRAIN.format(options="", steps=100_000).replace("time.sleep(0.02)", "log_metrics(step, common=step)"),
     )
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_for_end(page, 1)
     read_logs(page)
     run_cell(page, 2)
-    look_at_a_narrow_panel(page)
+    check_narrow_panel(page)
     use_the_keyboard(page)
 
 
 def read_logs(page: Page) -> None:
-    # A log as a terminal shows it: bars overwritten, stderr marked, found, of all ranks.
+    # A log as a terminal shows it: overwritten bars, marked stderr, search, all ranks.
     page.locator(f"{PANEL} .jdt-rank").nth(1).click()
     log = page.locator(f"{PANEL} .jdt-log")
     log.locator(".jdt-stderr", has_text="bar 4 of 4").wait_for()
@@ -83,23 +79,23 @@ def read_logs(page: Page) -> None:
     assert not log.is_visible()
 
 
-def look_at_a_narrow_panel(page: Page) -> None:
-    # At the width with which JupyterLab opens a panel, what matters most is there whole.
+def check_narrow_panel(page: Page) -> None:
+    # At the default width of a JupyterLab panel, the most important columns are fully visible.
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
     loss.wait_for(timeout=60_000)
     page.locator(f"{PANEL} th", has_text="steps/s").wait_for(timeout=60_000)
-    # A wider text makes room for itself with the figures that come next.
-    page.wait_for_function(f"panel => ({CUT_OFF})(panel).table === 0", arg=PANEL)
-    found = page.evaluate(CUT_OFF, PANEL)
+    # A wider text gets its room from the columns that follow.
+    page.wait_for_function(f"panel => ({OVERFLOWING})(panel).table === 0", arg=PANEL)
+    found = page.evaluate(OVERFLOWING, PANEL)
     assert found["width"] < 300, found
     assert found["cut"] == []
     assert found["table"] == 0, found
     assert found["titles"][:4] == ["rank", "state", "line", "steps/s"], found
     node = page.locator(f"{PANEL} .jdt-node").inner_text()
     assert re.search(r" · load \d+\.\d · \d+\.\d/\d+\.\d GiB", node), node
-    assert "2 ranks" not in node, "the header says so"
+    assert "2 ranks" not in node, "the header shows it"
     take_picture(page, "panel_narrow")
-    # Last values stand in the legend as text; what all ranks share is one line.
+    # The legend has the last values as text; values that all ranks share are one line.
     assert [text.split()[:2] for text in texts(loss.locator(".jdt-entry"))] == [["rank", "0:"], ["rank", "1:"]]
     assert all(float(text.split()[2]) > 0 for text in texts(loss.locator(".jdt-entry")))
     common = page.locator(f"{PANEL} .jdt-plot[aria-label^='common']").locator(".jdt-entry")
@@ -110,7 +106,7 @@ def look_at_a_narrow_panel(page: Page) -> None:
 
 
 def use_the_keyboard(page: Page) -> None:
-    # Along a plot, and larger.
+    # Along a plot, and enlarged.
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
     loss.focus()
     page.keyboard.press("ArrowLeft")
@@ -126,8 +122,8 @@ def use_the_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     page.locator(f"{MAIN} .jdt-plot[aria-label^='loss'] canvas").wait_for()
     page.locator(f"{MAIN} th", has_text="pid").wait_for()
-    assert page.evaluate(CUT_OFF, MAIN)["cut"] == []
-    assert page.evaluate(TOP, f"{MAIN} .jdt-main") == page.evaluate(TOP, MAIN), "no strip above it"
+    assert page.evaluate(OVERFLOWING, MAIN)["cut"] == []
+    assert page.evaluate(TOP, f"{MAIN} .jdt-main") == page.evaluate(TOP, MAIN), "there is no strip above it"
     page.locator(f"{MAIN} .jdt-plot[aria-label^='memory (MiB)']").wait_for()
     take_picture(page, "main_area")
     page.keyboard.press("Alt+Shift+I")
@@ -151,7 +147,7 @@ TOP = "node => document.querySelector(node).getBoundingClientRect().top"
 
 
 def without_a_server(page: Page) -> None:
-    """As in VS Code: the kernel is asked, once the view itself has asked the user."""
+    """As in VS Code: requests go to the kernel, once the view has asked the user."""
     last = "() => shown.sent.at(-1)"
     page.get_by_role("button", name="Stop", exact=True).click()
     question = page.get_by_role("alertdialog", name="Shut down the ranks?")
@@ -163,10 +159,10 @@ def without_a_server(page: Page) -> None:
     page.evaluate("() => shown.tell('msg:custom', {reply: shown.sent.at(-1).token, message: 'it is not yours'}, [])")
     page.get_by_role("alert").filter(has_text="it is not yours").wait_for()
     page.locator(".jdt-rank").first.click()
-    asked = page.evaluate(last)
-    assert asked["ask"] == "log"
+    request = page.evaluate(last)
+    assert request["ask"] == "log"
     parts = [{"stream": "stderr", "text": "by the kernel\n"}]
-    reply = {"reply": asked["token"], "logs": [{"rank": asked["rank"], "parts": parts, "is_cut": False}]}
+    reply = {"reply": request["token"], "logs": [{"rank": request["rank"], "parts": parts, "is_cut": False}]}
     page.evaluate("reply => shown.tell('msg:custom', reply, [])", reply)
     page.locator(".jdt-log .jdt-stderr", has_text="by the kernel").wait_for()
     with page.expect_download() as saved:
@@ -179,7 +175,7 @@ def first_ranks(page: Page, count: int) -> list[str]:
 
 
 @pytest.mark.browser
-def test_many_ranks_are_summed_up_filtered_and_sorted(page: Page) -> None:
+def test_many_ranks_are_summarized_filtered_and_sorted(page: Page) -> None:
     page.set_viewport_size({"width": 300, "height": 900})
     with served() as address:
         page.goto(address)
@@ -200,13 +196,13 @@ def test_many_ranks_are_summed_up_filtered_and_sorted(page: Page) -> None:
         page.locator(".jdt-chooser input").fill("6-20,33 node0")
         page.wait_for_function("() => document.querySelectorAll('.jdt-rank').length === 2")
         assert first_ranks(page, 2) == ["6", "7"]
-        # The plots follow, and few ranks are lines of their own.
+        # The plots follow the filter, and few ranks are separate lines.
         page.locator(".jdt-mean").uncheck()
         page.locator(".jdt-plot[aria-label^='CPU'] .jdt-entry", has_text="rank 7").wait_for()
         assert page.locator(".jdt-plot[aria-label^='CPU'] .jdt-entry").count() == 2
         page.locator(".jdt-chooser input").fill("")
         without_a_server(page)
-        # What has ended can't be steered, and its logs are not there to be read.
+        # Ended ranks cannot be controlled, and their logs cannot be read.
         page.evaluate("() => { shown.state.ended = 'has ended'; shown.tell('change:ended'); }")
         page.locator(".jdt-ended .jdt-state", has_text="has ended").wait_for()
         assert not page.locator(".jdt-buttons").first.is_visible()

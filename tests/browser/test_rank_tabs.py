@@ -1,4 +1,4 @@
-"""Tabs over what ranks said, in JupyterLab and in Notebook 7."""
+"""Tabs over the ranks' output, in JupyterLab and in Notebook 7."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
-from ..support.browser import browser, lab_server, open_notebook, page, wait_for_notebook
+from ..support.browser import output, run_cell, start_ranks, take_picture, wait_for_end, wait_for_notebook
 from .test_panel import TRAIN
-from .test_recovery_in_jupyterlab import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
-
 START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local"
-SPEAK = """%%distributed
+PRINT = """%%distributed
 import sys
 from IPython.display import HTML
 print("together")
@@ -34,7 +31,7 @@ if rank: display(HTML(f"<b>figure of {rank}</b>"))
 print("last")"""
 
 
-# Of each figure: how far right of its label it begins, and how far below the label's middle its own is.
+# Of each image: how far right of its label it begins, and how far below the label's centre its own is.
 BESIDE = """area => [...area.querySelectorAll('b')].map(figure => {
   const range = document.createRange();
   range.selectNodeContents(figure.closest('.jp-OutputArea-child').previousElementSibling.querySelector('pre'));
@@ -47,17 +44,16 @@ def area_of(page: Page, index: int) -> Locator:
     return page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea").first
 
 
-def said(area: Locator) -> list[str]:
-    """The lines of text that a person sees, without the bars before stderr."""
+def visible_lines(area: Locator) -> list[str]:
+    """Return the visible lines of text, without the bars before stderr."""
     texts = area.locator(".jdt-ranks-text").all_inner_texts()
     return [line.removeprefix("┃").strip() for text in texts for line in text.splitlines() if line.strip(" ┃")]
 
 
 @pytest.mark.browser
-def test_one_rank_is_read_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook(START, SPEAK)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-2 ready")
+def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(START, PRINT)
+    start_ranks(page, 3)
     run_cell(page, 1)
     wait_for_end(page, 1)
     area = area_of(page, 1)
@@ -73,13 +69,15 @@ def test_one_rank_is_read_alone_and_all_again(open_notebook: Callable[..., Page]
     left = area.evaluate("area => area.querySelector('b').getBoundingClientRect().left")
     tabs.locator("visible=true").nth(2).click()
     mine = ["together", "own 1", "of two lines", "aside 1", "last"]
-    assert sorted(said(area)) == sorted(mine)
+    assert sorted(visible_lines(area)) == sorted(mine)
     figures = area.locator("b", has_text="figure of")
     assert [each.is_visible() for each in figures.all()] == [True, False]
-    assert left - area.evaluate("area => area.querySelector('b').getBoundingClientRect().left") > 80, "no label's room"
+    assert left - area.evaluate("area => area.querySelector('b').getBoundingClientRect().left") > 80, (
+        "no room for a label"
+    )
     take_picture(page, "rank_tabs_one")
     page.keyboard.press("ArrowLeft")
-    assert sorted(said(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])
+    assert sorted(visible_lines(area)) == sorted(["together", "own 0", "of two lines", "aside 0", "last"])
     assert not any(each.is_visible() for each in figures.all())
     page.keyboard.press("ArrowLeft")
     assert area.inner_text() == merged
@@ -95,7 +93,7 @@ print("three" if rank in (0, 1, 3) else "rest", file=sys.stderr)
 display([rank, "x" * 60, "y" * 60])
 display(HTML(f"<b>figure of {rank}</b>"))
 if rank == 2: raise ValueError("fails")"""
-# The contrast of the innermost element with a text against what lies behind it, as WCAG computes it.
+# The contrast of the innermost element with a text against its background, as WCAG computes it.
 CONTRAST = """(area, text) => {
   const found = [...area.querySelectorAll('pre *')].filter(each => each.textContent.includes(text)).pop();
   const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
@@ -116,7 +114,7 @@ CONTRAST = """(area, text) => {
   return (bright + 0.05) / (dark + 0.05);
 }"""
 LONG = "%%distributed\nfor line in range(700): print(rank, line)"
-# What a notebook holds that was saved by version 0.1: labels of scattered ranks are wider than the column.
+# Content of a notebook saved by version 0.1: labels of scattered ranks are wider than the column.
 OLD = (
     "\x1b[34mranks 0,2,4 │\x1b[0m even\n"
     "\x1b[34mranks 1,3 │\x1b[0m odd\n"
@@ -128,7 +126,7 @@ OLD = (
 
 
 @pytest.mark.browser
-def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: Page) -> None:
+def test_tab_shows_exactly_the_output_of_its_rank(lab_server: LabServer, page: Page) -> None:
     name = "scattered.ipynb"
     sources = [START.replace("-n 3", "-n 5"), SCATTERED, LONG]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
@@ -146,7 +144,7 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
         area.get_by_role("tab", name=str(rank), exact=True).click()
         area.locator(".jdt-ranks-text", has_text=f"mine {rank}").wait_for()
         lines = ["even" if rank % 2 == 0 else "odd", f"mine {rank}", "three" if rank in (0, 1, 3) else "rest"]
-        assert said(area) == [*lines, f"[{rank},", f"'{'x' * 60}',", f"'{'y' * 60}']"]
+        assert visible_lines(area) == [*lines, f"[{rank},", f"'{'x' * 60}',", f"'{'y' * 60}']"]
         assert [each.is_visible() for each in figures.all()] == [each == rank for each in range(5)]
         assert area.get_by_text("ValueError: fails").last.is_visible()
     assert area.evaluate("node => node.innerText.trim().endsWith('4')"), "tabs come after the text"
@@ -162,13 +160,13 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
     area = area_of(page, 2)
     fold = area.locator(".jdt-fold:visible")
     assert fold.inner_text() == "… 3,100 more lines; show them"
-    assert len(said(area)) == 400
+    assert len(visible_lines(area)) == 400
     area.get_by_role("tab", name="3", exact=True).click()
     area.get_by_text("… 300 more lines").wait_for()
-    assert (said(area)[0], len(said(area)), said(area)[-1]) == ("3 0", 400, "3 699")
+    assert (visible_lines(area)[0], len(visible_lines(area)), visible_lines(area)[-1]) == ("3 0", 400, "3 699")
     fold.click()
     fold.wait_for(state="detached")
-    assert said(area) == [f"3 {line}" for line in range(700)]
+    assert visible_lines(area) == [f"3 {line}" for line in range(700)]
     middle = area.get_by_text("3 350").bounding_box()
     area.locator("pre").first.hover()
     assert middle is not None
@@ -181,7 +179,7 @@ def test_a_tab_shows_exactly_what_its_rank_printed(lab_server: LabServer, page: 
 
 
 @pytest.mark.browser
-def test_a_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
+def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
     data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
     cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", data)])
     notebook = nbformat.v4.new_notebook(cells=[cell])
@@ -192,32 +190,31 @@ def test_a_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: 
     area = area_of(page, 0)
     area.get_by_role("tab", name="1", exact=True).click()
     area.get_by_text("even").wait_for(state="detached")
-    assert said(area) == ["odd", "own", "of two lines", "aside", "a note for all"]
+    assert visible_lines(area) == ["odd", "own", "of two lines", "aside", "a note for all"]
     area.get_by_role("tab", name="0", exact=True).click()
     area.get_by_text("odd").wait_for(state="detached")
-    assert said(area) == ["even", "a note for all"]
+    assert visible_lines(area) == ["even", "a note for all"]
 
 
 @pytest.mark.browser
-def test_what_a_chosen_rank_says_next_is_seen(open_notebook: Callable[..., Page]) -> None:
+def test_later_output_of_the_selected_rank_is_shown(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         START, "%%distributed\nimport time\nfor n in range(10**6): print(f'{rank}:{n}'); time.sleep(0.1)"
     )
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-2 ready")
+    start_ranks(page, 3)
     run_cell(page, 1)
     output(page, 1, "1:2")
     area = area_of(page, 1)
     area.get_by_role("tab", name="1").first.click()
     area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=60_000)
-    assert not [line for line in said(area) if line.startswith(("0:", "2:"))]
+    assert not [line for line in visible_lines(area) if line.startswith(("0:", "2:"))]
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
     wait_for_end(page, 1)
 
 
 @pytest.mark.browser
 def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
-    cells = [START, SPEAK, TRAIN.format(options="--watch", steps=50), "%dist_shutdown"]
+    cells = [START, PRINT, TRAIN.format(options="--watch", steps=50), "%dist_shutdown"]
     name = "in notebook 7.ipynb"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -230,8 +227,8 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
     area = area_of(page, 1)
     area.hover()
     area.get_by_role("tab", name="2").first.click()
-    assert "own 2" in said(area)
-    assert "own 0" not in said(area)
+    assert "own 2" in visible_lines(area)
+    assert "own 0" not in visible_lines(area)
     widget = area_of(page, 2).locator(".jdt-view")
     widget.locator(".jdt-plot[aria-label^='loss']").wait_for(timeout=60_000)
     take_picture(page, "notebook7")
@@ -240,10 +237,9 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_other_front_ends_find_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
-    page = open_notebook(START, SPEAK)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-2 ready")
+def test_other_front_ends_show_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook(START, PRINT)
+    start_ranks(page, 3)
     run_cell(page, 1)
     wait_for_end(page, 1)
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")

@@ -1,21 +1,17 @@
-"""What a person sees and presses in JupyterLab when ranks hang, and when the kernel is restarted."""
+"""JupyterLab when ranks hang, and when the kernel is restarted."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ..support.browser import browser, lab_server, open_notebook, page
+from ..support.browser import output, run_cell, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Page
-
-__all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
 HANGS = """%%distributed
 import time
@@ -28,43 +24,8 @@ else:
 FIRST, HANG, NEXT, ATTACH, AGAIN = range(5)
 
 
-def run_cell(page: Page, index: int) -> None:
-    page.evaluate(
-        """index => {
-          const notebook = window.jupyterapp.shell.currentWidget.content;
-          notebook.activeCellIndex = index;
-          window.jupyterapp.commands.execute('notebook:run-cell');
-        }""",
-        index,
-    )
-
-
-def output(page: Page, index: int, text: str) -> str:
-    """Wait until the cell's output holds a text, and return all of it."""
-    area = page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea")
-    area.filter(has_text=text).first.wait_for(timeout=60_000)
-    return area.first.inner_text()
-
-
-def wait_for_end(page: Page, index: int) -> None:
-    """Wait until a cell has ended: what is queued behind one that fails is not run."""
-    page.wait_for_function(
-        """index => {
-          const prompt = document.querySelectorAll('.jp-Notebook-cell')[index].querySelector('.jp-InputPrompt');
-          return /\\d/.test(prompt.textContent);
-        }""",
-        arg=index,
-    )
-
-
-def take_picture(page: Page, name: str) -> None:
-    """Keep a picture for who wants to look: DISTTRAIN_PICTURES names the folder."""
-    if "DISTTRAIN_PICTURES" in os.environ:
-        page.screenshot(path=Path(os.environ["DISTTRAIN_PICTURES"]) / f"{name}.png")
-
-
 @pytest.mark.browser
-def test_a_hang_is_explained_and_stopped_and_ranks_outlive_a_restart(open_notebook: Callable[..., Page]) -> None:
+def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --hang-after 1 --keep --idle-timeout 600",
         HANGS,
@@ -75,10 +36,10 @@ def test_a_hang_is_explained_and_stopped_and_ranks_outlive_a_restart(open_notebo
     run_cell(page, FIRST)
     output(page, FIRST, "ranks 0-1 ready")
     run_cell(page, HANG)
-    told = output(page, HANG, "waiting for ranks that don't come")
-    assert "rank 0: waits in all_reduce number" in told
-    assert "at line 6: dist.all_reduce(x)" in told
-    assert "rank 1: in Python code at line 8: time.sleep(1000)" in told
+    text = output(page, HANG, "waiting for ranks that don't come")
+    assert "rank 0: waits in all_reduce number" in text
+    assert "at line 6: dist.all_reduce(x)" in text
+    assert "rank 1: in Python code at line 8: time.sleep(1000)" in text
     take_picture(page, "hang")
 
     page.locator('[data-command="notebook:interrupt-kernel"], [title^="Interrupt the kernel"]').first.click()

@@ -1,4 +1,4 @@
-"""What the view computes before it draws: axes, lines of a log, filters, orders, common curves; run by Node.js."""
+"""What the view computes before it draws: axes, log lines, filters, orders, common curves; run by Node.js."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUILT = Path(__file__).parents[2] / "labextension" / "lib" / "view"
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function that evaluates an expression with the modules' functions in sight."""
+    """Return a function that evaluates an expression with the modules' functions in scope."""
     node = shutil.which("node")
     if node is None or not (BUILT / "scales.js").exists():
         pytest.skip("the JupyterLab extension was not built here; run 'make labextension'")
@@ -45,8 +45,8 @@ def test_axes_do_not_magnify_noise_and_count_time_back(view: Any) -> None:
     assert view("scales.rangeOf('metric', -5, 5)")[0] < -5
     assert view("scales.secondsBetween(99.5, 100)") == [90, 100]
     assert view("scales.ticksBefore(1000, 900, 1000, 4)") == [910, 940, 970, 1000]
-    told = view("[0, 30, 60, 90, 300, 3600, 5400, 7200].map(scales.before)")
-    assert told == ["now", "-30 s", "-1 min", "-90 s", "-5 min", "-1 h", "-90 min", "-2 h"]
+    labels = view("[0, 30, 60, 90, 300, 3600, 5400, 7200].map(scales.before)")
+    assert labels == ["now", "-30 s", "-1 min", "-90 s", "-5 min", "-1 h", "-90 min", "-2 h"]
 
 
 def test_bytes_are_drawn_in_the_unit_of_the_largest(view: Any) -> None:
@@ -54,7 +54,7 @@ def test_bytes_are_drawn_in_the_unit_of_the_largest(view: Any) -> None:
     assert units == ["MiB", "MiB", "GiB", "GiB"]
 
 
-def test_a_log_is_read_as_a_terminal_shows_it(view: Any) -> None:
+def test_log_is_rendered_as_in_a_terminal(view: Any) -> None:
     parts = [
         {"stream": "stderr", "text": "\r  0%|   |\r 50%|## |"},
         {"stream": "stdout", "text": "epoch 1\n\x1b[31mred\x1b[0m and "},
@@ -72,11 +72,11 @@ def test_a_log_is_read_as_a_terminal_shows_it(view: Any) -> None:
         ("outer 1", True),
         ("end", True),
     ]
-    far = [{"stream": "stdout", "text": "a\x1b[100000Bb\nc"}]  # as bytes that are no text may say
+    far = [{"stream": "stdout", "text": "a\x1b[100000Bb\nc"}]  # as for undecodable bytes
     assert len(view(f"terminal.linesOf({json.dumps(far)})")) == 3
 
 
-def test_ranks_are_filtered_by_number_state_and_place_and_sorted_by_figures(view: Any) -> None:
+def test_ranks_are_filtered_by_number_state_and_host_and_sorted_by_figures(view: Any) -> None:
     ranks = [
         {"rank": 0, "state": "running", "text": "running", "host": "node1", "device": "cuda:0", "steps_per_s": 9},
         {"rank": 1, "state": "in collective", "text": "in all_reduce for 3 s", "host": "node1", "device": "cuda:1"},
@@ -95,7 +95,7 @@ def test_ranks_are_filtered_by_number_state_and_place_and_sorted_by_figures(view
     assert [rank["rank"] for rank in view(f"order.sorted({json.dumps(ranks)}, 'slowest')")] == [12, 0, 1]
 
 
-def test_a_curve_that_all_ranks_share_is_one(view: Any) -> None:
+def test_curves_equal_on_all_ranks_are_one(view: Any) -> None:
     assert view("series.commonOf([[1, 2, 3, null], [1, 2, 3, 4]])") == [1, 2, 3, 4]
     assert view("series.commonOf([[1, 2, 3], [1, 2, 4]])") is None
     assert view("series.commonOf([[1, null, null, null], [1, 2, 3, 4]])") is None

@@ -1,4 +1,4 @@
-"""Horovod on the ranks of a session: it starts, is released and comes back as process groups do."""
+"""Horovod on the ranks of a session: it starts, is released and recovers as process groups do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.features.horovod.build import prove
 
-from ..integration.features.scripts.test_script_faults import Seen
-from ..integration.features.scripts.test_scripts import said, write
+from ..integration.features.scripts.test_scripts import lines_of, write
+from ..support.listeners import IgnoringListener
 from ..support.process_tools import wait_until
-from ..support.recovery_tools import HOST, interrupted, is_whole
+from ..support.recovery_tools import HOST, failure_of, interrupted, is_intact, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ print(f"{hvd.rank()}/{hvd.size()}, {hvd.local_rank()}: {hvd.allreduce(torch.ones
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
-    """Three ranks of MPI that soon lose patience."""
+    """Three ranks of MPI with short timeouts."""
     with Cluster(n=3, grace_s=0.5, hang_after_s=0.5, name="three") as cluster:
         yield cluster
 
@@ -65,13 +65,13 @@ def agreeing(three: Cluster) -> Cluster:
     return three
 
 
-def test_the_proof_that_it_runs_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_that_it_runs_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
     assert prove() == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_starts_when_it_is_used_and_again(three: Cluster) -> None:
+def test_it_starts_at_its_first_use_and_again(three: Cluster) -> None:
     assert three.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
     assert three.run("hvd.rank(), hvd.size(), hvd.local_rank()").results == {rank: (rank, 3, rank) for rank in range(3)}
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_it_starts_when_it_is_used_and_again(three: Cluster) -> None:
     three.run("import horovod.torch as other\nassert other.is_initialized() and other.size() == 3")
 
 
-def test_it_trains_as_a_process_group_does(agreeing: Cluster) -> None:
+def test_it_trains_like_a_process_group(agreeing: Cluster) -> None:
     agreeing.run("for seed in range(20): step(seed)")
     weights = agreeing.run(WEIGHTS).results
     assert weights[0] == weights[1] == weights[2]
@@ -109,70 +109,64 @@ def _flat(row: list[list[float]] | float) -> list[float]:
         "step(0)",
     ],
 )
-def test_who_waits_for_a_rank_that_failed_is_released(agreeing: Cluster, waits: str, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure) as caught:
-        agreeing.run(f"if rank == 1: raise ValueError('the cause')\n{waits}")
-    assert [failure.headline for failure in caught.value.failures] == [
-        f"rank 1 ({HOST}), line 1: ValueError: the cause"
-    ]
-    assert set(caught.value.waited) == {0, 2}
-    _goes_on(agreeing, pids)
+def test_ranks_waiting_for_a_failed_rank_are_released(agreeing: Cluster, waits: str, pids: dict[int, int]) -> None:
+    error = failure_of(agreeing, f"if rank == 1: raise ValueError('the cause')\n{waits}")
+    assert [failure.headline for failure in error.failures] == [f"rank 1 ({HOST}), line 1: ValueError: the cause"]
+    assert set(error.waited) == {0, 2}
+    _trains_on(agreeing, pids)
 
 
-def test_a_join_that_is_cut_off_costs_horovod_and_nothing_else(agreeing: Cluster, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure) as caught:
-        agreeing.run("if rank == 1: raise ValueError('the cause')\nhvd.join()")
-    assert set(caught.value.waited) == {0, 2}
-    assert any("hvd.join() was cut off" in note for note in caught.value.notes)
-    assert is_whole(agreeing, pids)
+def test_interrupted_join_affects_only_horovod(agreeing: Cluster, pids: dict[int, int]) -> None:
+    failure = failure_of(agreeing, "if rank == 1: raise ValueError('the cause')\nhvd.join()")
+    assert set(failure.waited) == {0, 2}
+    assert any("hvd.join() was cut off" in note for note in failure.notes)
+    assert is_intact(agreeing, pids)
     with pytest.raises(RankFailure, match=r"hvd\.join\(\) was cut off, after which Horovod 0\.28 can't"):
         agreeing.run("hvd.init()")
-    assert is_whole(agreeing, pids)
+    assert is_intact(agreeing, pids)
     agreeing.reset()
     assert agreeing.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
 
 
-def test_an_interrupt_ends_an_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
+def test_interrupt_ends_an_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
     error = interrupted(agreeing, "if rank: step(0)\nelse:\n    while True: pass", {1, 2})
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
-    _goes_on(agreeing, pids)
+    _trains_on(agreeing, pids)
 
 
-def test_a_rank_that_starts_it_alone_is_released(agreeing: Cluster, pids: dict[int, int]) -> None:
+def test_rank_that_starts_it_alone_is_released(agreeing: Cluster, pids: dict[int, int]) -> None:
     agreeing.run("hvd.shutdown()")
     run = agreeing.run("hvd.init()", 0, block=False)
-    run.listen(Seen())
+    run.listen(IgnoringListener())
     assert wait_until(lambda: bool(run.hang))
     assert run.hang[0] == "rank 0: waits in hvd.init at line 1: hvd.init()"
     agreeing.interrupt()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         run.wait()
     agreeing.run("hvd.init()")
-    _goes_on(agreeing, pids)
+    _trains_on(agreeing, pids)
 
 
-def test_a_hang_names_the_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
+def test_hang_names_the_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
     run = agreeing.run("if rank != 1: hvd.allgather(torch.ones(2, 3), name='mine')", block=False)
-    run.listen(Seen())
-    # The first look may find a rank that is about to begin the cell.
+    run.listen(IgnoringListener())
+    # The first sample may find a rank that is about to begin the cell.
     waits = "ranks 0,2: waits in hvd.allgather of 'mine' (float32 2x3) at line 1: if rank != 1: "
     assert wait_until(lambda: any(line.startswith(waits) for line in run.hang))
     assert "rank 1: has ended the cell" in run.hang
-    agreeing.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    _goes_on(agreeing, pids)
+    stop(agreeing, run)
+    _trains_on(agreeing, pids)
 
 
-def test_ranks_out_of_step_are_told_and_come_back(agreeing: Cluster, pids: dict[int, int]) -> None:
+def test_mismatched_ranks_are_reported_and_resynchronized(agreeing: Cluster, pids: dict[int, int]) -> None:
     run = agreeing.run("handle = None if rank else hvd.allreduce_async(torch.ones(3))")
     assert any(it.startswith("out of step: rank 0 is 1 collective ahead of ranks 1-2, so") for it in run.notes)
-    interrupted(agreeing, ADDED, {0})  # the others meet what it called before
-    _goes_on(agreeing, pids)
+    interrupted(agreeing, ADDED, {0})  # the others are matched with what it called before
+    _trains_on(agreeing, pids)
     assert not agreeing.run("for _ in range(rank): hvd.allreduce(torch.ones(1))\nhvd.join()").notes
 
 
-def test_what_some_ranks_do_alone_is_not_out_of_step(agreeing: Cluster) -> None:
+def test_operations_of_a_subset_are_not_a_mismatch(agreeing: Cluster) -> None:
     run = agreeing.run("""
     hvd.shutdown()
     if rank != 1:
@@ -189,7 +183,7 @@ def test_what_some_ranks_do_alone_is_not_out_of_step(agreeing: Cluster) -> None:
     agreeing.run("if rank != 1: hvd.shutdown()\nhvd.init()")
 
 
-def test_a_dead_rank_is_replaced(agreeing: Cluster, pids: dict[int, int]) -> None:
+def test_dead_rank_is_replaced(agreeing: Cluster, pids: dict[int, int]) -> None:
     agreeing.run("os.environ['HOROVOD_DYNAMIC_PROCESS_SETS'] = '1'; hvd.shutdown(); hvd.init()")
     agreeing.run("some = hvd.add_process_set([0, 2])")
     run = agreeing.run("while True: step(0)", block=False)
@@ -209,17 +203,17 @@ def test_a_dead_rank_is_replaced(agreeing: Cluster, pids: dict[int, int]) -> Non
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_process_sets_live_on(agreeing: Cluster, pids: dict[int, int]) -> None:
+def test_process_sets_survive_a_release(agreeing: Cluster, pids: dict[int, int]) -> None:
     agreeing.run("hvd.shutdown(); some = hvd.ProcessSet([0, 2]); hvd.init(process_sets=[some])")
     assert agreeing.run(IN_SET).results == {0: 2.0, 1: None, 2: 2.0}
     interrupted(agreeing, "if rank: hvd.barrier()\nelse:\n    while True: pass", {1, 2})
     assert agreeing.run(IN_SET).results == {0: 2.0, 1: None, 2: 2.0}
-    assert is_whole(agreeing, pids)
+    assert is_intact(agreeing, pids)
 
 
-def _goes_on(cluster: Cluster, pids: dict[int, int]) -> None:
-    """Check that the same processes and the same model train on, and that all parameters agree."""
-    assert is_whole(cluster, pids)
+def _trains_on(cluster: Cluster, pids: dict[int, int]) -> None:
+    """Check that the same processes continue to train the same model, and that all parameters agree."""
+    assert is_intact(cluster, pids)
     assert cluster.run(ADDED).results == {rank: [6.0] * 3 for rank in range(3)}
     cluster.run("for seed in range(3): step(seed)")
     weights = cluster.run(WEIGHTS).results
@@ -227,15 +221,15 @@ def _goes_on(cluster: Cluster, pids: dict[int, int]) -> None:
 
 
 @pytest.mark.parametrize("how", ["here", "fresh"])
-def test_scripts_run_again_and_again(three: Cluster, folder: Path, how: str) -> None:
+def test_scripts_run_repeatedly(three: Cluster, folder: Path, how: str) -> None:
     three.run("hvd.shutdown()")
     script = write(folder, "train.py", SCRIPT)
     for _ in range(2):
-        assert said(three.scripts.run(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
+        assert lines_of(three.scripts.run(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
         assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
 
 
-def test_a_process_set_starts_nothing(three: Cluster) -> None:
+def test_process_set_starts_nothing(three: Cluster) -> None:
     three.reset()
     assert three.run("some = hvd.ProcessSet([0, 1]); hvd.is_initialized()").results == dict.fromkeys(range(3), False)
     three.run("hvd.init(process_sets=[some])")
@@ -243,7 +237,7 @@ def test_a_process_set_starts_nothing(three: Cluster) -> None:
     assert three.run(in_set).results == {0: 2.0, 1: 2.0, 2: None}
 
 
-def test_ranks_of_the_local_launcher_are_told_what_to_do(folder: Path) -> None:
+def test_ranks_of_the_local_launcher_get_advice(folder: Path) -> None:
     with Cluster(n=2, launcher="local", name="local") as local:
         for code in ("hvd.rank()", "import horovod.torch as hvd; hvd.init()"):
             with pytest.raises(
@@ -251,11 +245,11 @@ def test_ranks_of_the_local_launcher_are_told_what_to_do(folder: Path) -> None:
             ):
                 local.run(code)
         script = write(folder, "train.py", SCRIPT)
-        assert said(local.scripts.run(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
+        assert lines_of(local.scripts.run(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
 
 
 @pytest.mark.parametrize("launch", ["mpi", "horovodrun"])
-def test_what_ran_is_exported(agreeing: Cluster, tmp_path: Path, launch: str) -> None:
+def test_session_is_exported(agreeing: Cluster, tmp_path: Path, launch: str) -> None:
     from ..integration.features.export.test_export import launched  # noqa: PLC0415
 
     agreeing.reset()
@@ -272,5 +266,5 @@ def test_what_ran_is_exported(agreeing: Cluster, tmp_path: Path, launch: str) ->
         return
     for line, before in zip(found, expected, strict=True):
         assert line.split()[:2] == before.split()[:2]
-        # Not to the last digit: horovodrun adds by Gloo, in another order than MPI.
+        # Not to the last digit: horovodrun reduces by Gloo, in another order than MPI.
         assert json.loads(line.split(maxsplit=2)[2]) == pytest.approx(json.loads(before.split(maxsplit=2)[2]), rel=1e-5)

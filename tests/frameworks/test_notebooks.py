@@ -1,4 +1,4 @@
-"""The notebooks of the frameworks, executed as a person would; each checks its own result."""
+"""The notebooks of the frameworks, executed as a user would; each checks its own result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ FOLDER = EXAMPLES / "frameworks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_comes_to_its_result(name: str, tmp_path: Path) -> None:
+def test_notebook_reaches_its_result(name: str, tmp_path: Path) -> None:
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.outputs or cell.execution_count for cell in code_cells(notebook))
-    run(notebook, tmp_path)
-    said = "\n".join(text_of(cell) for cell in code_cells(notebook))
-    assert "is the same on ranks 0-1" in said
+    run(notebook, tmp_path, timeout_s=600)  # DeepSpeed compiles a part of itself, beside another test
+    text = "\n".join(text_of(cell) for cell in code_cells(notebook))
+    assert "is the same on ranks 0-1" in text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.cluster import parse_roles
 
-from ..integration.features.scripts.test_scripts import said, write
+from ..integration.features.scripts.test_scripts import lines_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,9 +63,9 @@ def test_workers_and_parameter_servers() -> None:
         assert cluster.run("dist.get_world_size()").results == dict.fromkeys(range(4), 4)
 
 
-def test_a_script_runs_in_fresh_processes_beside_the_session_s_own(folder: Path) -> None:
+def test_script_runs_in_fresh_processes_beside_the_session(folder: Path) -> None:
     script = write(folder, "mirrored.py", SCRIPT)
     with Cluster(tf_roles=parse_roles("worker=2"), launcher="local") as cluster:
-        assert said(cluster.scripts.run(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
+        assert lines_of(cluster.scripts.run(script)) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
         for _ in range(2):
-            assert said(cluster.scripts.run(script, how="fresh")) == {0: ["sum 4.0"], 1: ["sum 4.0"]}
+            assert lines_of(cluster.scripts.run(script, how="fresh")) == {0: ["sum 4.0"], 1: ["sum 4.0"]}

@@ -1,6 +1,6 @@
-"""``jupyter disttrain doctor``, run as a person runs it.
+"""``jupyter disttrain doctor`` as a user runs it.
 
-Covers: what it finds on this machine, a broken mpiexec, a check that fails itself, that torch stays out of its process.
+Covers: findings on this machine, a broken mpiexec, that torch stays out of its process.
 Does not cover: machines with GPUs.
 """
 
@@ -58,13 +58,13 @@ def test_two_processes_and_two_ranks_ran(examined: subprocess.CompletedProcess[s
     assert "MPI" in found["MPI library"]["text"]
 
 
-def test_whatever_is_not_ok_names_its_remedy(examined: subprocess.CompletedProcess[str]) -> None:
+def test_every_problem_names_its_remedy(examined: subprocess.CompletedProcess[str]) -> None:
     for finding in json.loads(examined.stdout)["findings"]:
         assert (finding["status"] == "ok") == (finding["remedy"] is None)
         assert "\n" not in finding["text"] + (finding["remedy"] or "")
 
 
-def test_a_broken_mpiexec_is_an_error_with_its_remedy_and_ranks_start_without_it(tmp_path: Path) -> None:
+def test_broken_mpiexec_is_an_error_with_its_remedy_and_ranks_start_without_it(tmp_path: Path) -> None:
     broken = tmp_path / "mpiexec"
     broken.write_text("#!/bin/sh\necho 'libmpi.so.40: cannot open shared object file' >&2\nexit 127\n")
     broken.chmod(0o755)
@@ -79,7 +79,7 @@ def test_a_broken_mpiexec_is_an_error_with_its_remedy_and_ranks_start_without_it
     assert found["two ranks (local)"]["status"] == "ok"
 
 
-def test_text_is_plain_ascii_in_an_ascii_locale_and_torch_and_mpi_stay_out_of_its_process() -> None:
+def test_text_is_ascii_in_an_ascii_locale_and_torch_and_mpi_are_not_imported() -> None:
     code = (
         "import sys; from jupyter_disttrain.cli import main; status = main(['doctor']); "
         "print(status, sorted({'torch', 'mpi4py.MPI'} & set(sys.modules)))"
@@ -111,14 +111,14 @@ def read_all(terminal: int) -> str:
     try:
         while chunk := os.read(terminal, 65536):
             chunks.append(chunk)
-    except OSError:  # how Linux says that the other end was closed
+    except OSError:  # how Linux reports that the other end was closed
         pass
     finally:
         os.close(terminal)
     return b"".join(chunks).decode()
 
 
-def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {' '.join(DOCTOR)} | head -n 1; exit $?"],
         capture_output=True,

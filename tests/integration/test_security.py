@@ -1,4 +1,4 @@
-"""Files of other users are not believed: connection files, folders of jobs, checkpoints, names that ranks send."""
+"""Files of other users are not trusted: connection files, job folders, checkpoints, names that ranks send."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.errors import RankFailure, UnserializableValueError, UsageError
 from jupyter_disttrain.protocol.shared_memory import ROOT
 
-from ..support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
-from ..support.process_tools import NOBODY, as_root, give_away
+from ..support.join_tools import start_process
+from ..support.process_tools import OTHER_UID, as_root, change_owner
 
 if TYPE_CHECKING:
     from ..support.join_tools import Job
 
 
 @as_root
-def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_there(
-    file: Path,  # noqa: F811
-    jobs: list[Job],  # noqa: F811
+def test_job_folder_placed_by_another_user_is_not_used(
+    file: Path,
+    jobs: list[Job],
 ) -> None:
-    by_hand(jobs, file, 0, 2)
-    profile = Path(jobs[0].until(file)["profile"])
+    start_process(jobs, file, 0, 2)
+    profile = Path(jobs[0].wait_for_file(file)["profile"])
     own = profile.rename(profile.with_name("moved"))
     shutil.copytree(own, profile)  # what an attacker would put there leads to a controller of theirs
-    give_away(profile)
-    late = by_hand(jobs, file, 1, 2)
+    change_owner(profile)
+    late = start_process(jobs, file, 1, 2)
     assert late.end() != 0
-    assert f"{profile}, which belongs to {file}, can't be used: on " in late.said
-    assert "it belongs to another user (nobody); end the job" in late.said
+    assert f"{profile}, which belongs to {file}, can't be used: on " in late.output
+    assert "it belongs to another user (nobody); end the job" in late.output
     with pytest.raises(
         UsageError, match=r"it belongs to another user \(nobody\); start the job with its file in a folder"
     ):
@@ -54,10 +54,10 @@ def test_neither_ranks_nor_a_notebook_use_a_job_s_folder_that_another_user_put_t
 
 
 @as_root
-def test_a_cluster_that_another_user_wrote_down_is_not_seen(light: Cluster) -> None:
+def test_cluster_file_of_another_user_is_ignored(light: Cluster) -> None:
     profile = light._session.launch.folders.profile
     assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
-    os.chown(profile / cluster_file.FILE, NOBODY, NOBODY)
+    os.chown(profile / cluster_file.FILE, OTHER_UID, OTHER_UID)
     assert light.cluster_id not in [each.cluster_id for each in cluster_file.running()]
     os.chown(profile / cluster_file.FILE, os.geteuid(), os.getegid())
     assert light.cluster_id in [each.cluster_id for each in cluster_file.running()]
@@ -77,7 +77,7 @@ kernel.session.send = send
 
 
 @pytest.mark.parametrize("key", ["name", "path"])
-def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: Path, key: str) -> None:
+def test_rank_can_name_no_file_outside_the_shared_memory_folder(cluster: Cluster, tmp_path: Path, key: str) -> None:
     victim = tmp_path / "precious"
     victim.write_text("kept")
     up = os.path.relpath(victim, cluster._session.launch.folders.local)
@@ -92,32 +92,32 @@ def test_a_rank_can_name_no_file_outside_the_shelf(cluster: Cluster, tmp_path: P
 
 
 @as_root
-def test_a_checkpoint_of_another_user_is_loaded_only_when_asked(cluster: Cluster, tmp_path: Path) -> None:
+def test_checkpoint_of_another_user_is_loaded_only_on_request(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = rank + 1; model = torch.nn.Linear(2, 2)")
     cluster.checkpoints.save(tmp_path / "run", ["value", "model"])
     version = tmp_path / "run" / "000001"
     cluster.run("value = 0")
     for each in (version / ".metadata", version / "rank1" / "value.pt", version / "rank0" / ".random.pt", version):
-        os.chown(each, NOBODY, NOBODY)
+        os.chown(each, OTHER_UID, OTHER_UID)
         with pytest.raises(RankFailure) as failed:
             cluster.checkpoints.load(tmp_path / "run")
-        words = str(failed.value)
-        assert f"{each} belongs to another user (nobody), and loading a checkpoint runs code" in words
-        assert "%dist_load --trust-owner" in words
+        text = str(failed.value)
+        assert f"{each} belongs to another user (nobody), and loading a checkpoint runs code" in text
+        assert "%dist_load --trust-owner" in text
         os.chown(each, os.geteuid(), os.getegid())
         assert cluster.run("value").results == {0: 0, 1: 0}
-    give_away(tmp_path / "run")
+    change_owner(tmp_path / "run")
     cluster.checkpoints.load(tmp_path / "run", trust_owner=True)
     assert cluster.run("value").results == {0: 1, 1: 2}
 
 
 @as_root
-def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_path: Path) -> None:
-    """After the whole version was checked somebody may swap a file."""
+def test_checkpoint_files_are_checked_as_they_are_opened(cluster: Cluster, tmp_path: Path) -> None:
+    """A file may be replaced after the whole version was checked."""
     cluster.run("model = torch.nn.Linear(2, 2)")
     cluster.checkpoints.save(tmp_path / "run", ["model"])
     version = tmp_path / "run" / "000001"
-    os.chown(version / ".metadata", NOBODY, NOBODY)
+    os.chown(version / ".metadata", OTHER_UID, OTHER_UID)
     code = (
         "from jupyter_disttrain.features.checkpoints.reader import reader_of\n"
         "import torch.distributed.checkpoint as dcp, pathlib\n"
@@ -128,7 +128,7 @@ def test_a_checkpoint_s_files_are_checked_as_they_are_opened(cluster: Cluster, t
         cluster.run(code)
 
 
-def test_what_a_cluster_writes_is_readable_by_its_user_alone(cluster: Cluster) -> None:
+def test_files_of_a_cluster_are_readable_by_its_user_only(cluster: Cluster) -> None:
     folders = cluster._session.launch.folders
     for top in (folders.profile, folders.local):
         assert stat.S_IMODE(top.stat().st_mode) == 0o700

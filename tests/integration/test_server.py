@@ -1,4 +1,4 @@
-"""The server extension: who may ask it, what it tells, what it does while the kernel is busy or dead."""
+"""The server extension: access, replies, and use while the kernel is busy or dead."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tornado.websocket import websocket_connect
 from jupyter_disttrain import Cluster
 from jupyter_disttrain import server as server_package
 from jupyter_disttrain.client.cells.history import Origin
-from jupyter_disttrain.errors import RankFailure
 
 from ..support.notebook_driver import Notebook
 from ..support.process_tools import wait_until
+from ..support.recovery_tools import stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ class Server:
             return json.loads(reply.read())
 
     def cluster(self, name: str) -> dict[str, Any]:
-        """What it tells of a cluster; empty if there is none."""
+        """What it reports of a cluster; empty if there is none."""
         return next((each for each in self.get("clusters")["clusters"] if each["name"] == name), {})
 
     def states(self, name: str) -> list[str]:
@@ -88,12 +88,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     command += ["--allow-root"] if os.getuid() == 0 else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if READY.search(line):
             break
-    assert "jupyter_disttrain" in said, said
+    assert "jupyter_disttrain" in output, output
     assert wait_until(lambda: listens(port))
     try:
         yield Server(port, process)
@@ -104,13 +104,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[Cluster]:
-    """Two ranks that this process holds."""
+    """Two ranks owned by this process."""
     with Cluster(n=2, launcher="local", backend="gloo", sample_s=0.1, name="seen", grace_s=0.5) as cluster:
         yield cluster
 
 
 def refused(server: Server, path: str, **options: Any) -> tuple[int, str]:
-    """Ask without what is needed; returns the status and what is said."""
+    """Send a request without credentials; return the status and the body."""
     request = urllib.request.Request(f"{server.root}/{path}", **options)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=60)
@@ -118,15 +118,15 @@ def refused(server: Server, path: str, **options: Any) -> tuple[int, str]:
         return reply.code, reply.read().decode()
 
 
-def test_nobody_is_told_anything_without_a_login(server: Server) -> None:
+def test_requests_without_a_login_are_refused(server: Server) -> None:
     assert refused(server, "clusters")[0] == 403
     assert refused(server, "clusters", headers={"Authorization": "token wrong"})[0] == 403
     assert refused(server, "clusters/any/interrupt", data=b"", method="POST")[0] == 403
     assert refused(server, "live", headers={"Upgrade": "websocket", "Connection": "Upgrade"})[0] == 403
 
 
-def test_a_page_of_another_site_can_ask_for_nothing(server: Server, seen: Cluster) -> None:
-    """A browser that is logged in by its cookie needs the XSRF token too."""
+def test_cross_site_requests_are_refused(server: Server, seen: Cluster) -> None:
+    """A browser that is logged in by its cookie also needs the XSRF token."""
     jar = CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
     browser.open(f"http://127.0.0.1:{server.port}/base/api/status?token={TOKEN}", timeout=60).read()
@@ -139,14 +139,14 @@ def test_a_page_of_another_site_can_ask_for_nothing(server: Server, seen: Cluste
         assert "_xsrf" in reply.read().decode()
 
 
-def test_only_the_base_url_leads_to_it(server: Server) -> None:
+def test_handlers_are_below_the_base_url_only(server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/disttrain/api/clusters?token={TOKEN}", timeout=60)
     with caught.value as reply:
         assert reply.code == 404
 
 
-def test_a_cluster_is_found_and_told_of(server: Server, seen: Cluster) -> None:
+def test_cluster_is_found_and_reported(server: Server, seen: Cluster) -> None:
     assert wait_until(lambda: server.states("seen") == ["idle", "idle"])
     found = server.cluster("seen")
     assert found["id"] == seen.cluster_id
@@ -156,7 +156,7 @@ def test_a_cluster_is_found_and_told_of(server: Server, seen: Cluster) -> None:
     assert wait_until(lambda: server.cluster("seen")["ranks"][0].get("memory_bytes", 0) > 0)
 
 
-def test_what_a_busy_rank_does_is_told(server: Server, seen: Cluster, tmp_path: Path) -> None:
+def test_activity_of_a_busy_rank_is_reported(server: Server, seen: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     run = seen.run(WAIT.format(path=str(stop)), 1, block=False, origin=Origin(execution_count=5))
     assert wait_until(lambda: server.states("seen") == ["idle", "running"])
@@ -166,37 +166,35 @@ def test_what_a_busy_rank_does_is_told(server: Server, seen: Cluster, tmp_path: 
     run.wait()
 
 
-def test_a_hang_is_told_while_its_kernel_is_busy(server: Server, seen: Cluster) -> None:
+def test_hang_is_reported_while_its_kernel_is_busy(server: Server, seen: Cluster) -> None:
     seen.change(hang_after_s=0.5)
     run = seen.run("import time\ndist.barrier() if rank == 0 else time.sleep(1000)", block=False)
     assert wait_until(lambda: len(server.cluster("seen")["hang"]) == 2)
     assert server.cluster("seen")["hang"] == ["rank 0: waits in barrier at line 2", "rank 1: in Python code at line 2"]
-    seen.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(seen, run)
     assert wait_until(lambda: server.cluster("seen")["hang"] == [])
     seen.change(hang_after_s=30.0)
 
 
-def test_a_rank_that_died_and_its_successor_are_told_of(server: Server, seen: Cluster) -> None:
+def test_dead_rank_and_its_replacement_are_reported(server: Server, seen: Cluster) -> None:
     assert wait_until(lambda: server.states("seen") == ["idle", "idle"])
     before = seen.table[1].info.pid
     seen.replace([1])
     assert wait_until(lambda: server.cluster("seen")["ranks"][1]["pid"] not in (before, None), seconds=60)
     assert wait_until(lambda: server.states("seen") == ["idle", "idle"])
-    assert seen.run("rank").results == {0: 0, 1: 1}  # the server has sent nobody away
+    assert seen.run("rank").results == {0: 0, 1: 1}  # the server has rejected no client
 
 
-def test_an_interrupt_goes_through_the_process_that_holds_the_cluster(server: Server, seen: Cluster) -> None:
+def test_interrupt_goes_through_the_process_that_owns_the_cluster(server: Server, seen: Cluster) -> None:
     run = seen.run("if rank == 1:\n    import time; time.sleep(1000)\ndist.barrier()", block=False)
     assert wait_until(lambda: "in collective" in server.states("seen"))
-    told = server.post(f"clusters/{seen.cluster_id}/interrupt")
-    assert told == {"done": f"process {os.getpid()} does it"}
+    reply = server.post(f"clusters/{seen.cluster_id}/interrupt")
+    assert reply == {"done": f"process {os.getpid()} does it"}
     assert wait_until(lambda: run.done)
     assert seen.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 
 
-def test_the_end_of_a_log_is_told_with_its_streams(server: Server, seen: Cluster) -> None:
+def test_end_of_a_log_is_sent_with_its_streams(server: Server, seen: Cluster) -> None:
     seen.run("import sys\nprint('first', rank, flush=True)\nprint('bad', rank, file=sys.stderr, flush=True)")
     seen.run("print('last', rank)")
     (log,) = server.get(f"clusters/{seen.cluster_id}/log?rank=1")["logs"]
@@ -212,14 +210,14 @@ def test_the_end_of_a_log_is_told_with_its_streams(server: Server, seen: Cluster
         assert reply.headers["Content-Type"] == "text/plain; charset=UTF-8"
         assert reply.read().decode().endswith("first 0\nbad 0\nlast 0\n")
     assert refused(server, f"clusters/{seen.cluster_id}/log/file?rank=0")[0] == 403
-    status, said = refused(
+    status, output = refused(
         server, f"clusters/{seen.cluster_id}/log?rank=9", headers={"Authorization": f"token {TOKEN}"}
     )
-    assert (status, "there is no rank 9 in 'seen'; it has 2 ranks" in said) == (409, True)
+    assert (status, "there is no rank 9 in 'seen'; it has 2 ranks" in output) == (409, True)
     assert refused(server, "clusters/no-1-a/log", headers={"Authorization": f"token {TOKEN}"})[0] == 409
 
 
-def test_the_websocket_tells_state_figures_and_metrics(server: Server, seen: Cluster) -> None:
+def test_websocket_sends_state_figures_and_metrics(server: Server, seen: Cluster) -> None:
     seen.run("for step in range(20): log_metrics(step, served=step + rank / 2)")
 
     async def listen() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], bytes]:
@@ -235,8 +233,8 @@ def test_the_websocket_tells_state_figures_and_metrics(server: Server, seen: Clu
                 packet = message
             else:
                 assert message is not None, connection.close_reason
-                told = json.loads(message)
-                state, devices = (told, devices) if told["type"] == "state" else (state, told)
+                content = json.loads(message)
+                state, devices = (content, devices) if content["type"] == "state" else (state, content)
         connection.close()
         while await connection.read_message() is not None:
             pass
@@ -252,7 +250,7 @@ def test_the_websocket_tells_state_figures_and_metrics(server: Server, seen: Clu
     assert "served" in header["names"]
 
 
-def test_what_is_no_request_closes_the_websocket(server: Server) -> None:
+def test_invalid_request_closes_the_websocket(server: Server) -> None:
     async def ask() -> int | None:
         url = f"ws://127.0.0.1:{server.port}/base/disttrain/api/live"
         connection = await websocket_connect(HTTPRequest(url, headers={"Authorization": f"token {TOKEN}"}))
@@ -265,7 +263,7 @@ def test_what_is_no_request_closes_the_websocket(server: Server) -> None:
     assert asyncio.run(asyncio.wait_for(ask(), timeout=60)) == 1003
 
 
-def test_files_of_ended_clusters_and_of_other_versions_are_told_apart(server: Server, seen: Cluster) -> None:
+def test_files_of_ended_clusters_and_of_other_versions_are_distinguished(server: Server, seen: Cluster) -> None:
     profiles = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
     own = json.loads((profiles / seen.cluster_id / "cluster.json").read_text())
     stale, other = profiles / "stale-1-a", profiles / "other-1-a"
@@ -274,16 +272,16 @@ def test_files_of_ended_clusters_and_of_other_versions_are_told_apart(server: Se
             folder.mkdir()
             (folder / "cluster.json").write_text(json.dumps(own | change))
         assert wait_until(lambda: bool(server.get("clusters")["unreadable"]))
-        told = server.get("clusters")
-        assert "stale-1-a" not in [cluster["id"] for cluster in told["clusters"]]
-        assert [(each["id"], each["version"]) for each in told["unreadable"]] == [("other-1-a", "9.9")]
+        reply = server.get("clusters")
+        assert "stale-1-a" not in [cluster["id"] for cluster in reply["clusters"]]
+        assert [(each["id"], each["version"]) for each in reply["unreadable"]] == [("other-1-a", "9.9")]
     finally:
         for folder in (stale, other):
             (folder / "cluster.json").unlink()
             folder.rmdir()
 
 
-def test_a_busy_kernel_is_interrupted_and_ended_from_outside(server: Server) -> None:
+def test_busy_kernel_is_interrupted_and_ended_from_outside(server: Server) -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2 --launcher local --name busy").check()
@@ -304,7 +302,7 @@ def test_a_busy_kernel_is_interrupted_and_ended_from_outside(server: Server) -> 
         assert "was ended from the side panel" in notebook.run("%%distributed\n1").error
 
 
-def test_a_stopped_kernel_is_no_obstacle(server: Server) -> None:
+def test_stopped_kernel_does_not_block(server: Server) -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2 --launcher local --name stopped").check()
@@ -320,7 +318,7 @@ def test_a_stopped_kernel_is_no_obstacle(server: Server) -> None:
         assert "KeyboardInterrupt" in notebook.run("%dist_wait").error
 
 
-def test_a_kept_cluster_whose_kernel_was_killed_can_be_used_on(server: Server) -> None:
+def test_persistent_cluster_of_a_killed_kernel_stays_usable(server: Server) -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2 --launcher local --name orphan --keep").check()
@@ -336,10 +334,10 @@ def test_a_kept_cluster_whose_kernel_was_killed_can_be_used_on(server: Server) -
     assert again.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
     again.run("if rank: import time; time.sleep(1000)\ndist.barrier()", block=False)
     again.detach()
-    assert wait_until(lambda: "in collective" in server.states("orphan"))  # of a group that was formed anew since
+    assert wait_until(lambda: "in collective" in server.states("orphan"))  # of a group that was formed again since
     assert server.post(f"clusters/{cluster_id}/interrupt") == {"done": "done by the server"}
     assert wait_until(lambda: server.states("orphan") == ["idle", "idle"])
-    status, said = refused(
+    status, text = refused(
         server,
         f"clusters/{cluster_id}/reset",
         data=b"",
@@ -347,7 +345,7 @@ def test_a_kept_cluster_whose_kernel_was_killed_can_be_used_on(server: Server) -
         headers={"Authorization": f"token {TOKEN}"},
     )
     assert status == 409
-    assert said.endswith(
+    assert text.endswith(
         "does not answer, and only the process that holds a cluster can restart its ranks; stop it here, or attach "
         'a notebook to it with %dist_attach"}'
     )
@@ -355,8 +353,8 @@ def test_a_kept_cluster_whose_kernel_was_killed_can_be_used_on(server: Server) -
     assert wait_until(lambda: server.cluster("orphan") == {})
 
 
-def test_the_server_opens_no_pickle() -> None:
-    """Whoever reaches the server's sockets must not be able to have it run code."""
+def test_server_unpickles_nothing() -> None:
+    """A client that reaches the server's sockets must not be able to run code in it."""
     code = "import sys, jupyter_disttrain.server.handlers, jupyter_disttrain.server.clusters; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in modules

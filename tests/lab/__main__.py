@@ -1,6 +1,6 @@
-"""Keep a lab up by hand: ``python -m tests.lab [--hosts N] [--slurm] [COMMAND ...]``.
+"""Start a lab for manual use: ``python -m tests.lab [--hosts N] [--slurm] [COMMAND ...]``.
 
-Without a command it stays until Ctrl-C or SIGTERM; with one until that has ended. The command finds
+Without a command it runs until Ctrl-C or SIGTERM; with one until that has ended. The command finds
 the lab in ``LAB`` (its folder), ``LAB_SSH``, ``LAB_HOSTS`` and, with Slurm, ``SLURM_CONF``.
 """
 

@@ -1,7 +1,7 @@
 """The lab for tests: hosts, and Slurm over them, for a whole session.
 
 Covers: the fixtures ``lab``, ``breakable``, ``slurm`` and ``batch``.
-Does not cover: what is left after all tests (``tests.support.leftovers``).
+Does not cover: leftovers after all tests (``tests.support.leftovers``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOR_SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Give three hosts, which all tests share and none breaks."""
+    """Start three hosts, shared by all tests that do not break them."""
     if os.geteuid() != 0:
         pytest.skip("the hosts of the lab are made of namespaces, which takes root")
     _need(FOR_HOSTS)
@@ -38,14 +38,14 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def breakable(lab: Lab) -> Iterator[Lab]:
-    """Give the same hosts to a test that cuts, kills, closes or fills them; they are whole again after it."""
+    """Lend the same hosts to a test that cuts, kills, closes or fills them, and restore them after it."""
     yield lab
     lab.restore()
 
 
 @pytest.fixture(scope="session")
 def slurm(lab: Lab) -> Slurm:
-    """Give Slurm over the three hosts."""
+    """Start Slurm over the three hosts."""
     _need(FOR_SLURM)
     return lab.start_slurm()
 
@@ -58,7 +58,7 @@ def _need(programs: tuple[str, ...]) -> None:
 
 @pytest.fixture
 def batch(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """Slurm, in which nothing of ours may be left at the end."""
+    """Slurm, checked for leftovers at the end."""
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     yield slurm

@@ -1,7 +1,7 @@
 """One host of the lab: namespaces with an sshd as their first process.
 
 Covers: starting and killing it, running commands in it, its processes and listening sockets.
-Does not cover: its cable, which ``lab`` plugs in.
+Does not cover: its network cable, which ``lab`` connects.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from .places import PATIENCE_S, LabError, Place, command, end, words_of
+from .places import TIMEOUT_S, LabError, Place, command, command_line_of, end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CACHE_OF_TORCH = "/torchinductor_"  # a folder that every program with torch makes
+CACHE_OF_TORCH = "/torchinductor_"  # a folder created by every program with torch
 SSH_PORT = 2222
 LOCAL_DISK_MIB = 64
 
-# Its file system is that of this machine, as over NFS, but for what no two hosts share.
+# Its file system is that of this machine, as over NFS, except for what hosts never share.
 BOOT = """
 hostname {name}
 mount --bind {lab}/hosts /etc/hosts
@@ -38,11 +38,11 @@ exec /usr/sbin/sshd -D -e -f {lab}/sshd_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """A TCP socket that waits for connections."""
+    """A listening TCP socket."""
 
     address: str
     port: int
-    program: str  # "" where the kernel does not tell
+    program: str  # "" where the kernel does not report it
     pid: int | None  # within the host
 
 
@@ -71,13 +71,13 @@ class Host:
         return self._init is not None
 
     def start(self) -> None:
-        """Begin to boot; ``wait`` until it answers."""
+        """Start to boot; ``wait`` until it answers."""
         namespace, link = self.place.namespace(self.number), self.place.link(self.number)
-        # A host that was killed comes back with its old hardware address, so that no neighbour holds a wrong one.
+        # A restarted host keeps its hardware address, so that no neighbour has a stale one.
         mac = f"02:77:00:00:{self.place.lab_id:02x}:{self.number:02x}"
         command("ip", "netns", "add", namespace)
-        words = ("peer", "name", "eth0", "address", mac, "netns", namespace)
-        command("ip", "link", "add", link, "type", "veth", *words)
+        peer = ("peer", "name", "eth0", "address", mac, "netns", namespace)
+        command("ip", "link", "add", link, "type", "veth", *peer)
         command("ip", "link", "set", link, "master", self.place.bridge, "up")
         command("ip", "-n", namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
         command("ip", "-n", namespace, "link", "set", "eth0", "up")
@@ -99,10 +99,10 @@ class Host:
         Raises
         ------
         LabError
-            If it does not within ``PATIENCE_S``; the host's log is part of the message.
+            On timeout after ``TIMEOUT_S``; the message contains the host's log.
         """
         assert self.boot is not None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline and self.boot.poll() is None:
             try:
                 with socket.create_connection((self.address, SSH_PORT), timeout=1) as connection:
@@ -114,7 +114,7 @@ class Host:
         raise LabError(f"{self.name} at {self.address} did not answer; its log:\n{self.log.read_text()}")
 
     def run(self, script: str, *, check: bool = True) -> str:
-        """Run a shell script on the host, past its network, and return what it printed.
+        """Run a shell script on the host, without its network, and return its output.
 
         Raises
         ------
@@ -123,14 +123,14 @@ class Host:
         """
         return command(*self.enter("sh", "-c", script), check=check)
 
-    def enter(self, *words: str) -> list[str]:
-        """Return the command line that runs ``words`` on the host."""
+    def enter(self, *arguments: str) -> list[str]:
+        """Return the command line that runs ``command`` on the host."""
         if self._init is None:
             raise LabError(f"{self.name} is dead")
-        return ["nsenter", "--target", str(self._init.pid), "--net", "--uts", "--ipc", "--mount", "--pid", *words]
+        return ["nsenter", "--target", str(self._init.pid), "--net", "--uts", "--ipc", "--mount", "--pid", *arguments]
 
     def processes(self) -> list[psutil.Process]:
-        """Return what runs on it, by the pids of this machine; none once it is dead."""
+        """Return its processes, by the pids of this machine; none once it is dead."""
         if self._init is None:
             return []
         mine = _pid_namespace(self._init.pid)
@@ -140,19 +140,23 @@ class Host:
         return listening_sockets(self.enter())
 
     def left(self) -> list[str]:
-        """Return what runs or lies on it that was not there at its start, in words; nothing of a dead host."""
+        """Return descriptions of processes and files on it that did not exist at its start; empty for a dead host."""
         if self._init is None:
             return []
         others = [process for process in self.processes() if process != self._init]
-        words = [(process.pid, words_of(process)) for process in others]
-        left = [f"process {pid}: {said}" for pid, said in words if said and not said.startswith("slurmd ")]
+        others_now = [(process.pid, command_line_of(process)) for process in others]
+        left = [
+            f"process {pid}: {arguments}"
+            for pid, arguments in others_now
+            if arguments and not arguments.startswith("slurmd ")
+        ]
         folders = ("/dev/shm", f"{self.place.folder}/tmp", f"{self.place.folder}/local")
         found = self.run(f"find {' '.join(folders)} -mindepth 1").splitlines()
         return left + [path for path in found if CACHE_OF_TORCH not in path]
 
     def die(self) -> None:
-        """Lose power: nobody hears a goodbye, and everything that ran is gone."""
-        # The cable goes first, else the kernel would end each connection in good order.
+        """Lose power: all processes end, without closing connections."""
+        # The cable goes first, otherwise the kernel would close each connection properly.
         command("ip", "link", "delete", self.place.link(self.number))
         if self._init is not None:
             end([self._init])  # the kernel kills the whole namespace with its first process
@@ -160,18 +164,18 @@ class Host:
         command("ip", "netns", "delete", self.place.namespace(self.number))
 
     def reap(self) -> None:
-        """Forget the process that is gone."""
+        """Wait for the ended process."""
         if self.boot is not None:
-            self.boot.wait(PATIENCE_S)
+            self.boot.wait(TIMEOUT_S)
         self.boot = self._init = None
 
 
 def listening_sockets(prefix: Sequence[str] = ()) -> list[Listening]:
-    """Return the TCP sockets that wait for connections, where the command line ``prefix`` leads to."""
+    """Return the listening TCP sockets, as seen by commands after the prefix ``prefix``."""
     found = []
     for line in command(*prefix, "ss", "-Hltnp").splitlines():
-        words = line.split()
-        address, _, port = words[3].rpartition(":")
+        fields = line.split()
+        address, _, port = fields[3].rpartition(":")
         program = re.search(r'\("([^"]*)",pid=(\d+)', line)
         name, pid = (program[1], int(program[2])) if program else ("", None)
         found.append(Listening(address=address.strip("[]"), port=int(port), program=name, pid=pid))

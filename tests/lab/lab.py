@@ -1,6 +1,6 @@
-"""Some hosts on this machine, with a network between them and the head, where the tests run.
+"""Hosts on this machine, with a network between them and the head, where the tests run.
 
-Covers: bringing them up and down, ssh to them, and the faults that hosts and networks have.
+Covers: starting and stopping them, ssh to them, and faults of hosts and networks.
 Does not cover: Slurm's configuration (``slurm``).
 """
 
@@ -16,7 +16,7 @@ import psutil
 
 from .host import SSH_PORT, Host, Listening, listening_sockets
 from .network import Capture, close_ports, refuse_beginnings
-from .places import PATIENCE_S, claim, command, processes_of, release, words_of
+from .places import TIMEOUT_S, claim, command, command_line_of, processes_of, release
 from .slurm import Slurm
 
 if TYPE_CHECKING:
@@ -55,24 +55,24 @@ Host *
 
 
 class Lab:
-    """A lab that is there while the ``with`` block runs.
+    """A lab that exists while the ``with`` block runs.
 
     Parameters
     ----------
     hosts
-        How many; they are called ``node1``, ``node2``, ...
+        The number of hosts; they are called ``node1``, ``node2``, ...
 
     Raises
     ------
     LabError
-        If this machine does not give what it takes: root, namespaces, and the packages that scripts/test.sh installs.
+        If this machine lacks a requirement: root, namespaces, and the packages that scripts/test.sh installs.
     """
 
     def __init__(self, hosts: int = 3) -> None:
         self.place = claim()
         atexit.register(self.stop)
         self.folder: Path = self.place.folder
-        self.local_disk: Path = self.folder / "local"  # each host sees its own there
+        self.local_disk: Path = self.folder / "local"  # a different folder on each host
         self.ssh: Path = self.folder / "ssh"  # instead of ssh: for mpirun's plm_ssh_agent, or with --ssh
         self.slurm: Slurm | None = None
         self._closed: set[str] = set()  # hosts with closed ports
@@ -97,7 +97,7 @@ class Lab:
 
     @property
     def hosts(self) -> list[str]:
-        """Their names."""
+        """The names of the hosts."""
         return list(self._hosts)
 
     @property
@@ -109,7 +109,7 @@ class Lab:
         return self.head_address if host == HEAD else self._hosts[host].address
 
     def run(self, host: str, script: str, *, check: bool = True) -> str:
-        """Run a shell script on a host, past its network, and return what it printed.
+        """Run a shell script on a host, without its network, and return its output.
 
         Raises
         ------
@@ -119,16 +119,16 @@ class Lab:
         return self._hosts[host].run(script, check=check)
 
     def processes(self, host: str) -> list[psutil.Process]:
-        """Return what runs on a host, by the pids of this machine; none on a dead one."""
+        """Return the processes of a host, by the pids of this machine; none on a dead one."""
         return self._hosts[host].processes()
 
     def listening(self, host: str) -> list[Listening]:
-        """Return the TCP sockets of a host that wait for connections; the head's are all those of this machine."""
+        """Return the listening TCP sockets of a host; for the head those of this machine."""
         return listening_sockets() if host == HEAD else self._hosts[host].listening()
 
     def cut(self, host: str) -> None:
-        """Cut the host off from all others: nothing gets through either way, and nobody is told."""
-        # A switch that forwards nothing. A link that is down would be back only a second after the next packet.
+        """Cut the host off from all others: packets are dropped in both directions, silently."""
+        # Stop forwarding at the bridge. A link that is down would come back only a second after the next packet.
         command("bridge", "link", "set", "dev", self.place.link(self._hosts[host].number), "state", "0")
 
     def heal(self, host: str) -> None:
@@ -136,7 +136,7 @@ class Lab:
         command("bridge", "link", "set", "dev", self.place.link(self._hosts[host].number), "state", "3")
 
     def kill(self, host: str) -> None:
-        """Take the host's power away: its processes are gone at once, and nobody is told."""
+        """Power the host off: its processes end at once, without closing connections."""
         self._hosts[host].die()
 
     def revive(self, host: str) -> None:
@@ -152,7 +152,7 @@ class Lab:
             self.slurm.start_daemon(host)
 
     def firewall(self, host: str, *ports: int | str) -> None:
-        """Drop every packet that comes to a host, or to ``head``, for these TCP ports; without ports open all again."""
+        """Drop every packet to a host, or to ``head``, for these TCP ports; without ports open all again."""
         if ports:
             self._closed.add(host)
         if host == HEAD:
@@ -161,19 +161,19 @@ class Lab:
             close_ports(self.place.table, ports, prefix=self._hosts[host].enter())
 
     def close_to_head(self, host: str) -> None:
-        """Drop what comes to a host from the head to begin a connection, but ssh; what is connected stays."""
+        """Drop new connections from the head to a host, except ssh; existing ones continue."""
         self._closed.add(host)
         refuse_beginnings(self.place.table, self.head_address, SSH_PORT, self._hosts[host].enter())
 
     def fill(self, host: str) -> None:
-        """Leave no byte free on the local disk of a host."""
+        """Fill the local disk of a host completely."""
         self.run(host, f"head -c 1G /dev/zero > {self.local_disk}/filler || test $? = 1")
 
     def restore(self) -> None:
-        """Undo every fault: hosts live, cables are in, ports are open, local disks are empty."""
+        """Undo every fault: hosts run, cables are connected, ports are open, local disks are empty."""
         for name, host in self._hosts.items():
             if not host.runs:
-                self._boot(name)  # Slurm is waited for once all are there
+                self._boot(name)  # wait for Slurm only after all hosts have started
             self.heal(name)
             self.run(name, f"find {self.local_disk} -mindepth 1 -delete")  # hidden files too
         for name in self._closed:
@@ -183,18 +183,18 @@ class Lab:
             self.slurm.wait()
 
     def left_on(self, host: str) -> list[str]:
-        """Return what runs or lies on a host that was not there at its start, in words; waits for it to go.
+        """Describe processes and files on a host that did not exist at its start, after waiting for them to disappear.
 
-        On the head that is what has the lab's folder in its command line, such as a forgotten ssh.
+        For the head: processes with the lab's folder in the command line, such as a forgotten ssh.
         """
-        deadline = time.monotonic() + PATIENCE_S
-        look = self._left_on_head if host == HEAD else self._hosts[host].left
-        while (left := look()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + TIMEOUT_S
+        leftovers = self._left_on_head if host == HEAD else self._hosts[host].left
+        while (left := leftovers()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return left
 
     def capture(self) -> Capture:
-        """Return a context manager that keeps all packets between the hosts, and between them and the head."""
+        """Return a context manager that captures all packets between the hosts, and between them and the head."""
         return Capture(self.place.bridge)
 
     def start_slurm(self) -> Slurm:
@@ -203,7 +203,7 @@ class Lab:
         Raises
         ------
         LabError
-            If a host does not become idle; Slurm's logs are part of the message.
+            If a host does not become idle; the message contains Slurm's logs.
         """
         assert self.slurm is None, "Slurm runs"
         enter: dict[str, Callable[..., list[str]]] = {name: host.enter for name, host in self._hosts.items()}
@@ -228,10 +228,10 @@ class Lab:
         for daemon in self._daemons():
             known |= {daemon.pid, *(child.pid for child in psutil.Process(daemon.pid).children(recursive=True))}
         left = [process for process in processes_of(self.place) if process.pid not in known]
-        return [f"process {process.pid}: {words}" for process in left if (words := words_of(process))]
+        return [f"process {process.pid}: {arguments}" for process in left if (arguments := command_line_of(process))]
 
     def _daemons(self) -> list[subprocess.Popen[bytes]]:
-        """Return what this process has started as parts of the lab."""
+        """Return the processes that this one has started as parts of the lab."""
         boots = [host.boot for host in self._hosts.values() if host.boot is not None]
         return boots + (self.slurm.daemons if self.slurm is not None else [])
 
@@ -250,6 +250,6 @@ class Lab:
         (self.folder / "ssh_config").write_text(names + SSH_CONFIG.format(port=SSH_PORT, lab=self.folder))
         self.ssh.write_text(f'#!/bin/sh\nexec ssh -F {self.folder}/ssh_config "$@"\n')
         self.ssh.chmod(0o755)
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd wants it for the separation of privileges
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # required by sshd for privilege separation
         command("ip", "address", "add", f"{self.head_address}/24", "dev", self.place.bridge)
         command("ip", "link", "set", self.place.bridge, "up")

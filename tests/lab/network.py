@@ -1,4 +1,4 @@
-"""The network of the lab: what crosses it, and what it lets through.
+"""The network of the lab: capture its traffic, and drop packets.
 
 Covers: a capture of all packets between the hosts and the head, closing TCP ports.
 Does not cover: cutting a cable (``lab``).
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# Numbers of linux/if_packet.h that Python's socket module does not name.
+# Constants of linux/if_packet.h that Python's socket module does not define.
 SOL_PACKET = 263
 PACKET_ADD_MEMBERSHIP = 1
 PACKET_STATISTICS = 6
@@ -48,7 +48,7 @@ class Capture:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
         self._socket.bind((self.interface, ETH_P_ALL))
-        # Only then does the bridge show what goes from host to host.
+        # Only then does the bridge show the traffic between hosts.
         request = struct.pack("iHH8s", socket.if_nametoindex(self.interface), PACKET_MR_PROMISC, 0, b"")
         self._socket.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, request)
         self._ends = threading.Event()
@@ -66,11 +66,11 @@ class Capture:
 
     @property
     def data(self) -> bytes:
-        """Every packet with its headers, one behind the other."""
+        """Every packet with its headers, concatenated."""
         return b"".join(self.packets)
 
     def streams(self) -> dict[tuple[str, int, str, int], bytes]:
-        """Return what went through each TCP connection, by source, its port, destination and its port."""
+        """Return the bytes of each TCP connection, by source, its port, destination and its port."""
         parts: dict[tuple[str, int, str, int], dict[int, bytes]] = defaultdict(dict)
         for packet in self.packets:
             if packet[12:14] != ETH_P_IP or packet[23] != socket.IPPROTO_TCP:
@@ -95,30 +95,30 @@ class Capture:
 
 
 def close_ports(table: str, ports: Sequence[int | str], *, prefix: Sequence[str] = (), interface: str = "") -> None:
-    """Drop every packet that comes for one of the TCP ports (``8888``, ``"29500-29600"``), without an answer.
+    """Drop every packet for one of the TCP ports (``8888``, ``"29500-29600"``), without a reply.
 
     Parameters
     ----------
     table
-        The name of the packet filter's table; its former content is gone.
+        The name of the packet filter's table; its former content is removed.
     ports
         None to let everything through again.
     prefix
-        The command line that leads to the host.
+        The command prefix that runs on the host.
     interface
-        Only what comes in here is dropped; empty: all.
+        Drop only packets that arrive here; empty: all.
     """
     incoming = f'iifname "{interface}" ' if interface else ""
     _filter(table, f"{incoming}tcp dport {{ {', '.join(map(str, ports))} }}" if ports else "", prefix)
 
 
 def refuse_beginnings(table: str, source: str, but: int, prefix: Sequence[str]) -> None:
-    """Drop what begins a TCP connection from an address, but to one port; connections that are there stay."""
+    """Drop new TCP connections from an address, except to one port; existing ones continue."""
     _filter(table, f"ip saddr {source} tcp flags & (syn | ack) == syn tcp dport != {but}", prefix)
 
 
 def _filter(table: str, rule: str, prefix: Sequence[str]) -> None:
-    """Drop what comes in and is as a rule says; an empty one: nothing."""
+    """Drop incoming packets that match a rule; an empty one: none."""
     command(*prefix, "nft", "add", "table", "inet", table)
     command(*prefix, "nft", "delete", "table", "inet", table)
     if rule:

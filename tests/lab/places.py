@@ -1,6 +1,6 @@
-"""Where labs are: each has a number, and by it a folder, a bridge, namespaces and addresses of its own.
+"""Resources of a lab by its number: a folder, a bridge, namespaces and addresses.
 
-Covers: claiming the first free number, removing all that a lab consists of, sweeping labs whose owner is gone.
+Covers: claiming the first free number, removing all resources of a lab, removing labs whose owner has ended.
 Does not cover: what runs in a lab.
 """
 
@@ -22,22 +22,22 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A short path, since that of a Unix socket has 107 characters at most, and not /run, which may forbid to execute.
+# A short path, since that of a Unix socket has 107 characters at most, and not /run, which may be mounted noexec.
 ROOT = Path("/var/lib/disttrain-labs")
 HIGHEST_ID = 250
 NAMESPACES = Path("/run/netns")
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
-claimed: list[Place] = []  # by this process; tests.support.leftovers looks after them
+claimed: list[Place] = []  # by this process; tests.support.leftovers checks them
 
 
 class LabError(Exception):
-    """The lab can't do what it was asked for."""
+    """The lab cannot do what was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What belongs to the lab with this number."""
+    """The resources of the lab with this number."""
 
     lab_id: int
 
@@ -75,24 +75,24 @@ class Place:
         return [path.name for path in Path("/sys/class/net").glob(f"dt{self.lab_id}v*")]
 
 
-def command(*words: str | Path, check: bool = True) -> str:
-    """Run a command of the system and return what it printed.
+def command(*arguments: str | Path, check: bool = True) -> str:
+    """Run a system command and return its output.
 
     Raises
     ------
     LabError
-        If it failed, with what it said.
+        If it failed, with its output.
     """
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(name) for name in arguments], capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise LabError(
-            f"{' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip() or done.stdout}"
+            f"{' '.join(map(str, arguments))} ended with {done.returncode}: {done.stderr.strip() or done.stdout}"
         )
     return done.stdout
 
 
 def claim() -> Place:
-    """Sweep what killed owners left, and take the first free number for this process.
+    """Remove what killed owners left, and claim the first free number for this process.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def claim() -> Place:
                 _remove(place)
         for lab_id in range(1, HIGHEST_ID + 1):
             place = Place(lab_id)
-            # A bridge without a folder is somebody else's.
+            # A bridge without a folder belongs to another program.
             if place.folder.exists() or Path("/sys/class/net", place.bridge).exists():
                 continue
             command("ip", "link", "add", place.bridge, "type", "bridge")
@@ -117,57 +117,57 @@ def claim() -> Place:
 
 
 def release(place: Place) -> None:
-    """End every process of the lab and remove all that it consists of."""
+    """End every process of the lab and remove all its resources."""
     with _locked():
         _remove(place)
 
 
 def left_of(place: Place) -> list[str]:
-    """Return what a lab of this process left behind, in words; empty when all is gone."""
+    """Return descriptions of what a lab of this process left behind; empty when all is gone."""
     with _locked():
         if place.folder.exists() and not _is_mine(place):
-            return []  # another process has taken the number since
+            return []  # another process has claimed the number since
         interfaces = [*place.links(), *([place.bridge] if Path("/sys/class/net", place.bridge).exists() else [])]
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         return [
             *(f"namespace {name}" for name in place.namespaces()),
             *(f"network interface {name}" for name in interfaces),
             *(f"mount {line}" for line in mounts if f"{place.folder}/" in line),
-            *(f"process {process.pid}: {words_of(process)}" for process in processes_of(place)),
+            *(f"process {process.pid}: {command_line_of(process)}" for process in processes_of(place)),
             *([f"folder {place.folder}"] if place.folder.exists() else []),
         ]
 
 
 def end(processes: list[psutil.Process]) -> None:
-    """Kill processes and wait until nothing of them runs; whoever started them may still read how they ended.
+    """Kill processes and wait until none of them runs; their parents may still read their exit status.
 
     Raises
     ------
     LabError
-        If one still runs after ``PATIENCE_S``.
+        If one still runs after ``TIMEOUT_S``.
     """
     for process in processes:
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while alive := [process for process in processes if _runs(process)]:
         if time.monotonic() > deadline:
-            raise LabError(f"could not be killed within {PATIENCE_S:g} s: {alive}")
+            raise LabError(f"could not be killed within {TIMEOUT_S:g} s: {alive}")
         time.sleep(0.005)
 
 
 def processes_of(place: Place) -> list[psutil.Process]:
-    """Return what runs in the lab's namespaces, or has its folder in the command line."""
+    """Return the processes in the lab's namespaces, and those with its folder in the command line."""
     pids = {
         int(pid) for name in place.namespaces() for pid in command("ip", "netns", "pids", name, check=False).split()
     }
     others = (process for process in psutil.process_iter() if process.pid != os.getpid())
-    return [process for process in others if process.pid in pids or f"{place.folder}/" in words_of(process)]
+    return [process for process in others if process.pid in pids or f"{place.folder}/" in command_line_of(process)]
 
 
-def words_of(process: psutil.Process) -> str:
+def command_line_of(process: psutil.Process) -> str:
     """Return the command line of a process; empty when it has ended."""
     try:
         return " ".join(process.cmdline())
@@ -183,7 +183,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _remove(place: Place) -> None:
-    # Cables first, so that what is killed can't say goodbye to anyone outside of the lab.
+    # Cables first, so that killed processes cannot close connections to the outside properly.
     for link in place.links():
         command("ip", "link", "delete", link)
     while running := processes_of(place):
@@ -202,7 +202,7 @@ def _known() -> list[Place]:
 
 
 def _owner(place: Place) -> tuple[int, int]:
-    """Return the owner's pid and when it began; zeros if it was killed before it could say so."""
+    """Return the owner's pid and start time; zeros if it was killed before it could write them."""
     try:
         pid, began_ticks = json.loads((place.folder / "owner").read_text())
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _is_mine(place: Place) -> bool:
 
 
 def _began_ticks(pid: int) -> int | None:
-    """Return when a process began, by a clock that nobody sets; None if it does not run."""
+    """Return the start time of a process, by a clock that cannot be set; None if it does not run."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -230,7 +230,7 @@ def _began_ticks(pid: int) -> int | None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """Only one process at a time takes, sweeps or removes."""
+    """Only one process at a time claims, sweeps or removes."""
     ROOT.mkdir(mode=0o755, exist_ok=True)
     root = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -12,12 +12,12 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from .places import PATIENCE_S, LabError, Place, command
+from .places import TIMEOUT_S, LabError, Place, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-CONTROLLER_PORT = 17000  # and the number of the lab on top, as all controllers run on the head
+CONTROLLER_PORT = 17000  # plus the number of the lab, as all controllers run on the head
 HOST_PORT = 16818
 CPUS = 4  # of each host, whatever this machine has
 
@@ -65,7 +65,7 @@ CgroupPlugin=cgroup/v1
 CgroupAutomount=no
 """
 
-# The controller must run on the host that the configuration names.
+# The controller must run on the host named in the configuration.
 CONTROLLER = """
 hostname head
 mount --bind {lab}/hosts /etc/hosts
@@ -74,16 +74,16 @@ exec slurmctld -D -i -f {folder}/slurm.conf
 
 
 class Slurm:
-    """Slurm's daemons; ``environment`` is what its commands need.
+    """Slurm's daemons; ``environment`` has the variables for its commands.
 
-    Its partitions are ``all``, the default, and ``urgent``, whose jobs requeue those of ``all`` where they need room.
+    Its partitions are ``all``, the default, and ``urgent``, whose jobs requeue those of ``all`` to get room.
 
     Parameters
     ----------
     place
         The lab.
     enter
-        By host, what gives the command line that runs a program there.
+        By host, a function that returns the command line to run a program there.
     """
 
     def __init__(self, place: Place, enter: Mapping[str, Callable[..., list[str]]]) -> None:
@@ -98,15 +98,15 @@ class Slurm:
         """The variable by which sbatch, srun and the others find this Slurm."""
         return {"SLURM_CONF": str(self.conf)}
 
-    def run(self, *words: str) -> str:
-        """Run one of Slurm's commands on the head and return what it printed.
+    def run(self, *arguments: str) -> str:
+        """Run one of Slurm's commands on the head and return its output.
 
         Raises
         ------
         LabError
             If it failed.
         """
-        return command("env", f"SLURM_CONF={self.conf}", *words)
+        return command("env", f"SLURM_CONF={self.conf}", *arguments)
 
     def start(self) -> None:
         """Start the daemons and wait until every host is idle."""
@@ -137,12 +137,17 @@ class Slurm:
         self._spawn(host, self._enter[host]("slurmd", "-D", "-N", host, "-f", str(self.conf)))
 
     def wait(self) -> None:
-        """Return as soon as every host is idle or at work."""
+        """Return as soon as every host is idle or has jobs."""
         self._until("Slurm", lambda: self._ready() == set(self._enter))
 
     def submit(self, *options: str) -> str:
         """Submit a job that does nothing; return its number."""
         return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", "sleep 300").strip()
+
+    def allocate(self, *options: str) -> str:
+        """Make an allocation with salloc; return its job's number."""
+        output = self.run("sh", "-c", f"salloc {' '.join(options)} --no-shell 2>&1")
+        return output.split("Granted job allocation ")[1].split()[0]
 
     def cancel_all(self) -> None:
         """End all jobs, and wait until they have left the hosts and the queue."""
@@ -150,9 +155,9 @@ class Slurm:
         self._until("scancel", lambda: not self.run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING"))
 
     def reap(self) -> None:
-        """Forget the processes that are gone."""
+        """Wait for the ended processes."""
         for child in self.daemons:
-            child.wait(PATIENCE_S)
+            child.wait(TIMEOUT_S)
 
     def _ready(self) -> set[str]:
         try:
@@ -162,10 +167,10 @@ class Slurm:
         except (OSError, LabError):
             return set()  # a daemon does not answer yet
 
-    def _spawn(self, name: str, words: list[str]) -> None:
+    def _spawn(self, name: str, arguments: list[str]) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             child = subprocess.Popen(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -175,12 +180,12 @@ class Slurm:
         self.daemons.append(child)
 
     def _until(self, what: str, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 3 * PATIENCE_S
+        deadline = time.monotonic() + 3 * TIMEOUT_S
         while not holds():
             if time.monotonic() > deadline:
                 logs = sorted((self.folder / "log").iterdir())
                 texts = [f"{path.name}:\n{path.read_text(errors='replace')[-2000:]}" for path in logs]
-                raise LabError(f"{what} is not ready after {3 * PATIENCE_S:g} s; the logs:\n" + "\n".join(texts))
+                raise LabError(f"{what} is not ready after {3 * TIMEOUT_S:g} s; the logs:\n" + "\n".join(texts))
             time.sleep(0.02)
 
     def _prepare(self) -> None:

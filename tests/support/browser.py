@@ -1,9 +1,7 @@
-"""A real JupyterLab and a real browser, as fixtures.
+"""JupyterLab and a browser, as fixtures.
 
-Covers: a server of its own with the built extension, Chromium, a page with an open notebook.
+Covers: a separate server with the built extension, Chromium, a page with an open notebook.
 Does not cover: ranks; the notebook's kernel is a plain one until a test loads the extension in it.
-
-A test module imports the fixtures it uses and those they use in turn.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ CHROMIUM_FLAGS = [
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 30
 
-# Only a notebook whose kernel has answered can be driven reliably.
+# A notebook can be driven reliably only after its kernel has answered.
 NOTEBOOK_READY = """async () => {
   await window.jupyterapp.restored;
   const panel = window.jupyterapp.shell.currentWidget;
@@ -69,7 +67,7 @@ class LabServer:
 
     def link(self, notebook: str = "") -> str:
         """Return the address that opens ``notebook`` alone, logged in."""
-        # A workspace of its own, else JupyterLab opens again what an earlier page had open.
+        # A separate workspace, otherwise JupyterLab restores what an earlier page had open.
         workspace = f"{self.url}/lab/workspaces/{secrets.token_hex(8)}"
         tree = f"/tree/{quote(notebook)}" if notebook else ""
         return f"{workspace}{tree}?token={self.token}"
@@ -77,7 +75,7 @@ class LabServer:
 
 @contextmanager
 def running_lab(home: Path) -> Iterator[LabServer]:
-    """Run JupyterLab with the extension as it was last built, and with nothing of this user's settings."""
+    """Run JupyterLab with the extension as last built, and without this user's settings."""
     root = home / "notebooks"
     root.mkdir()
     token = secrets.token_hex(16)
@@ -127,7 +125,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """Open an empty page in a context of its own; an error that the extension did not catch fails the test."""
+    """Open an empty page in a separate context; an error that the extension did not catch fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     errors: list[str] = []
@@ -141,7 +139,7 @@ def page(browser: Browser) -> Iterator[Page]:
 def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
     """Return a function that opens a notebook with the given code cells and waits for its kernel.
 
-    The kernel ends with the test, and its ranks with it: they would show in the next test's panel.
+    The kernel and its ranks end with the test: otherwise they would appear in the next test's panel.
     """
 
     def open_notebook(*sources: str) -> Page:
@@ -160,13 +158,54 @@ def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequ
 
 
 def wait_for_notebook(page: Page) -> None:
-    """Wait until the page has opened a notebook and its kernel answers."""
+    """Wait until the page has opened a notebook and its kernel replies."""
     page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
     page.evaluate(NOTEBOOK_READY)
 
 
+def run_cell(page: Page, index: int) -> None:
+    page.evaluate(
+        """index => {
+          const notebook = window.jupyterapp.shell.currentWidget.content;
+          notebook.activeCellIndex = index;
+          window.jupyterapp.commands.execute('notebook:run-cell');
+        }""",
+        index,
+    )
+
+
+def output(page: Page, index: int, text: str) -> str:
+    """Wait until the cell's output contains a text, and return all of it."""
+    area = page.locator(".jp-Notebook-cell").nth(index).locator(".jp-OutputArea")
+    area.filter(has_text=text).first.wait_for(timeout=60_000)
+    return area.first.inner_text()
+
+
+def start_ranks(page: Page, count: int = 2) -> None:
+    """Run the first cell, and wait until it has started ranks."""
+    run_cell(page, 0)
+    output(page, 0, f"ranks 0-{count - 1} ready")
+
+
+def wait_for_end(page: Page, index: int) -> None:
+    """Wait until a cell has ended: cells queued behind one that fails are not run."""
+    page.wait_for_function(
+        """index => {
+          const prompt = document.querySelectorAll('.jp-Notebook-cell')[index].querySelector('.jp-InputPrompt');
+          return /\\d/.test(prompt.textContent);
+        }""",
+        arg=index,
+    )
+
+
+def take_picture(page: Page, name: str) -> None:
+    """Keep a screenshot for inspection: DISTTRAIN_PICTURES names the folder."""
+    if "DISTTRAIN_PICTURES" in os.environ:
+        page.screenshot(path=Path(os.environ["DISTTRAIN_PICTURES"]) / f"{name}.png")
+
+
 def unavailable(reason: str) -> NoReturn:
-    """Skip for a person without the means; fail as root, who has ``make test`` install them."""
+    """Skip where a requirement is missing; fail as root, for whom ``make test`` installs it."""
     if os.geteuid() == 0:
         pytest.fail(reason)
     pytest.skip(reason)
@@ -196,26 +235,26 @@ def fresh_jupyter(home: Path) -> dict[str, str]:
 
 
 def address_of(server: subprocess.Popen[str]) -> str:
-    """Wait until the server says where it listens; its port was free when it took it."""
+    """Wait until the server reports its address; it chooses its port itself."""
     address: Future[str] = Future()
-    said: list[str] = []
+    lines: list[str] = []
 
     def read() -> None:
         assert server.stdout is not None
-        for line in server.stdout:  # to its end, so that the server never waits for a reader
-            said.append(line)
+        for line in server.stdout:  # to its end, so that the server never blocks on a full pipe
+            lines.append(line)
             found = re.search(r"(http://127\.0\.0\.1:\d+)/lab", line)
             if found and not address.done():
                 address.set_result(found[1])
         if not address.done():
-            address.set_exception(RuntimeError("JupyterLab did not start:\n" + "".join(said)))
+            address.set_exception(RuntimeError("JupyterLab did not start:\n" + "".join(lines)))
 
     Thread(target=read, name="jupyterlab output", daemon=True).start()
     return address.result(START_TIMEOUT_S)
 
 
 def stop(server: subprocess.Popen[str]) -> None:
-    """End the server as a person would, and see that its kernels and whatever they started are gone too."""
+    """Terminate the server, and check that its kernels and all they started have ended too."""
     family: list[Any] = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
     server.send_signal(signal.SIGTERM)
     try:

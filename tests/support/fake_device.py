@@ -1,9 +1,9 @@
-"""A GPU's collectives and waits on ranks without one, for cells of the tests.
+"""Collectives and device waits of a GPU on ranks without one, for cells of the tests.
 
-torch's own backend "fake" stands in for NCCL, on the device "meta": it begins collectives and returns. Here is the
-record that NCCL keeps of them, and a wait like cudaStreamSynchronize: in C, without Python's lock, deaf to signals. An
-abort ends the waits without an error, as ncclCommAbort does. It shows who asks and raises what when, and nothing of
-CUDA's streams, of timing or of NCCL's own abort.
+torch's backend "fake" stands in for NCCL, on the device "meta": it starts collectives and returns. This module adds
+the flight recorder that NCCL keeps, and a wait like cudaStreamSynchronize: in C, without the GIL, not interrupted by
+signals. As with ncclCommAbort, an abort ends the waits without an error. It shows which calls happen when, and
+nothing of CUDA's streams, of timing or of NCCL's own abort.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  (register
 from jupyter_disttrain.config import frameworks
 from jupyter_disttrain.rank.process_group import subgroups
 
-_libc = ctypes.CDLL(None)  # whose calls give Python's lock away
+_libc = ctypes.CDLL(None)  # whose calls release the GIL
 _mutex, _spin = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
 _libc.pthread_mutex_lock(_mutex)
 _libc.pthread_spin_init(_spin, 0)
 _libc.pthread_spin_lock(_spin)
 _pending: list[dict[str, Any]] = []
 aborts: list[tuple[str, str]] = []  # thread and group
-hangs = False  # an abort never comes back
+hangs = False  # an abort that never returns
 _aborting = threading.Lock()
-_end_wait: Any = None  # unlocks what the main thread waits for
+_end_wait: Any = None  # releases what the main thread waits for
 
 
 def install() -> None:
-    """Have the session's next group be one with this device."""
+    """Use this device in the session's next group."""
     frameworks.TORCH_BACKENDS["gloo"] = "cpu:gloo,meta:fake"
     subgroups._abort_devices = abort
     _distributed_c10d._dump_nccl_trace_json = dump
@@ -48,7 +48,7 @@ def dump(includeCollectives: bool = True, onlyActive: bool = False) -> str:  # n
 
 
 def all_reduce(size: int, name: str = "all_reduce") -> None:
-    """Begin a collective that ends with an abort alone."""
+    """Start a collective that ends only with an abort."""
     dist.all_reduce(torch.ones(size, device="meta"))
     entry = {"profiling_name": f"nccl:{name}", "state": "started", "retired": False, "is_p2p": False}
     entry |= {"collective_seq_id": len(_pending) + 1, "p2p_seq_id": 0, "process_group": ["0", "default_pg"]}
@@ -56,7 +56,7 @@ def all_reduce(size: int, name: str = "all_reduce") -> None:
 
 
 def item(*, spins: bool = False) -> str:
-    """Wait for the device as ``tensor.item()`` does; returns what is in its memory after an abort."""
+    """Wait for the device like ``tensor.item()``; return what is in its memory after an abort."""
     global _end_wait
     lock, _end_wait = (
         (lambda: _libc.pthread_spin_lock(_spin), lambda: _libc.pthread_spin_unlock(_spin))

@@ -22,31 +22,36 @@ LIMIT_S = 40.0
 
 
 class Job:
-    """A process that is part of a job, or starts all of it; what it says is kept."""
+    """A process that is part of a job, or starts all of it; its output is kept."""
 
-    def __init__(self, words: list[str], log: Path, **environment: str) -> None:
+    def __init__(self, command: list[str], log: Path, **environment: str) -> None:
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, cwd=log.parent
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=os.environ | environment,
+                cwd=log.parent,
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text()
 
-    def until(self, file: Path) -> dict[str, Any]:
-        """Wait until the job has written its file; return what is in it."""
+    def wait_for_file(self, file: Path) -> dict[str, Any]:
+        """Wait until the job has written its file; return the file's content."""
         deadline = time.monotonic() + LIMIT_S
         while not file.exists():
-            assert self._process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
+            assert self._process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
             time.sleep(0.02)
-        told: dict[str, Any] = json.loads(file.read_text())
-        return told
+        content: dict[str, Any] = json.loads(file.read_text())
+        return content
 
     def end(self) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for the end; return the exit code."""
         return self._process.wait(LIMIT_S)
 
     def kill(self) -> None:
@@ -60,7 +65,7 @@ class Job:
 
 @pytest.fixture
 def jobs() -> Iterator[list[Job]]:
-    """Jobs that must not outlive the test."""
+    """Jobs that are killed at the end of the test."""
     started: list[Job] = []
     yield started
     for each in started:
@@ -72,9 +77,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "job.json"
 
 
-def by_hand(jobs: list[Job], file: Path, rank: int, world_size: int, *more: str, log: str = "") -> Job:
+def start_process(jobs: list[Job], file: Path, rank: int, world_size: int, *more: str, log: str = "") -> Job:
     """Start one process as torchrun would."""
     variables = LAUNCHED_BY_HAND | {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    words = [*ENGINE, "--join", str(file), "--backend", "none", *more]
-    jobs.append(Job(words, file.with_name(log or f"rank{rank}.log"), **variables))
+    command = [*ENGINE, "--join", str(file), "--backend", "none", *more]
+    jobs.append(Job(command, file.with_name(log or f"rank{rank}.log"), **variables))
     return jobs[-1]

@@ -1,11 +1,11 @@
-"""What is left when all tests are done: of one process that runs tests, and of all of them.
+"""Check what is left after all tests, in each process that runs tests and across them.
 
-Covers: processes, threads, ports, files of clusters, temporary files, shared memory and whatever a lab is made of, each
-of which fails the run.
+Covers: processes, threads, ports, cluster files, temporary files, shared memory and the resources of a lab; each
+leftover fails the run.
 Does not cover: what other programs on this machine leave.
 
-A plugin of ``conftest.py``. With ``pytest -n 2`` each worker looks at what is its own;
-shared memory, which all share, is looked at by the one that started them, when they have ended.
+A plugin of ``conftest.py``. With ``pytest -n 2`` each worker checks its own resources; shared memory, which all
+share, is checked by the controlling process after they have ended.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..lab import places
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CACHE_OF_TORCH = "torchinductor_"  # a folder that every program with torch shares
+CACHE_OF_TORCH = "torchinductor_"  # a folder created by every program with torch
 SHARED_MEMORY = Path("/dev/shm")
 
-first_seen_in: dict[str, str] = {}  # a folder: the test after which it was there first
+first_seen_in: dict[str, str] = {}  # folder -> the test after which it was first seen
 shared_before: set[Path] = set()
 shared_left: list[str] = []
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of these tests alone, so that what they leave can be seen."""
+    """Separate folders for these tests, so that leftovers can be seen."""
     home = tmp_path_factory.mktemp("jupyter")
     names = {
         "JUPYTER_RUNTIME_DIR": home / "runtime",
@@ -47,7 +47,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     names["TMPDIR"].mkdir()
     before = {name: os.environ.get(name) for name in names}
     os.environ.update({name: str(path) for name, path in names.items()})
-    tempfile.tempdir = None  # it is looked up anew
+    tempfile.tempdir = None  # so that it is looked up again
     yield home
     for name, value in before.items():
         if value is None:
@@ -59,7 +59,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left(own_folders: Path) -> Iterator[None]:
-    """After the last test no process, thread, port or file of ours is there."""
+    """Check after the last test that no process, thread, port or file of ours exists."""
     yield
     deadline = time.monotonic() + 10
     while (left := our_processes()) and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def folders_are_noted(request: pytest.FixtureRequest, own_folders: Path) -> Iterator[None]:
-    """Note whose the folders are, so that one that is left at the end can be explained."""
+    """Record which folders each test created, so that a leftover can be explained."""
     yield
     clusters = own_folders / "runtime" / "disttrain"
     folders = [folder for folder in (clusters, own_folders / "temporary", SHARED_MEMORY) if folder.exists()]
@@ -108,7 +108,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker has ended, and hands over which test it first saw a folder after."""
+    """Collect from a finished worker after which test it first saw each folder."""
     for name, test in getattr(node, "workeroutput", {}).get("first_seen_in", {}).items():
         first_seen_in.setdefault(name, test)
 
@@ -121,31 +121,31 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def is_probe(path: Path) -> bool:
-    """Whether Python's tempfile has made a file to find out whether it may, in a process that was killed just then."""
+    """Return whether tempfile made this file to probe a directory, in a process that was killed at that moment."""
     return (
         re.fullmatch(r"[a-z0-9_]{8}", path.name) is not None and path.is_file() and path.read_bytes() in (b"", b"blat")
     )
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether another process hands this one its tests."""
+    """Return whether another process assigns the tests to this one."""
     return hasattr(config, "workerinput")
 
 
 def belongs_to_others(name: str) -> bool:
-    """Whether a file in shared memory names a process that runs and isn't this one."""
+    """Return whether a file in shared memory names a running process other than this one."""
     numbers = re.findall(r"(?<=[-_])\d+(?=[-_])", name)
     return any(int(number) != os.getpid() and Path("/proc", number).exists() for number in numbers)
 
 
 def our_processes() -> list[psutil.Process]:
-    """Return the controllers, nannies, ranks and launchers that these tests started, wherever they hang by now."""
+    """Return the controllers, nannies, ranks and launchers that these tests started, whatever their parent is."""
     runtime = os.environ["JUPYTER_RUNTIME_DIR"]
     ours = []
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
-            is_ours = any("jupyter_disttrain" in word or "prterun" in word for word in words)
+            arguments = process.cmdline()
+            is_ours = any("jupyter_disttrain" in text or "prterun" in text for text in arguments)
             if is_ours and process.environ().get("JUPYTER_RUNTIME_DIR") == runtime and process.pid != os.getpid():
                 ours.append(process)
         except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):

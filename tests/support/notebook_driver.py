@@ -1,4 +1,4 @@
-"""Drive a real kernel as a notebook does, and read what a person would see."""
+"""Drive a real kernel as a notebook does, and read what a user would see."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def plain(text: str) -> str:
+    """Return a text without its colours."""
+    return _ANSI.sub("", text)
 
 
 @dataclass
 class Outcome:
-    """What a cell left in the notebook, with every update applied."""
+    """The output of a cell in the notebook, with every update applied."""
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)
@@ -34,12 +39,12 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """Everything that can be read, without colours."""
-        return ANSI.sub("", self.coloured)
+        """All visible text, without colours."""
+        return plain(self.coloured)
 
     @property
     def coloured(self) -> str:
-        """Everything that can be read."""
+        """All visible text."""
         parts = []
         for output in self.outputs:
             if output["type"] == "stream":
@@ -52,7 +57,7 @@ class Outcome:
 
     @property
     def lines(self) -> list[str]:
-        """The text by lines, without the blanks that align the labels."""
+        """The lines of the text, without the blanks that align the labels."""
         return [re.sub(r"\s+([│┃]) ?", r" \1 ", line).rstrip() for line in self.text.splitlines()]
 
     @property
@@ -61,7 +66,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The error's name and text; empty without one."""
+        """The error's name and text; empty without an error."""
         return f"{self.reply.get('ename', '')}: {self.reply.get('evalue', '')}" if self.status == "error" else ""
 
     def check(self) -> Outcome:
@@ -75,7 +80,7 @@ class Outcome:
 
 
 class Notebook:
-    """A kernel and the notebook in front of it."""
+    """A kernel and its notebook."""
 
     def __init__(self, **kernel_options: Any) -> None:
         self._manager = KernelManager(kernel_name="python3")
@@ -91,7 +96,7 @@ class Notebook:
         self.close()
 
     def close(self) -> None:
-        """End the kernel as JupyterLab does."""
+        """Shut the kernel down as JupyterLab does."""
         self.client.stop_channels()
         if self._manager.has_kernel:
             self._manager.shutdown_kernel(now=False)
@@ -102,20 +107,20 @@ class Notebook:
 
     @property
     def pid(self) -> int:
-        """The kernel's process."""
+        """The process id of the kernel."""
         return int(self._manager.provisioner.pid)  # type: ignore[union-attr]
 
     def interrupt(self) -> None:
-        """Press the stop button: SIGINT to the kernel's process group, from any thread.
+        """Send SIGINT to the kernel's process group, as the stop button does; callable from any thread.
 
-        The manager's own method, which does this, leaves an event loop behind in every thread that calls it.
+        The manager's own method leaves an event loop behind in every thread that calls it.
         """
         os.killpg(os.getpgid(self.pid), signal.SIGINT)
 
     def run(
         self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
     ) -> Outcome:
-        """Run a cell; ``on_message`` sees each message after it was applied."""
+        """Run a cell; ``on_message`` gets each message after it was applied."""
         return self.outcome(self.client.execute(source, allow_stdin=False), timeout, on_message)
 
     def outcome(
@@ -123,7 +128,7 @@ class Notebook:
     ) -> Outcome:
         """Wait for the cell of this request to end.
 
-        Its reply alone does not say so: after an error the kernel aborts what comes until it is idle.
+        Its reply alone is not enough: after an error the kernel aborts queued cells until it is idle.
         """
         outcome = Outcome()
         displays: dict[str, list[dict[str, Any]]] = {}
@@ -144,7 +149,7 @@ class Notebook:
                 on_message(message, outcome)
         reply = self.client.get_shell_msg(timeout=60)
         while reply["parent_header"].get("msg_id") != msg_id:
-            reply = self.client.get_shell_msg(timeout=60)  # a cell that an earlier test gave up
+            reply = self.client.get_shell_msg(timeout=60)  # a cell on which an earlier test timed out
         outcome.reply = reply["content"]
         outcome.seconds = time.monotonic() - start
         return outcome
@@ -157,7 +162,7 @@ def _is_idle(message: dict[str, Any]) -> bool:
 def _take(
     outcome: Outcome, displays: dict[str, list[dict[str, Any]]], message: dict[str, Any], clear_next: bool
 ) -> bool:
-    """Apply a message as a front end does; returns whether the next output clears those before it."""
+    """Apply a message as a front end does; return whether the next output clears the outputs before it."""
     kind, content = message["msg_type"], message["content"]
     if kind == "clear_output":
         if not content["wait"]:

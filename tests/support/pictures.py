@@ -1,7 +1,7 @@
-"""Take the pictures of README and docs/: JupyterLab with the extension as it was last built, in Chromium.
+"""Take the pictures of README and docs/: JupyterLab with the extension as last built, in Chromium.
 
 Covers: docs/images/first_steps.png and docs/images/training.png.
-Does not cover: building (``make labextension``), whether the pictures are right: look at them.
+Does not cover: building (``make labextension``), whether the pictures are right: inspect them.
 
     python -m tests.support.pictures
 """
@@ -17,8 +17,15 @@ import nbformat
 from playwright.sync_api import sync_playwright
 
 from ..browser.test_panel import PANEL, show_panel
-from ..browser.test_recovery_in_jupyterlab import output, run_cell, wait_for_end
-from .browser import CHROMIUM_FLAGS, END_KERNEL, running_lab, wait_for_notebook
+from .browser import (
+    CHROMIUM_FLAGS,
+    END_KERNEL,
+    run_cell,
+    running_lab,
+    start_ranks,
+    wait_for_end,
+    wait_for_notebook,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
-STEPS_SEEN = 600  # of the training, before its picture is taken
+MIN_STEPS = 600  # steps of the training before its picture is taken
 CELLS = (
     "%load_ext jupyter_disttrain\n%dist_init -n 2",
     """%%distributed
@@ -84,8 +91,7 @@ def take_training(page: Page) -> None:
     """Show a training cell while it runs, with its view and the panel."""
     page.evaluate(CLOSE_LEFT)
     show_panel(page)
-    run_cell(page, 0)
-    output(page, 0, "ranks 0-1 ready")
+    start_ranks(page)
     run_cell(page, 1)
     wait_for_end(page, 1)
     run_cell(page, 2)
@@ -97,7 +103,7 @@ def take_training(page: Page) -> None:
     while True:
         loss.hover(position={"x": (loss.bounding_box() or {"width": 2})["width"] - 1, "y": 40})
         seen = place.inner_text().removeprefix("step ").replace(",", "")
-        if seen.isdigit() and int(seen) > STEPS_SEEN:
+        if seen.isdigit() and int(seen) > MIN_STEPS:
             break
         page.wait_for_function("([node, seen]) => document.querySelector(node).ariaLabel !== seen", arg=_loss(page))
     page.mouse.move(0, 0)
@@ -121,7 +127,7 @@ def main() -> None:
             shutil.copy(ROOT / "examples" / "first_steps.ipynb", server.root)
             digits = nbformat.v4.new_notebook(
                 cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
-                # Else JupyterLab asks for a kernel, and no picture is ever taken.
+                # Otherwise JupyterLab asks for a kernel, and the page never settles.
                 metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
             )
             nbformat.write(digits, server.root / "digits.ipynb")

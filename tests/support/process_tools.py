@@ -1,4 +1,4 @@
-"""What tests share that look at processes and files: what belongs to a cluster, what is gone."""
+"""Helpers for processes and files: which belong to a cluster, which are gone."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from .notebook_driver import Notebook
 
 FAST = "--backend none"
-NOBODY = 65534
+OTHER_UID = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 
-def press() -> None:
+def send_sigint() -> None:
     """Send this process an interrupt, as Ctrl-C does."""
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def give_away(path: Path) -> None:
-    """Make a file or folder, and all below it, another user's."""
+def change_owner(path: Path) -> None:
+    """Change the owner of a file or folder, and all below it, to another user."""
     for each in (path, *path.rglob("*")):
-        os.chown(each, NOBODY, NOBODY, follow_symlinks=False)
+        os.chown(each, OTHER_UID, OTHER_UID, follow_symlinks=False)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait for what no event tells: the end of processes that are not our children."""
+    """Wait for a condition without an event: the end of processes that are not our children."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -47,32 +47,34 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     return True
 
 
-def own_children(word: str) -> list[psutil.Process]:
-    """The living processes that this one has started, and theirs, with a word in their command lines."""
+def own_children(text: str) -> list[psutil.Process]:
+    """Return the running descendants of this process with a string in their command lines."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it ends at this moment, or has ended and is not reaped yet
-            if word in process.cmdline():
+            if text in process.cmdline():
                 found.append(process)
     return found
 
 
-def of_cluster(cluster_id: str) -> list[psutil.Process]:
-    """The processes of one cluster: its name is in what each was started with."""
+def processes_of_cluster(cluster_id: str) -> list[psutil.Process]:
+    """Return the processes of one cluster, whose id is in their arguments or environments."""
     found = []
     for process in our_processes():
         try:
-            words = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
+            texts = [*process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")]
         except psutil.Error:
             continue
-        if any(cluster_id in word for word in words):
+        if any(cluster_id in text for text in texts):
             found.append(process)
     return found
 
 
 def controllers_of(cluster_id: str) -> list[psutil.Process]:
-    """The controller and what it forked; each is named before any is ended."""
-    return [process for process in of_cluster(cluster_id) if "transport.controller" in " ".join(process.cmdline())]
+    """The controller and its child processes; each is listed before any is killed."""
+    return [
+        process for process in processes_of_cluster(cluster_id) if "transport.controller" in " ".join(process.cmdline())
+    ]
 
 
 def folders() -> set[str]:
@@ -84,16 +86,20 @@ def shelves() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("disttrain-*")}
 
 
-def is_all_gone(cluster_id: str) -> bool:
-    return not of_cluster(cluster_id) and cluster_id not in folders() and f"disttrain-{cluster_id}" not in shelves()
+def nothing_is_left_of(cluster_id: str) -> bool:
+    return (
+        not processes_of_cluster(cluster_id)
+        and cluster_id not in folders()
+        and f"disttrain-{cluster_id}" not in shelves()
+    )
 
 
 def start(notebook: Notebook, options: str = f"-n 2 {FAST}") -> str:
-    """Start ranks in a kernel; returns the cluster's id."""
+    """Start ranks in a kernel; return the cluster's id."""
     before = folders()
     notebook.run(f"%dist_init {options}").check()
     (cluster_id,) = folders() - before
-    assert of_cluster(cluster_id)
+    assert processes_of_cluster(cluster_id)
     return cluster_id
 
 
@@ -101,8 +107,8 @@ def are_gone(pids: list[int]) -> bool:
     return not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def interrupt_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt a start once it is decided where ranks go, before anything is started there."""
+def interrupt_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a start after the placement of ranks, before anything is started."""
     start = Launch.start
 
     def interrupted(launch: Launch) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of recovery share: looking at ranks that wait, checking that a session is whole."""
+"""Helpers of the recovery tests: detect ranks that wait, check that a session is intact."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from jupyter_disttrain import CellRun, Cluster
 
 HOST = socket.gethostname()
-# C code that gives Python's lock to nobody, and that no signal ends: a mutex that is locked twice.
-DEAF = """import ctypes
+# C code that keeps the GIL, and that no signal ends: a mutex that is locked twice.
+HOLD_GIL = """import ctypes
 lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"""
-# Code that hears each interrupt and goes on until a file is there, in a function to call with its path.
-STUBBORN = """import os, time
+# Code that ignores each interrupt until a file exists, in a function to call with its path.
+IGNORE_INTERRUPTS = """import os, time
 def stay(path):
     heard = 0
     while True:
@@ -39,18 +39,18 @@ SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); pro
 
 
 @contextmanager
-def deaf(folder: Path) -> Iterator[str]:
-    """Code for a cell that imports os and ctypes: C code that keeps Python's lock until this context ends."""
+def holding_gil(folder: Path) -> Iterator[str]:
+    """Code for a cell that imports os and ctypes: C code that keeps the GIL until this context ends."""
     path = folder / "let-go"
     os.mkfifo(path)
     try:
         yield f"os.close(ctypes.PyDLL(None).open({os.fsencode(path)!r}, os.O_RDONLY))"
     finally:
-        os.close(os.open(path, os.O_WRONLY))  # waits for who opens it for reading, as that does for us
+        os.close(os.open(path, os.O_WRONLY))  # blocks until a reader opens it, and so does the reader's open for us
 
 
-def is_whole(cluster: Cluster, pids: dict[int, int]) -> bool:
-    """Whether the same processes hold the same variables and can talk to each other."""
+def is_intact(cluster: Cluster, pids: dict[int, int]) -> bool:
+    """Return whether the same processes hold the same variables and can communicate."""
     total = float(sum(range(1, cluster.world_size + 1)))
     assert cluster.run(SUM).results == {rank: [total] for rank in range(cluster.world_size)}
     assert cluster.run("(os.getpid(), kept)").results == {rank: (pid, rank * 11) for rank, pid in pids.items()}
@@ -58,21 +58,37 @@ def is_whole(cluster: Cluster, pids: dict[int, int]) -> bool:
 
 
 def waits(run: CellRun, ranks: set[int], what: str = "") -> Callable[[], bool]:
-    """Whether these ranks are seen waiting for others."""
+    """Return whether these ranks are seen waiting for others."""
 
-    def look() -> bool:
-        looks = run._supervisor.stacks.collect(ranks, 5)
-        seen = [look for look in looks.values() if look.waits_s is not None and what in str(look.told)]
+    def are_waiting() -> bool:
+        samples = run._supervisor.stacks.collect(ranks, 5)
+        seen = [
+            are_waiting
+            for are_waiting in samples.values()
+            if are_waiting.waits_s is not None and what in str(are_waiting.told)
+        ]
         return len(seen) == len(ranks)
 
-    return look
+    return are_waiting
 
 
 def interrupted(cluster: Cluster, code: str, waiting: set[int], **options: Any) -> RankFailure:
-    """Run code, interrupt it once these ranks wait for others, and return how it ended."""
+    """Run code, interrupt it once these ranks wait for others, and return its outcome."""
     run = cluster.run(code, block=False, **options)
     assert wait_until(waits(run, waiting))
+    return stop(cluster, run)
+
+
+def stop(cluster: Cluster, run: CellRun) -> RankFailure:
+    """Interrupt a cell that runs, and return its outcome."""
     cluster.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait()
+    return caught.value
+
+
+def failure_of(cluster: Cluster, code: str, *args: Any, **options: Any) -> RankFailure:
+    """Run code that fails, and return its outcome."""
+    with pytest.raises(RankFailure) as caught:
+        cluster.run(code, *args, **options)
     return caught.value

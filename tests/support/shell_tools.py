@@ -1,4 +1,4 @@
-"""``jupyter disttrain`` in a process of its own, and clusters that a test leaves."""
+"""Run ``jupyter disttrain`` in a separate process, and clean up clusters that a test leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def end(cluster: Cluster) -> None:
-    """End a cluster, whoever holds it by now."""
+    """End a cluster, even if another process owns it now."""
     cluster.shutdown()
     for left in cluster_file.running():
         if left.cluster_id == cluster.cluster_id:
@@ -21,9 +21,9 @@ def end(cluster: Cluster) -> None:
 
 
 def left_idle(cluster: Cluster, setup: str = "") -> bool:
-    """Return whether a test has left no cell running; else end it, for the next test, with new ranks if need be.
+    """Return whether a test left no cell running; otherwise end it, for the next test, with new ranks if needed.
 
-    ``setup``: what new ranks are to run.
+    ``setup``: code to run on new ranks.
     """
     if not cluster.running_cells:
         return True
@@ -34,7 +34,7 @@ def left_idle(cluster: Cluster, setup: str = "") -> bool:
     return False
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``jupyter disttrain``."""
-    program = [sys.executable, "-m", "jupyter_disttrain.cli", *words]
+    program = [sys.executable, "-m", "jupyter_disttrain.cli", *arguments]
     return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""What the tests of ``%dist_stage`` need: data, a server that counts and can hold back, a chain of nodes without ranks.
+"""Helpers of the ``%dist_stage`` tests: data, a file server that counts and can pause, a chain of nodes without ranks.
 
 Covers: a data set; one file over HTTP, with ranges; relays in threads of one process.
 Does not cover: real hosts (``tests.lab``).
@@ -32,37 +32,43 @@ PIECE = 1 << 18
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data set of three files, one of several blocks."""
-    folder = tmp_path / "source" / "data"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "large").write_bytes(os.urandom(3 * MIB + 5))
-    (folder / "small").write_text("small")
+    folder = write_data(tmp_path, 3 * MIB + 5)
     (folder / "empty").touch()
     return folder
 
 
+def write_data(parent: Path, size: int) -> Path:
+    """Write a data set of two files, one of this size."""
+    folder = parent / "source" / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "large").write_bytes(os.urandom(size))
+    (folder / "small").write_text("small")
+    return folder
+
+
 def files(folder: Path) -> dict[str, bytes]:
-    """What the files below a folder hold, by their paths in it."""
+    """The contents of the files below a folder, by their relative paths."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
 class FileServer:
-    """A file at an address, which knows how many of its bytes were asked for.
+    """A file at an address; counts how many of its bytes were requested.
 
     Parameters
     ----------
     content
-        Of the file.
+        The content of the file.
     address
-        Where it listens.
+        The address of the server.
     etag
-        The version that it tells.
+        The ETag of the file.
     """
 
     def __init__(self, content: bytes, address: str = "127.0.0.1", etag: str = '"one"') -> None:
         self.sent = 0
-        self.holds_after = len(content)  # bytes of the file, behind which nothing is sent
-        self.holding = threading.Event()  # it has come to that place
+        self.holds_after = len(content)  # position in the file after which nothing is sent
+        self.holding = threading.Event()  # set when that position is reached
         self.go_on = threading.Event()
         outer = self
 
@@ -83,7 +89,7 @@ class FileServer:
                     try:
                         self.wfile.write(piece)
                     except OSError:
-                        return  # who asked has gone
+                        return  # the client has disconnected
                     outer.sent += len(piece)
 
             def _head(self, size: int, status: int, covered: str = "") -> None:
@@ -113,13 +119,13 @@ class FileServer:
         self._thread.join()
 
     def hold(self, after: int) -> None:
-        """Send no more than so many bytes of the file, until :meth:`release`."""
+        """Send no more than this many bytes of the file, until :meth:`release`."""
         self.holds_after = after
         self.holding.clear()
         self.go_on.clear()
 
     def release(self) -> None:
-        """Send the rest, and all from now on."""
+        """Send the rest, and everything from now on."""
         self.holds_after = 1 << 60
         self.go_on.set()
 
@@ -147,7 +153,7 @@ class Chain:
         self._threads = [threading.Thread(target=relay.run) for relay in self.relays]
 
     def run(self) -> list[PipelineNode]:
-        """Copy, to the end; returns the nodes' parts."""
+        """Copy to the end; return the nodes' parts."""
         self.start()
         return self.join()
 

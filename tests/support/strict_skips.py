@@ -1,11 +1,11 @@
-"""Make a test that was left out fail the run.
+"""Fail the run if a test was skipped or deselected.
 
 Covers: skipped tests and modules, and tests deselected by ``-m`` or ``-k``, when ``DISTTRAIN_SKIPS_FAIL=1``
-(``.ci/run`` sets it). A skip whose reason says "GPU" stays a skip, since most machines have none.
+(``.ci/run`` sets it). A skip whose reason contains "GPU" stays a skip, since most machines have none.
 Does not cover: expected failures (xfail), which did run.
 
-Loaded by ``make`` with ``-p tests.support.strict_skips``. With ``pytest -n 2`` the workers alone know which tests
-were never tried, and hand that over when they end.
+Loaded by ``make`` with ``-p tests.support.strict_skips``. With ``pytest -n 2`` only the workers know which tests
+were skipped; they send that when they end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ALLOWED_WORD = "GPU"
+ALLOWED_REASON = "GPU"
 
 
 class StrictSkips:
-    """Collects what was left out, and fails the session for it."""
+    """Collect skipped and deselected tests, and fail the session for them."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
@@ -59,7 +59,7 @@ class StrictSkips:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if ALLOWED_WORD not in reason:
+        if ALLOWED_REASON not in reason:
             self._add(f"{report.nodeid}: {reason}")
 
     def _add(self, line: str) -> None:

@@ -1,7 +1,7 @@
-"""Fail a unit test that starts a process of ours.
+"""Fail a unit test that starts one of our processes.
 
 Covers: Python, with or without the package, in a child process, and forks of this one.
-Does not cover: other programs, such as a script in the place of sbatch.
+Does not cover: other programs, such as a script that stands in for sbatch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("untimed")
 
 started: list[str] = []
@@ -29,12 +29,12 @@ def note(event: str, arguments: tuple[object, ...]) -> None:
         started.append(event)
 
 
-sys.addaudithook(note)  # it can't be taken away again
+sys.addaudithook(note)  # an audit hook cannot be removed
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_started(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a test that starts a process fail: it belongs one folder up."""
+def no_process_is_started(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that starts a process: it belongs in tests/integration."""
     started.clear()
     yield
-    assert not started, f"{Path(request.path).name} belongs into tests/, for it starts {started}"
+    assert not started, f"{Path(request.path).name} belongs in tests/integration, since it starts {started}"

@@ -1,4 +1,4 @@
-"""README and docs/: the generated page, the links, and that what they quote exists."""
+"""README and docs/: the generated page, the links, and that quoted code exists."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```[\s\S]*?^```$|(?:^ {4,}.*\n)+", re.MULTILINE)
 _MAGIC = re.compile(r"^\s*%{1,2}(dist_\w+|distributed|rank|sync)\b(.*)$")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-# Where the field has a term for what they stand for.
+# Terms of the field, where one of these is quoted.
 _MANNERED = re.compile(r"\b(a person|person's|told|said|says|anew|heeds?|whoever|nobody|words|hears?)\b", re.IGNORECASE)
-# Options of other programs: sbatch and srun, mpirun, torchrun, docker, git.
+# Options of other programs: sbatch, srun, mpirun, torchrun, docker and git.
 _FOREIGN = {
     *("--qos", "--mem", "--exclusive", "--exclude", "--export", "--nodelist", "--gpus-per-task", "--kill-on-bad-exit"),
     *("--output", "--wait", "--mpi", "--host", "--map-by", "--bind-to", "--with-ft", "--continuous", "--mca"),
     *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--ipc", "--shm-size"),
     *("--runtime-dir", "--data-dir"),
 }
-# Parts of messages that the pages quote, as they stand in the code.
+# Parts of messages that the pages quote, as in the code.
 QUOTED = (
     "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables",
     " is slower than the others: it ",
@@ -92,7 +92,7 @@ def test_readme_is_short() -> None:
     assert len(PAGES[0].read_bytes()) <= README_BYTES
 
 
-def test_pypi_shows_readme_without_broken_links() -> None:
+def test_readme_on_pypi_has_no_broken_links() -> None:
     hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
         "fancy-pypi-readme"
     ]
@@ -104,18 +104,18 @@ def test_pypi_shows_readme_without_broken_links() -> None:
     assert "![" not in text
 
 
-def test_the_architecture_lists_every_folder() -> None:
+def test_architecture_page_lists_every_folder() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     listed = set(re.findall(r"`(\w+)/`", text))
     assert {path.parent.name for path in (ROOT / "jupyter_disttrain").glob("*/__init__.py")} <= listed
 
 
-def test_the_page_of_magics_is_up_to_date() -> None:
+def test_page_of_magics_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "magics_page.py"))
     assert script["PAGE"].read_text() == script["page"](), "run scripts/magics_page.py"
 
 
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in _LINK.findall(page.read_text()):
         if re.match(r"\w+:", target):
             continue
@@ -125,7 +125,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
-def test_every_page_of_docs_is_linked_from_readme() -> None:
+def test_readme_links_every_page_of_docs() -> None:
     linked = set(_LINK.findall(PAGES[0].read_text()))
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
 
@@ -138,12 +138,12 @@ def test_quoted_magics_have_the_quoted_options(page: Path) -> None:
         name, rest = found.groups()
         assert name in PARSERS, line
         own = {option for action in PARSERS[name]._actions for option in action.option_strings}
-        if name != "dist_run":  # what follows the script is the script's
+        if name != "dist_run":  # what follows the script's name belongs to the script
             assert set(_OPTION.findall(rest)) <= own | _FOREIGN, line
-            assert {word for word in _words(rest) if re.fullmatch("-[a-zA-Z]", word)} <= own, line
+            assert {word for word in _arguments(rest) if re.fullmatch("-[a-zA-Z]", word)} <= own, line
 
 
-def _words(text: str) -> list[str]:
+def _arguments(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError:
@@ -168,7 +168,7 @@ def test_quoted_options_commands_and_settings_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize(("title", "kind"), [("Cluster", Cluster), ("CellRun", CellRun)])
-def test_the_python_api_is_that_of_the_code(title: str, kind: type) -> None:
+def test_documented_python_api_is_that_of_the_code(title: str, kind: type) -> None:
     section = (ROOT / "docs" / "python_api.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     named = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
     for path, arguments in re.findall(r"`([\w.]+)(?:\(([^`]*)\))?`", " ".join(named)):
@@ -193,7 +193,7 @@ def _parameters(function: Callable[..., object]) -> set[str]:
     return set(own) | rules
 
 
-def test_the_errors_of_the_page_are_those_of_the_code() -> None:
+def test_documented_errors_are_those_of_the_code() -> None:
     rows = re.findall(
         r"^\| `(\w+Error|RankFailure)` \| (?:`(\w+)` )?\|", (ROOT / "docs" / "python_api.md").read_text(), re.MULTILINE
     )

@@ -1,7 +1,6 @@
-"""``jupyter disttrain doctor``, run as a person runs it.
+"""Checks of ``jupyter disttrain doctor``.
 
-Covers: what it finds on this machine, a broken mpiexec, a check that fails itself, that torch stays out of its process.
-Does not cover: machines with GPUs.
+Does not cover: the command as a user runs it (``tests/integration/test_doctor.py``), machines with GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_a_check_that_fails_itself_is_an_error_and_hides_nothing() -> None:
+def test_check_that_raises_is_an_error_and_other_checks_run() -> None:
     def fail_midway() -> Iterator[Finding]:
         yield ok("first", "seen")
         raise KeyError("lost")

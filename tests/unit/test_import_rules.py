@@ -1,7 +1,7 @@
-"""Which module may import which, how many stand in a folder, how classes inherit.
+"""Which module may import which, how many are in a folder, how classes inherit.
 
-What the tree does not keep yet is listed with each rule. A list may only shrink: a test fails as soon as an entry is no
-longer true, too.
+Known violations are listed with each rule. A list may only shrink: a test also fails as soon as an entry no longer
+applies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGE = Path(jupyter_disttrain.__file__).parent
 NAME = PACKAGE.name
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "labextension" not in path.parts)
 PLAIN = {"protocol", "config", "errors", "private_files"}  # import each other and the standard library only
-# Which packages may import which; ``features`` has rules of its own.
+# Allowed imports of each package; ``features`` has its own rules.
 ALLOWED = {
     "sigint": PLAIN,
     "rank_sessions": PLAIN,
@@ -39,7 +39,7 @@ ALLOWED = {
 ON_THE_NOTEBOOK_SIDE = ("notebook", "server", "cli", "client", "launchers", "doctor")
 MOST_MODULES = 12  # in a folder
 
-# What breaks the rules today.
+# Known violations of the rules.
 FEATURES_WITHIN_FEATURES = {
     "features.reloading.rank": {"scripts"},
     "features.scripts.client": {"export"},
@@ -55,7 +55,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path, *, module_level: bool = False) -> Iterator[str]:
-    """Yield what a file imports at run time: other packages by name, our own rooms as ``.room``."""
+    """Yield what a file imports at run time: other packages by name, our own modules as ``.module``."""
     for node in _nodes(ast.parse(path.read_text()), module_level=module_level):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -90,7 +90,7 @@ def _nodes(tree: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
 
 @cache
 def edges() -> dict[str, set[str]]:
-    """Return which of our modules each imports, in functions and under TYPE_CHECKING too."""
+    """Return the modules of ours that each one imports, in functions and under TYPE_CHECKING too."""
     modules = {module_name(path): path for path in MODULES}
     return {name: set(_imported(path, modules)) - {name} for name, path in modules.items()}
 
@@ -108,7 +108,7 @@ def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Return the sets of modules of which each reaches all others."""
+    """Return the sets of modules that all reach each other."""
     reached = {name: _reached(name, graph) for name in graph}
     found = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
     return sorted((set(each) for each in found if len(each) > 1), key=sorted)
@@ -125,7 +125,7 @@ def _reached(name: str, graph: dict[str, set[str]]) -> set[str]:
 
 
 def mixins() -> dict[str, set[str]]:
-    """Return the classes with several bases of our own, none of which is an error."""
+    """Return the classes with several base classes of ours, exceptions left out."""
     found = {}
     for path in MODULES:
         tree = ast.parse(path.read_text())
@@ -155,12 +155,12 @@ def in_package(*names: str) -> list[Path]:
 
 
 def is_of_ranks(name: str) -> bool:
-    """Return whether a module runs in a rank's process or its nanny alone."""
+    """Return whether a module runs only in a rank's process or its nanny."""
     parts = name.split(".")
     return parts[0] == "rank" or (parts[0] == "features" and "rank" in parts[2:])
 
 
-def test_no_circle_of_imports() -> None:
+def test_no_import_cycles() -> None:
     assert circles(edges()) == []
 
 
@@ -174,7 +174,7 @@ def test_no_class_has_several_bases_of_ours() -> None:
     assert mixins() == {}
 
 
-def test_plain_packages_need_the_standard_library_only() -> None:
+def test_leaf_packages_import_only_the_standard_library() -> None:
     for path in in_package(*PLAIN):
         for name in imports(path):
             top = name.split(".")[0]
@@ -183,13 +183,13 @@ def test_plain_packages_need_the_standard_library_only() -> None:
 
 
 @pytest.mark.parametrize("package", ALLOWED)
-def test_a_package_imports_only_those_below_it(package: str) -> None:
+def test_packages_import_only_lower_ones(package: str) -> None:
     for path in in_package(package):
         forbidden = packages(path) - ALLOWED[package] - {package}
         assert not forbidden, f"{module_name(path)} imports {forbidden}"
 
 
-def test_a_feature_imports_no_other_feature_but_those_known() -> None:
+def test_features_import_no_unlisted_features() -> None:
     found: dict[str, set[str]] = {}
     for name, imported in edges().items():
         if name.startswith("features."):
@@ -200,7 +200,7 @@ def test_a_feature_imports_no_other_feature_but_those_known() -> None:
     assert found == FEATURES_WITHIN_FEATURES
 
 
-def test_no_import_leads_from_the_notebook_to_the_code_of_ranks() -> None:
+def test_notebook_reaches_no_rank_module() -> None:
     graph = {name: imported - {""} for name, imported in edges().items()}  # the package itself imports on demand
     for name in graph:
         if name.split(".")[0] in ON_THE_NOTEBOOK_SIDE:
@@ -208,7 +208,7 @@ def test_no_import_leads_from_the_notebook_to_the_code_of_ranks() -> None:
             assert not reached, f"{name} reaches {reached}"
 
 
-def test_no_import_leads_from_a_rank_to_the_notebook() -> None:
+def test_rank_reaches_no_notebook_module() -> None:
     graph = edges()
     for name in graph:
         if is_of_ranks(name):
@@ -216,13 +216,13 @@ def test_no_import_leads_from_a_rank_to_the_notebook() -> None:
             assert not reached, f"{name} reaches {reached}"
 
 
-def test_only_the_package_itself_imports_the_notebook_and_only_when_asked() -> None:
+def test_only_the_package_imports_the_notebook_and_only_on_demand() -> None:
     own = PACKAGE / "__init__.py"
     assert "notebook" in packages(own)
     assert not [name for name in imports(own, module_level=True) if name.startswith(".")]
 
 
-def test_the_notebook_never_imports_torch_with_its_modules() -> None:
+def test_notebook_modules_never_import_torch() -> None:
     for path in MODULES:
         if not module_name(path).startswith(("rank", "features")) or path.name == "client.py":
             found = [name for name in imports(path, module_level=True) if name.split(".")[0] in ("torch", "mpi4py")]

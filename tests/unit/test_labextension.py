@@ -1,4 +1,4 @@
-"""The commands of the JupyterLab extension, driven as a person would."""
+"""Versions of the JupyterLab extension and the Python package."""
 
 from __future__ import annotations
 

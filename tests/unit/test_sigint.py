@@ -1,4 +1,4 @@
-"""An interrupt at any moment: none falls between sending a cell and waiting for it."""
+"""Deferred SIGINT: no interrupt is lost between sending a cell and waiting for it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS, held_interrupts
 
-from ..support.process_tools import press
+from ..support.process_tools import send_sigint
 
 
-def test_what_comes_within_is_raised_at_the_end() -> None:
+def test_deferred_interrupt_is_raised_at_the_end() -> None:
     seen = []
 
     def work() -> None:
         with held_interrupts():
-            press()
+            send_sigint()
             seen.append("all of it")
 
     with pytest.raises(KeyboardInterrupt):
@@ -25,24 +25,24 @@ def test_what_comes_within_is_raised_at_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_what_was_obeyed_is_not_raised() -> None:
+def test_handled_interrupt_is_not_raised() -> None:
     with held_interrupts() as held:
-        press()
+        send_sigint()
         with held_interrupts() as inner:
             assert inner is held
         assert held.waiting
         held.obeyed += 1
 
 
-def test_who_presses_again_and_again_is_not_held_back() -> None:
-    pressed = []
+def test_repeated_interrupts_are_not_deferred() -> None:
+    sent = []
 
     def work() -> None:
         with held_interrupts():
             while True:
-                pressed.append(1)
-                press()
+                sent.append(1)
+                send_sigint()
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert len(pressed) > PATIENT_INTERRUPTS
+    assert len(sent) > PATIENT_INTERRUPTS

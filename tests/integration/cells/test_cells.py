@@ -34,7 +34,7 @@ def test_line_magics_and_shell_commands(notebook: Notebook) -> None:
     ]
 
 
-def test_a_cell_magic_may_come_first(notebook: Notebook) -> None:
+def test_cell_magic_may_come_first(notebook: Notebook) -> None:
     outcome = run(notebook, "%%time", "print('timed')").check()
     assert outcome.lines[0] == "ranks 0-1 │ timed"
     assert [rank for rank in (0, 1) if any(line.startswith(f"rank {rank} │ Wall time") for line in outcome.lines)] == [
@@ -47,33 +47,33 @@ def test_a_cell_magic_may_come_first(notebook: Notebook) -> None:
     ]
 
 
-def test_await_at_the_top(notebook: Notebook) -> None:
+def test_top_level_await(notebook: Notebook) -> None:
     code = "async def double(x):\n    await asyncio.sleep(0.01)\n    return 2 * x"
     outcome = run(notebook, "import asyncio", code, "await asyncio.gather(double(1), double(rank))")
     assert outcome.check().lines == ["rank 0 │ [2, 0]", "rank 1 │ [2, 2]"]
 
 
-def test_an_await_can_be_interrupted(notebook: Notebook) -> None:
+def test_await_can_be_interrupted(notebook: Notebook) -> None:
     interrupts: list[str] = []
 
-    def stop_when_it_waits(_message: dict[str, Any], outcome: Outcome) -> None:
+    def interrupt_once_waiting(_message: dict[str, Any], outcome: Outcome) -> None:
         if "waiting" in outcome.text and not interrupts:
             interrupts.append("sent")
             notebook.interrupt()
 
     cell = "%%distributed\nimport asyncio\nprint('waiting', flush=True)\nawait asyncio.sleep(60)"
-    outcome = notebook.run(cell, timeout=60, on_message=stop_when_it_waits)
+    outcome = notebook.run(cell, timeout=60, on_message=interrupt_once_waiting)
     assert outcome.status == "error"
     assert run(notebook, "'back'").check().lines == ["ranks 0-1 │ 'back'"]
 
 
-def test_the_last_expression_is_shown_unless_a_semicolon_ends_it(notebook: Notebook) -> None:
+def test_last_expression_is_shown_unless_a_semicolon_ends_it(notebook: Notebook) -> None:
     assert run(notebook, "x = 5", "x + 1").check().lines == ["ranks 0-1 │ 6"]
     assert run(notebook, "x + 1;").check().outputs == []
     assert run(notebook, "None").check().outputs == []
 
 
-def test_a_result_of_several_lines_stays_aligned(notebook: Notebook) -> None:
+def test_multiline_results_stay_aligned(notebook: Notebook) -> None:
     outcome = run(notebook, "torch.arange(4).reshape(2, 2) + rank").check()
     assert outcome.text.splitlines() == [
         "rank 0    │ tensor([[0, 1],",
@@ -83,7 +83,7 @@ def test_a_result_of_several_lines_stays_aligned(notebook: Notebook) -> None:
     ]
 
 
-def test_an_image_that_all_show_is_there_once(notebook: Notebook) -> None:
+def test_equal_images_are_shown_once(notebook: Notebook) -> None:
     code = f"import base64; from IPython.display import Image; Image(base64.b64decode('{PNG}'))"
     outcome = run(notebook, code).check()
     pictures = [output["data"]["image/png"] for output in outcome.outputs if "image/png" in output["data"]]
@@ -91,7 +91,7 @@ def test_an_image_that_all_show_is_there_once(notebook: Notebook) -> None:
     assert outcome.lines[0] == "ranks 0-1 │"
 
 
-def test_a_table_of_each_rank(notebook: Notebook) -> None:
+def test_table_of_each_rank(notebook: Notebook) -> None:
     outcome = run(notebook, "import pandas as pd", "pd.DataFrame({'rank': [rank]})").check()
     tables = [output["data"]["text/html"] for output in outcome.outputs if "text/html" in output["data"]]
     labels = [line for line in outcome.lines if "│" in line]
@@ -110,14 +110,14 @@ def test_figures_are_shown_inline_with_and_without_show(notebook: Notebook) -> N
     assert outcome.lines[-1] == "ranks 0-1 │ after"
 
 
-def test_a_display_is_updated_in_place(notebook: Notebook) -> None:
+def test_display_is_updated_in_place(notebook: Notebook) -> None:
     outcome = run(notebook, "handle = display('first', display_id=True)", "handle.update(f'second of {rank}')").check()
     texts = [output["data"]["text/plain"] for output in outcome.outputs]
     assert sorted(texts[1::2]) == ["'second of 0'", "'second of 1'"]
     assert "first" not in outcome.text
 
 
-def test_a_later_cell_updates_the_display_of_an_earlier_one(notebook: Notebook) -> None:
+def test_later_cell_updates_the_display_of_an_earlier_one(notebook: Notebook) -> None:
     run(notebook, "handle = display('first', display_id=True)").check()
     updated = {}
 
@@ -133,7 +133,7 @@ def test_a_later_cell_updates_the_display_of_an_earlier_one(notebook: Notebook) 
     assert [updated[handle] for handle in handles] == ["'third'", "'third'"]
 
 
-def test_cleared_output_leaves_nothing_behind(notebook: Notebook) -> None:
+def test_cleared_output_is_removed(notebook: Notebook) -> None:
     clear = "from IPython.display import clear_output"
     assert run(notebook, clear, "print('gone')", "clear_output()").check().outputs == []
     outcome = run(notebook, "for i in range(5):", "    clear_output(wait=True)", "    print('turn', i)").check()
@@ -142,12 +142,12 @@ def test_cleared_output_leaves_nothing_behind(notebook: Notebook) -> None:
     assert outcome.lines == ["ranks 0-1 │ stays until more comes"]
 
 
-def test_one_rank_clears_only_what_it_said(notebook: Notebook) -> None:
+def test_rank_clears_only_its_own_output(notebook: Notebook) -> None:
     outcome = run(notebook, "print('both')", "if rank == 0:", "    clear_output()", "print('end', rank)").check()
     assert sorted(outcome.lines) == ["rank 0 │ end 0", "rank 1 │ both", "rank 1 │ end 1"]
 
 
-def test_a_figure_that_is_drawn_again_and_again_leaves_one(notebook: Notebook) -> None:
+def test_redrawn_figure_is_shown_once(notebook: Notebook) -> None:
     loop = "for i in range(4):\n    clear_output(wait=True)\n    plt.plot([i]); plt.show()\n    print('epoch', i)"
     outcome = run(notebook, loop).check()
     assert [list(output["data"]) for output in outcome.outputs] == [
@@ -158,30 +158,30 @@ def test_a_figure_that_is_drawn_again_and_again_leaves_one(notebook: Notebook) -
     assert outcome.lines[-1] == "ranks 0-1 │ epoch 3"
 
 
-def test_an_output_widget_clears_itself_alone(notebook: Notebook) -> None:
+def test_output_widget_clears_only_itself(notebook: Notebook) -> None:
     bar = ("print('before', rank)", "for part in track(range(3), description='goes'): pass", "print('after', rank)")
     outcome = run(notebook, "from rich.progress import track", *bar).check()
     shown = [line for line in outcome.text.splitlines() if line.strip()]
     assert [line for line in shown if "Output()" in line] == []
     assert sum("before" in line for line in shown) == sum("after" in line for line in shown) == 2
     assert sum("goes" in line and "100%" in line for line in shown) == 2
-    assert all(output["data"]["text/plain"].strip() for output in outcome.outputs), "a label above nothing"
+    assert all(output["data"]["text/plain"].strip() for output in outcome.outputs), "a label without output"
     lines = ["from ipywidgets import Output; from IPython.display import HTML", "out = Output()"]
     lines += ["with out: display(HTML('one')); display(HTML('two'))", "out.clear_output(wait=True)"]
     outcome = run(notebook, *lines, "with out: display(HTML(f'three {rank}'))", "print('kept')").check()
-    told = [output["data"].get("text/html", "") for output in outcome.outputs]
-    assert not any("one" in html or "two" in html for html in told)
+    texts = [output["data"].get("text/html", "") for output in outcome.outputs]
+    assert not any("one" in html or "two" in html for html in texts)
     assert "three 0" in str(outcome.outputs)
     assert "kept" in outcome.text
 
 
-def test_bars_of_tqdm_end_as_one_line_each(notebook: Notebook) -> None:
-    # With the rank: bars of one speed would be one line of both ranks.
+def test_tqdm_bars_end_as_one_line_each(notebook: Notebook) -> None:
+    # With the rank: bars of equal speed would be one line of both ranks.
     outcome = run(notebook, "from tqdm import tqdm", "for _ in tqdm(range(50), desc=f'train {rank}'): pass").check()
     assert [line.split("|")[0] for line in outcome.lines] == ["rank 0 ┃ train 0: 100%", "rank 1 ┃ train 1: 100%"]
 
 
-def test_nested_bars_of_tqdm(notebook: Notebook) -> None:
+def test_nested_tqdm_bars(notebook: Notebook) -> None:
     inner = "    for _ in tqdm(range(3), desc='inner', position=1, leave={}): pass"
     outer = "for _ in tqdm(range(2), desc=f'outer {rank}', position=0):"
     outcome = run(notebook, outer, inner.format("False")).check()
@@ -192,7 +192,7 @@ def test_nested_bars_of_tqdm(notebook: Notebook) -> None:
     assert ends == ["rank 0 ┃ a 0: 100%", "rank 0 ┃ b 0: 100%"]
 
 
-def test_bars_of_tqdm_notebook_arrive_as_widgets(notebook: Notebook) -> None:
+def test_tqdm_notebook_bars_arrive_as_widgets(notebook: Notebook) -> None:
     comms: dict[str, dict[str, Any]] = {}
 
     def note(message: dict[str, Any], _outcome: Outcome) -> None:
@@ -214,16 +214,16 @@ def test_bars_of_tqdm_notebook_arrive_as_widgets(notebook: Notebook) -> None:
 
 
 PRINT = "print what you need, or call the function in the notebook after %dist_pull of its arguments"
-ASK = "ask in a notebook cell of its own, then %dist_push the answer"
+INPUT_REFUSED = "ask in a notebook cell of its own, then %dist_push the answer"
 
 
 @pytest.mark.parametrize(
     ("code", "question", "remedy"),
     [
-        ("input('name? ')", "input('name? ')", ASK),
-        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", ASK),
-        ("sys.stdin.read()", "sys.stdin.read()", ASK),
-        ("for line in sys.stdin: pass", "reading sys.stdin", ASK),
+        ("input('name? ')", "input('name? ')", INPUT_REFUSED),
+        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", INPUT_REFUSED),
+        ("sys.stdin.read()", "sys.stdin.read()", INPUT_REFUSED),
+        ("for line in sys.stdin: pass", "reading sys.stdin", INPUT_REFUSED),
         ("breakpoint()", "breakpoint()", PRINT),
         ("import pdb; pdb.set_trace()", "pdb.set_trace()", PRINT),
         ("from IPython.core.debugger import set_trace; set_trace()", "pdb.set_trace()", PRINT),
@@ -232,14 +232,14 @@ ASK = "ask in a notebook cell of its own, then %dist_push the answer"
         ("%pdb on", "%pdb", PRINT),
     ],
 )
-def test_nobody_can_be_asked_on_a_rank(notebook: Notebook, code: str, question: str, remedy: str) -> None:
+def test_input_is_refused_on_a_rank(notebook: Notebook, code: str, question: str, remedy: str) -> None:
     outcome = run(notebook, "import sys", code, "x = 1")
     assert outcome.error.endswith(f"InputOnRankError: {question} can't be answered on a rank; {remedy}")
     assert outcome.text.startswith(f"ranks 0-1 ({HOST}), line ")
     assert "jupyter_disttrain" not in outcome.text  # no frames of ours
 
 
-def test_what_only_makes_a_debugger_works(notebook: Notebook) -> None:
+def test_creating_a_debugger_without_using_it_works(notebook: Notebook) -> None:
     code = 'def one():\n    """\n    >>> one()\n    1\n    """\n    return 1\nimport doctest'
     assert run(notebook, code, "doctest.run_docstring_examples(one, globals())").check().lines == []
     outcome = run(notebook, "get_ipython().run_cell_magic('debug', '', 'x = 1')").check()  # which prints its errors
@@ -247,13 +247,13 @@ def test_what_only_makes_a_debugger_works(notebook: Notebook) -> None:
     assert "jupyter_disttrain" not in outcome.text
 
 
-def test_a_program_that_reads_is_at_the_end_at_once(notebook: Notebook) -> None:
+def test_child_process_reading_stdin_gets_eof(notebook: Notebook) -> None:
     assert run(notebook, "import subprocess", "print(subprocess.run('cat').returncode)").check().lines == [
         "ranks 0-1 │ 0"
     ]
 
 
-def test_a_traceback_has_the_lines_of_the_notebook_s_cell(notebook: Notebook) -> None:
+def test_traceback_has_the_lines_of_the_notebook_cell(notebook: Notebook) -> None:
     outcome = run(notebook, "def fail(x):", "    return 1 / x", "", "fail(0)")
     assert "ranks 0-1 (" in outcome.lines[0]
     assert outcome.lines[0].endswith("line 3")
@@ -265,7 +265,7 @@ def test_a_traceback_has_the_lines_of_the_notebook_s_cell(notebook: Notebook) ->
     assert "----> 3     return 1 / x" in outcome.text
 
 
-def test_the_line_of_a_syntax_error(notebook: Notebook) -> None:
+def test_syntax_error_has_its_line(notebook: Notebook) -> None:
     outcome = run(notebook, "x = 1", "y = = 2")
     assert (
         outcome.error.split(", ", 1)[1] == "line 3: SyntaxError: invalid syntax (line 3)" or "line 3" in outcome.error
@@ -275,7 +275,7 @@ def test_the_line_of_a_syntax_error(notebook: Notebook) -> None:
     assert run(notebook, "rank + world_size").check().lines == ["rank 0 │ 2", "rank 1 │ 3"]
 
 
-def test_the_source_of_functions_and_classes_is_found(notebook: Notebook) -> None:
+def test_source_of_functions_and_classes_is_found(notebook: Notebook) -> None:
     source = [
         "class Plain:",
         "    size = 3",
@@ -290,7 +290,7 @@ def test_the_source_of_functions_and_classes_is_found(notebook: Notebook) -> Non
     assert text[:-1] == ["def f(x):", "    return x  # here", "class Plain:", "    size = 3", *source[3:]]
 
 
-def test_workers_of_a_dataloader_print_whole_lines(notebook: Notebook) -> None:
+def test_dataloader_workers_print_whole_lines(notebook: Notebook) -> None:
     data = [
         "from torch.utils.data import DataLoader, Dataset, get_worker_info",
         "class Loud(Dataset):",
@@ -306,7 +306,7 @@ def test_workers_of_a_dataloader_print_whole_lines(notebook: Notebook) -> None:
     assert sorted(outcome.lines) == sorted([*expected, "ranks 0-1 │ 19900"])
 
 
-def test_libraries_see_a_notebook(notebook: Notebook) -> None:
+def test_libraries_detect_a_notebook(notebook: Notebook) -> None:
     outcome = run(notebook, "type(get_ipython()).__name__, 'IPKernelApp' in get_ipython().config").check()
     assert outcome.lines == ["ranks 0-1 │ ('ZMQInteractiveShell', True)"]
 
@@ -316,7 +316,7 @@ def test_help_on_a_name_is_shown(notebook: Notebook) -> None:
     assert lines[0].startswith("ranks 0-1 │ Signature: log_metrics(step:")
 
 
-def test_a_warning_that_names_the_cell_is_alike_on_all_ranks(notebook: Notebook) -> None:
+def test_warning_that_names_the_cell_is_equal_on_all_ranks(notebook: Notebook) -> None:
     lines = notebook.run("%%distributed\nimport warnings\nwarnings.warn('careful')").check().lines
     assert [line.partition(" ┃ ")[0] for line in lines] == ["ranks 0-1", "ranks 0-1"]
     assert lines[0].endswith("py:3: UserWarning: careful")

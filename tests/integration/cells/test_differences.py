@@ -1,4 +1,4 @@
-"""``%dist_diff``: where ranks differ that should not."""
+"""``%dist_diff``: compare values that should be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torc
 """
 
 
-def test_a_model_that_is_the_same(three: Cluster) -> None:
+def test_equal_model(three: Cluster) -> None:
     three.run(MODEL)
     found = three.diff("model")
     assert not found
     assert str(found) == "model is the same on ranks 0-2 (9 parts)"
 
 
-def test_the_first_parameter_that_differs_is_named_with_figures(three: Cluster) -> None:
+def test_first_differing_parameter_is_named_with_figures(three: Cluster) -> None:
     three.run(MODEL + "if rank == 2:\n    with torch.no_grad(): model[0].bias[1] += 0.5; model[2].weight.zero_()")
     found = three.diff("model")
     assert found
@@ -38,19 +38,19 @@ def test_the_first_parameter_that_differs_is_named_with_figures(three: Cluster) 
     assert not three.diff("model", "0-1")
 
 
-def test_numbers_that_ran_off_are_counted_apart(three: Cluster) -> None:
+def test_diverged_values_are_counted_separately(three: Cluster) -> None:
     three.run(
         "inf, nan = float('inf'), float('nan')\n"
         "values = [1.0, 3.0, inf, nan, nan, inf] if rank == 2 else [1.0, 1.0, inf, nan, 1.0, 1.0]\n"
         "off = torch.tensor(values)"
     )
-    said = str(three.diff("off")).splitlines()[3]
-    assert said == "  rank 2 from ranks 0-1: up to inf, inf on average, in 3 of 6 numbers, NaN on one side in 1"
+    text = str(three.diff("off")).splitlines()[3]
+    assert text == "  rank 2 from ranks 0-1: up to inf, inf on average, in 3 of 6 numbers, NaN on one side in 1"
     three.run("off = torch.ones(4) if rank == 0 else torch.tensor([1.0, nan, 1.0, 1.0])")
     assert str(three.diff("off")).endswith("  rank 0 from ranks 1-2: in 1 of 4 numbers, NaN on one side in 1")
 
 
-def test_a_model_in_ddp_and_its_optimizer(three: Cluster) -> None:
+def test_ddp_model_and_its_optimizer(three: Cluster) -> None:
     three.run(
         MODEL + "ddp = torch.nn.parallel.DistributedDataParallel(model)\n"
         "optimizer = torch.optim.Adam(ddp.parameters())\n"
@@ -62,7 +62,7 @@ def test_a_model_in_ddp_and_its_optimizer(three: Cluster) -> None:
     assert not three.diff("optimizer")
 
 
-def test_shapes_that_differ_and_parts_that_are_missing(three: Cluster) -> None:
+def test_differing_shapes_and_missing_parts(three: Cluster) -> None:
     three.run("shaped = torch.ones(3 + (rank == 1)); listed = {'a': 1, 'b': [2.5] * (1 + (rank == 0))}")
     assert str(three.diff("shaped")).splitlines()[1:] == ["  ranks 0,2: 3 float32", "  rank 1: 4 float32"]
     assert str(three.diff("listed")).splitlines() == [
@@ -72,16 +72,16 @@ def test_shapes_that_differ_and_parts_that_are_missing(three: Cluster) -> None:
     ]
 
 
-def test_nan_differs_from_nothing_but_numbers(three: Cluster) -> None:
+def test_nan_differs_only_from_numbers(three: Cluster) -> None:
     three.run("nan = torch.tensor([1.0, float('nan')])")
     assert not three.diff("nan")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "complex64"])
-def test_tensors_of_every_type(three: Cluster, dtype: str) -> None:
+def test_tensors_of_every_dtype(three: Cluster, dtype: str) -> None:
     three.run(f"typed = torch.tensor([0, 1, int(rank == 1)]).to(torch.{dtype})")
-    said = str(three.diff("typed"))
-    assert f"rank 1: 3 {dtype}" in said
+    text = str(three.diff("typed"))
+    assert f"rank 1: 3 {dtype}" in text
     assert not three.diff("typed", "0,2")
 
 
@@ -96,7 +96,7 @@ def test_sharded_parameters_are_left_out(three: Cluster) -> None:
     assert "4 are sharded over ranks and were left out" in str(found)
 
 
-def test_other_values_are_compared_by_what_they_hold(three: Cluster) -> None:
+def test_other_values_are_compared_by_content(three: Cluster) -> None:
     three.run("plain = {'lr': 0.1, 'names': ('a', rank // 2)}; number = rank")
     assert "plain differs on ranks 0-2 in 1 of 3 parts; the first is names[1]:" in str(three.diff("plain"))
     assert "number differs on ranks 0-2 in 1 of 1 part; the first is number:" in str(three.diff("number"))
@@ -113,13 +113,13 @@ def test_other_values_are_compared_by_what_they_hold(three: Cluster) -> None:
         "torch.tensor([2**62 + rank])",
     ],
 )
-def test_what_differs_is_never_called_the_same(three: Cluster, value: str) -> None:
+def test_different_values_are_never_reported_as_equal(three: Cluster, value: str) -> None:
     three.run(f"sly = {value}")
     assert three.diff("sly")
     assert "in 0 of" not in str(three.diff("sly"))
 
 
-def test_what_is_the_same_is_never_called_different(three: Cluster) -> None:
+def test_equal_values_are_never_reported_as_different(three: Cluster) -> None:
     three.run("import threading; same = [set('abcdefgh'), torch.empty(2, device='meta'), threading.Lock()]")
     three.run("same.append(same)")
     found = three.diff("same")
@@ -127,7 +127,7 @@ def test_what_is_the_same_is_never_called_different(three: Cluster) -> None:
     assert "can't be compared" in str(found)
 
 
-def test_a_name_that_is_missing_is_said(three: Cluster) -> None:
+def test_missing_name_is_reported(three: Cluster) -> None:
     three.run("only = 1", 0)
     with pytest.raises(UsageError, match="ranks 1-2 have no 'only'; set it in a %%distributed cell first"):
         three.diff("only")
@@ -135,13 +135,13 @@ def test_a_name_that_is_missing_is_said(three: Cluster) -> None:
         three.diff("a b")
 
 
-def test_one_rank_alone_cannot_differ(three: Cluster) -> None:
+def test_single_rank_is_refused(three: Cluster) -> None:
     three.run("x = 1")
     with pytest.raises(UsageError, match="rank 1 alone can't differ; name two ranks or more with -r"):
         three.diff("x", 1)
 
 
-def test_the_magic_prints_it(notebook: Notebook) -> None:
+def test_magic_prints_the_comparison(notebook: Notebook) -> None:
     notebook.run("%%distributed\nsame, other = 1, rank").check()
     assert notebook.run("%dist_diff same other").check().lines == [
         "same is the same on ranks 0-1 (1 part)",

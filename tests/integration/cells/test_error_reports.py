@@ -1,4 +1,4 @@
-"""Which error a cell is taken to have ended with, and what is shown of it and of errors that cells show themselves."""
+"""Which error a cell ends with, and how it and errors printed by the cell itself are shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
+from ...support.notebook_driver import plain
 from ...support.process_tools import wait_until
+from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,19 +27,13 @@ RULE = "-" * 75
 
 
 def shown(error: RankFailure) -> list[str]:
-    """The lines that a notebook shows, without colours and the name of the host."""
+    """Return the lines that a notebook shows, without colours and the host name."""
     lines = "\n".join(error._render_traceback_()).splitlines()
-    return [re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r" \(\S+\)(?=, line|$)", "", line)) for line in lines]
-
-
-def fails(cluster: Cluster, code: str, **options: Any) -> RankFailure:
-    with pytest.raises(RankFailure) as caught:
-        cluster.run(code, **options)
-    return caught.value
+    return [plain(re.sub(r" \(\S+\)(?=, line|$)", "", line)) for line in lines]
 
 
 def only_failure(cluster: Cluster, code: str, **options: Any) -> CellFailure:
-    (failure,) = fails(cluster, code, **options).failures
+    (failure,) = failure_of(cluster, code, **options).failures
     return failure
 
 
@@ -57,17 +53,17 @@ train(kept)
 OWN = "tuple([frame.f_locals.get('own') for frame, _ in __import__('traceback').walk_tb({}.__traceback__)][-2:])"
 
 
-def plain(failure: CellFailure) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(failure.traceback))
+def traceback_of(failure: CellFailure) -> str:
+    return plain("\n".join(failure.traceback))
 
 
 # Which error
 
 
-def test_a_usage_error_is_this_cell_s_own_whatever_was_shown_before(torchless: Cluster) -> None:
-    fails(torchless, "if rank == 1: raise ValueError('of another cell')")
+def test_usage_error_is_attributed_to_its_cell_whatever_was_shown_before(torchless: Cluster) -> None:
+    failure_of(torchless, "if rank == 1: raise ValueError('of another cell')")
     torchless.run("%tb")
-    error = fails(torchless, "x = 1\n%timeit --nosuch 1")
+    error = failure_of(torchless, "x = 1\n%timeit --nosuch 1")
     assert shown(error) == [
         "ranks 0-1, line 2",
         'UsageError: option --nosuch not recognized (allowed: "n:r:tcp:qov:")',
@@ -97,12 +93,12 @@ shell.set_custom_exc((), None)
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_an_error_is_known_whoever_shows_errors(three: Cluster, handler: str) -> None:
+def test_error_is_known_whatever_shows_tracebacks(three: Cluster, handler: str) -> None:
     three.run(HANDLERS[handler])
     try:
         three.run("import weakref, gc\nclass Big: pass\nseen = []")
         code = "def fail():\n    big = Big(); seen.append(weakref.ref(big))\n    raise ValueError('one fails')\n"
-        error = fails(three, f"{code}if rank == 1: fail()\ndist.barrier()")
+        error = failure_of(three, f"{code}if rank == 1: fail()\ndist.barrier()")
         lines = shown(error)
         assert lines[0] == "rank 1, line 3"
         assert "ValueError: one fails" in lines
@@ -130,25 +126,25 @@ def test_an_error_is_known_whoever_shows_errors(three: Cluster, handler: str) ->
         ("import sys\ndef f(): sys.exit('bye')\nf()", "line 2: SystemExit: bye"),
     ],
 )
-def test_an_error_is_that_which_reached_the_cell(torchless: Cluster, tmp_path: Path, code: str, where: str) -> None:
+def test_error_is_the_one_that_left_the_cell(torchless: Cluster, tmp_path: Path, code: str, where: str) -> None:
     (tmp_path / "fails.py").write_text("1/0")
     failure = only_failure(torchless, code.replace("{file}", str(tmp_path / "fails.py")))
     assert failure.headline.partition(", ")[2] == where
-    assert "jupyter_disttrain" not in plain(failure)
+    assert "jupyter_disttrain" not in traceback_of(failure)
 
 
-def test_an_error_that_the_user_keeps_has_its_variables_still(torchless: Cluster) -> None:
-    fails(torchless, KEEPS)
+def test_error_kept_by_the_user_keeps_its_variables(torchless: Cluster) -> None:
+    failure_of(torchless, KEEPS)
     assert torchless.run(OWN.format("kept[0]")).results == dict.fromkeys((0, 1), ("of train", "of step"))
-    fails(torchless, "kept = kept.pop()\nraise kept")
+    failure_of(torchless, "kept = kept.pop()\nraise kept")
     assert torchless.run(OWN.format("kept")).results == dict.fromkeys((0, 1), ("of train", "of step"))
-    fails(torchless, "del kept\n" + KEEPS.replace("kept = []\ntrain(kept)", "train([])"))
+    failure_of(torchless, "del kept\n" + KEEPS.replace("kept = []\ntrain(kept)", "train([])"))
     assert torchless.run(OWN.format("__import__('sys').last_value.__cause__")).results == dict.fromkeys(
         (0, 1), (None, None)
     )
 
 
-def test_a_traceback_that_a_cell_shows_stands_where_it_did(notebook: Notebook, tmp_path: Path) -> None:
+def test_traceback_printed_by_a_cell_keeps_its_position(notebook: Notebook, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("print('in the script')\n1/0")
     code = f"""%%distributed
 print('first')
@@ -161,7 +157,7 @@ _ = get_ipython().run_cell('raise KeyError(3)')
 print('last')"""
     lines = notebook.run(code).check().lines
     assert all(line.startswith("ranks 0-1 ") or re.match(r" [│┃]", line) for line in lines), lines
-    told = [re.sub(r"^\D*0-1 [│┃] ", "", line) for line in lines]
+    texts = [re.sub(r"^\D*0-1 [│┃] ", "", line) for line in lines]
     order = [
         "first",
         "in the script",
@@ -170,11 +166,11 @@ print('last')"""
         "RuntimeError: handled",
         "third",
     ]
-    places = [told.index(line) for line in [*order, "KeyError: 3", "last"]]
+    places = [texts.index(line) for line in [*order, "KeyError: 3", "last"]]
     assert places == sorted(places)
 
 
-def test_an_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Cluster, tmp_path: Path) -> None:
+def test_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Cluster, tmp_path: Path) -> None:
     library = "import sys\ndef fit(step):\n    try: step()\n    except KeyboardInterrupt: sys.exit(1)\n"
     (tmp_path / "library_that_exits.py").write_text(library)
     torchless.run(
@@ -183,14 +179,14 @@ def test_an_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Clust
     )
     failure = only_failure(torchless, "x = 1\nlibrary_that_exits.fit(step)")
     assert failure.headline.partition(", ")[2] == "line 2: KeyboardInterrupt"
-    text = plain(failure)
+    text = traceback_of(failure)
     assert "jupyter_disttrain" not in text
     places = [text.index(part) for part in ("----> 2 library_that_exits.fit(step)", "in fit(step)", "in step()")]
     assert places == sorted(places)
 
 
 @pytest.mark.parametrize("started_by", ["mpi", "local"])
-def test_an_exit_of_lightning_after_an_interrupt_ends_the_cell_and_not_the_rank(
+def test_lightning_exit_after_an_interrupt_ends_the_cell_and_not_the_rank(
     started: Callable[[str], Cluster], tmp_path: Path, started_by: str
 ) -> None:
     pytest.importorskip("lightning")
@@ -215,16 +211,14 @@ options = dict(
 )
 os.getpid()
 """).results
-    for tries in (1, 2):  # after the first Lightning has the process ignore SIGINT
+    for tries in (1, 2):  # after the first interrupt Lightning has the process ignore SIGINT
         code = "tries += 1\ntrainer = lightning.Trainer(**options)\ntrainer.fit(module, loader)"
         run = cluster.run(code, block=False)
         assert wait_until(lambda begun=2 * tries: len(list(tmp_path.iterdir())) == begun)
-        cluster.interrupt()
-        with pytest.raises(RankFailure) as caught:
-            run.wait()
-        (failure,) = caught.value.failures
+        error = stop(cluster, run)
+        (failure,) = error.failures
         assert (failure.ranks, failure.ename, failure.line) == ((0, 1), "KeyboardInterrupt", 3)
-        text = plain(failure)
+        text = traceback_of(failure)
         assert "jupyter_disttrain" not in text
         assert "----> 3 trainer.fit(module, loader)" in text
         after = cluster.run("total = torch.ones(()); dist.all_reduce(total); os.getpid(), tries, total.item()").results
@@ -234,22 +228,22 @@ os.getpid()
 # What is shown
 
 
-def test_a_deep_recursion_is_short_and_an_irregular_one_is_bounded(torchless: Cluster) -> None:
-    lines = shown(fails(torchless, "def f(): return g()\ndef g(): return f()\nf()"))
+def test_deep_recursion_is_collapsed_and_an_irregular_one_is_bounded(torchless: Cluster) -> None:
+    lines = shown(failure_of(torchless, "def f(): return g()\ndef g(): return f()\nf()"))
     assert sum("similar frames: f at line 1 (" in line for line in lines) == 1
     assert len(lines) < 40
     irregular = (
         "def f(n):\n    if n == 0: 1/0\n    return (f if n * n % 7 < 3 else g)(n - 1)\n"
         "def g(n): return f(n) if n % 5 else g(n - 1)\nf(500)"
     )
-    lines = shown(fails(torchless, irregular))
+    lines = shown(failure_of(torchless, irregular))
     assert any(re.search(r"skipping \d+ frames", line) for line in lines)
     assert lines[-1] == "ZeroDivisionError: division by zero"
     assert len(lines) < 250
     chained = (
         "for i in range(100):\n    try: raise KeyError(i) from error\n    except KeyError as e: error = e\nraise error"
     )
-    lines = shown(fails(torchless, f"error = None\n{chained}"))
+    lines = shown(failure_of(torchless, f"error = None\n{chained}"))
     assert lines[1] == "[... 94 earlier errors that led to these are not shown]"
     assert lines[-1] == "KeyError: 99"
     assert len(lines) < 80
@@ -263,9 +257,9 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
         "try: input()\nexcept EOFError as error: raise ExceptionGroup('both', [error, ValueError('other')])",
         "try: get_ipython().showtraceback(('', input(), ''))\nexcept EOFError: get_ipython().showtraceback(); raise",
     ):
-        error = fails(torchless, code)
-        assert "can't be answered on a rank" in plain(error.failures[0])
-        assert "disttrain/" not in plain(error.failures[0]) + error.run.stderr[0]
+        error = failure_of(torchless, code)
+        assert "can't be answered on a rank" in traceback_of(error.failures[0])
+        assert "disttrain/" not in traceback_of(error.failures[0]) + error.run.stderr[0]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="notes and groups of exceptions came with Python 3.11")
@@ -290,17 +284,17 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
     ],
     ids=["notes", "words", "keys", "causes", "members", "long texts"],
 )
-def test_errors_of_one_kind_at_one_line_share_a_traceback(torchless: Cluster, code: str, rest: list[str]) -> None:
-    lines = shown(fails(torchless, code))
+def test_errors_of_one_type_at_one_line_share_a_traceback(torchless: Cluster, code: str, rest: list[str]) -> None:
+    lines = shown(failure_of(torchless, code))
     assert lines[0].startswith("ranks 0-1, line ")
     assert lines[-len(rest) :] == rest
     assert sum(line.startswith("ranks ") for line in lines) == 1
 
 
-def test_ranks_that_fail_at_different_places_of_one_call_say_where(torchless: Cluster, tmp_path: Path) -> None:
+def test_ranks_that_fail_at_different_places_of_one_call_are_listed(torchless: Cluster, tmp_path: Path) -> None:
     (tmp_path / "loader_of_two.py").write_text("def load(n):\n    if n:\n        int('one')\n    int('zero')\n")
     lines = shown(
-        fails(
+        failure_of(
             torchless,
             f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport loader_of_two\nloader_of_two.load(rank)",
         )
@@ -312,7 +306,7 @@ def test_ranks_that_fail_at_different_places_of_one_call_say_where(torchless: Cl
     )
 
 
-def test_half_a_character_is_shown_as_print_shows_it(notebook: Notebook) -> None:
+def test_lone_surrogate_is_shown_as_print_shows_it(notebook: Notebook) -> None:
     half = r"\ud83d"
     outcome = notebook.run(f'%%distributed\nraise ValueError("bad token {half}")')
     assert outcome.error.endswith(f"line 2: ValueError: bad token {half}")
@@ -327,8 +321,8 @@ def test_half_a_character_is_shown_as_print_shows_it(notebook: Notebook) -> None
     assert notebook.run("print([ascii(each) for each in half.values()])").check().lines == [str([rf"'{half}'"] * 2)]
 
 
-def test_a_warning_of_what_an_error_left_behind_stands_at_the_cell_s_line(torchless: Cluster) -> None:
-    error = fails(torchless, "import asyncio\nasync def never(): pass\nprint(asyncio.run(never()))")
+def test_warning_about_what_an_error_left_is_at_the_cell_line(torchless: Cluster) -> None:
+    error = failure_of(torchless, "import asyncio\nasync def never(): pass\nprint(asyncio.run(never()))")
     assert re.search(
         r"ipykernel_\d+/\d+\.py:3: RuntimeWarning: coroutine 'never' was never awaited", error.run.stderr[0]
     )
@@ -336,7 +330,7 @@ def test_a_warning_of_what_an_error_left_behind_stands_at_the_cell_s_line(torchl
         "import warnings\nwarnings.simplefilter('always')\ndef fail():\n    left = open('/dev/null')\n    1/0\nfail()"
     )
     try:
-        stderr = fails(torchless, code).run.stderr[0]
+        stderr = failure_of(torchless, code).run.stderr[0]
     finally:
         torchless.run("warnings.resetwarnings()")
     assert "ResourceWarning: unclosed file" in stderr
@@ -402,21 +396,21 @@ def numbers():
         "if rank == 1: chained(False)\nhere = lambda given: dist.all_reduce(given)\nhere(big('of who waits'))",
     ],
 )
-def test_a_failed_cell_holds_no_tensor_but_what_the_user_keeps(three: Cluster, code: str) -> None:
+def test_failed_cell_keeps_no_tensor_alive_except_the_user_s(three: Cluster, code: str) -> None:
     three.run(HOLDERS)
-    fails(three, code)
+    failure_of(three, code)
     three.run("'the next cell'")
-    # By references alone: Python's collector runs whenever it likes, and before that a GPU may be full.
+    # By reference counts alone: the garbage collector may run late, and before that a GPU may be full.
     for found in three.run("{name: each() is not None for name, each in seen.items()}").results.values():
         assert found == {name: name.startswith("kept") for name in found}
         assert found
 
 
-# The way to what was printed
+# Links to printed output
 
 
-def test_an_error_leads_to_what_was_printed(torchless: Cluster) -> None:
-    error = fails(torchless, "import sys\nprint('before', rank); print('bad', file=sys.stderr); 1/0")
+def test_error_links_to_the_printed_output(torchless: Cluster) -> None:
+    error = failure_of(torchless, "import sys\nprint('before', rank); print('bad', file=sys.stderr); 1/0")
     assert error.run.stdout == {0: "before 0\n", 1: "before 1\n"}
     assert error.run.stderr == {0: "bad\n", 1: "bad\n"}
     assert error.run.failures == error.failures
@@ -425,42 +419,44 @@ def test_an_error_leads_to_what_was_printed(torchless: Cluster) -> None:
     assert caught.value.run.stdout == {0: "on\n", 1: "on\n"}
 
 
-def test_an_error_behind_which_are_hundreds_is_reported_at_once(torchless: Cluster) -> None:
+def test_error_with_hundreds_of_causes_is_reported_at_once(torchless: Cluster) -> None:
     body = "    try: raise ValueError(n)\n    except ValueError:\n        if not n: raise\n        retry(n - 1)\n"
     failure = only_failure(torchless, f"def retry(n):\n{body}retry(500)", timeout_s=30)
     assert failure.evalue == "0"
     assert "earlier errors that led to these are not shown" in failure.traceback[0]
 
 
-def test_a_generator_that_has_caught_an_error_goes_on_after_that_ends_a_cell(torchless: Cluster) -> None:
+def test_generator_that_caught_an_error_continues_after_a_failed_cell(torchless: Cluster) -> None:
     body = "    while True:\n        try: raise ValueError\n        except ValueError as error: yield error\n"
     torchless.run(f"def numbers():\n{body}async def numbers_async():\n{body}one, two = numbers(), numbers_async()")
-    fails(torchless, "raise RuntimeError from next(one)")
-    fails(torchless, "raise RuntimeError from await anext(two)")
+    failure_of(torchless, "raise RuntimeError from next(one)")
+    failure_of(torchless, "raise RuntimeError from await anext(two)")
     assert torchless.run("str(next(one)), str(await anext(two))").results == {0: ("", ""), 1: ("", "")}
 
 
-def test_an_interrupt_while_an_error_is_reported_does_not_reach_the_next_cell(torchless: Cluster) -> None:
+def test_interrupt_during_error_reporting_does_not_reach_the_next_cell(torchless: Cluster) -> None:
     text = "    def __str__(self):\n        if not self.args: self.args = 1,; os.kill(os.getpid(), signal.SIGINT)\n"
-    fails(torchless, f"import os, signal\nclass Interrupted(Exception):\n{text}        return ''\nraise Interrupted")
+    failure_of(
+        torchless, f"import os, signal\nclass Interrupted(Exception):\n{text}        return ''\nraise Interrupted"
+    )
     shows = "try: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()\nfor _ in range(1000): pass\n'whole'"
     assert torchless.run(shows).results == {0: "whole", 1: "whole"}
 
 
-def test_an_error_whose_attributes_raise_is_reported_at_its_line(torchless: Cluster) -> None:
+def test_error_with_raising_attributes_is_reported_at_its_line(torchless: Cluster) -> None:
     attributes = "    __cause__ = property(lambda self: None)\n    name = property(lambda self: 1 / 0)\n"
     failure = only_failure(torchless, f"class Odd(Exception):\n{attributes}raise Odd('seen')")
     assert (failure.ename, failure.evalue, failure.line) == ("Odd", "seen", 4)
 
 
-def test_an_error_has_no_frame_above_the_cell_and_no_empty_line_at_its_end(torchless: Cluster) -> None:
+def test_traceback_has_no_frame_above_the_cell_and_no_trailing_blank_line(torchless: Cluster) -> None:
     for code in ("exec('x = = 1')", "eval('1 +')", "import sys\nsys.exit(3)"):
-        text = plain(only_failure(torchless, code))
+        text = traceback_of(only_failure(torchless, code))
         assert "IPython/core" not in text
         assert text == text.rstrip()
 
 
-def test_magics_that_fill_a_cell_of_the_notebook_are_refused(torchless: Cluster, tmp_path: Path) -> None:
+def test_magics_that_need_a_whole_notebook_cell_are_refused(torchless: Cluster, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("x = 1\n")
     for magic in (f"%load {tmp_path}/code.py", f"%edit {tmp_path}/code.py", "get_ipython().set_next_input('x')"):
         failure = only_failure(torchless, magic)

@@ -1,4 +1,4 @@
-"""What ranks print, as a person sees it: live, labelled, whole."""
+"""Output of ranks as a user sees it: live, labelled, complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nbconvert import HTMLExporter
 
-from ...support.notebook_driver import Outcome, execute_notebook
+from ...support.notebook_driver import Outcome, execute_notebook, plain
 
 if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook
@@ -22,23 +22,23 @@ def run(notebook: Notebook, *lines: str, **options: Any) -> Outcome:
     return notebook.run("\n".join(["%%distributed", IMPORTS, *lines]), **options)
 
 
-def test_what_all_say_is_shown_once_whichever_rank_is_slower(notebook: Notebook) -> None:
+def test_equal_output_is_shown_once_whichever_rank_is_slower(notebook: Notebook) -> None:
     for slow in (0, 1):
         outcome = run(notebook, f"if rank == {slow}: time.sleep(0.3)", "print('a'); print('I am', rank); print('b')")
         assert outcome.check().lines == ["ranks 0-1 │ a", "rank 0 │ I am 0", "rank 1 │ I am 1", "ranks 0-1 │ b"]
 
 
-def test_stdout_and_stderr_are_kept_apart_and_in_order(notebook: Notebook) -> None:
+def test_stdout_and_stderr_are_separate_and_in_order(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "for i in range(3): print('out', i); print('err', i, file=sys.stderr)",
         "print('begun', end=''); print('trouble', file=sys.stderr, end='')",
     )
-    each = [f"ranks 0-1 {bar} {word} {i}" for i in range(3) for bar, word in (("│", "out"), ("┃", "err"))]
+    each = [f"ranks 0-1 {bar} {text} {i}" for i in range(3) for bar, text in (("│", "out"), ("┃", "err"))]
     assert outcome.check().lines == [*each, "ranks 0-1 │ begun", "ranks 0-1 ┃ trouble"]
 
 
-def test_every_way_to_speak_keeps_the_order(notebook: Notebook) -> None:
+def test_every_way_of_writing_keeps_the_order(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "libc = ctypes.CDLL(None)",
@@ -80,13 +80,13 @@ def test_faulthandler_writes_to_the_cell(notebook: Notebook) -> None:
         assert any(re.match(rf"ranks? (0-1|{rank}) ┃ (Stack|Current thread|Thread)", line) for line in outcome.lines)
 
 
-def test_text_arrives_as_it_was_written(notebook: Notebook) -> None:
+def test_text_is_shown_as_written(notebook: Notebook) -> None:
     texts = ["    indented", "\ttab", "", "trailing   ", "🙂 e\u0301 ﷽", "zero\x00byte", "<b>&amp;</b>", "│ ┃ $x$ `y`"]
     outcome = run(notebook, *(f"print({text!r})" for text in texts)).check()
     assert outcome.text.split("\n") == [f"ranks 0-1 │ {text}" for text in texts]
 
 
-def test_what_is_no_text_is_shown_escaped(notebook: Notebook) -> None:
+def test_undecodable_bytes_are_shown_escaped(notebook: Notebook) -> None:
     outcome = run(
         notebook, "print('\\udcff surrogate')", "os.write(1, b'\\xff\\xfe bytes\\n');", "os.write(1, b'\\xe2\\x82');"
     )
@@ -99,7 +99,7 @@ def test_carriage_returns_and_backspaces(notebook: Notebook) -> None:
     assert outcome.check().lines == [f"ranks 0-1 │ {text}" for text in ("ab345", "100%", "cow", "dos")]
 
 
-def test_colour_ends_with_its_line_and_goes_on_in_the_next(notebook: Notebook) -> None:
+def test_colour_ends_with_its_line_and_continues_on_the_next(notebook: Notebook) -> None:
     outcome = run(notebook, "print('\\x1b[32mgreen'); print('still\\x1b[0m plain')").check()
     green, still = outcome.coloured.split("\n")
     assert green.endswith("\x1b[32mgreen\x1b[0m")
@@ -107,26 +107,31 @@ def test_colour_ends_with_its_line_and_goes_on_in_the_next(notebook: Notebook) -
     assert outcome.lines == ["ranks 0-1 │ green", "ranks 0-1 │ still plain"]
 
 
-def test_an_unfinished_line_is_seen_while_the_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
+def test_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     wait = f"while not Path({str(seen)!r}).exists(): time.sleep(0.01)"
 
-    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         if "..." in outcome.text:
             seen.touch()
 
     outcome = run(
-        notebook, "for _ in range(3): print('.', end='')", wait, "print('done', end='')", on_message=look, timeout=30
+        notebook,
+        "for _ in range(3): print('.', end='')",
+        wait,
+        "print('done', end='')",
+        on_message=on_message,
+        timeout=30,
     )
     assert outcome.check().lines == ["ranks 0-1 │ ...done"]
 
 
-def test_a_line_of_two_megabytes(notebook: Notebook) -> None:
+def test_line_of_two_megabytes(notebook: Notebook) -> None:
     outcome = run(notebook, "print('x' * 2_000_000); print('after')").check()
     assert outcome.lines == ["ranks 0-1 │ " + "x" * 2_000_000, "ranks 0-1 │ after"]
 
 
-def test_lines_of_threads_are_never_torn(notebook: Notebook) -> None:
+def test_lines_of_threads_are_not_split(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "sys.setswitchinterval(1e-6)",
@@ -137,15 +142,15 @@ def test_lines_of_threads_are_never_torn(notebook: Notebook) -> None:
         "for thread in threads: thread.join()",
         "sys.setswitchinterval(0.005)",
     )
-    said = [line.split(" │ ")[1] for line in outcome.check().lines]
+    shown = [line.split(" │ ")[1] for line in outcome.check().lines]
     expected = [f"thread {who} of rank {rank} says {i}" for who in range(6) for rank in (0, 1) for i in range(100)]
-    assert list((Counter(said) - Counter(expected)).elements())[:5] == []
-    assert list((Counter(expected) - Counter(said)).elements())[:5] == []
-    first = [line for line in said if line.startswith("thread 0 of rank 0")]
+    assert list((Counter(shown) - Counter(expected)).elements())[:5] == []
+    assert list((Counter(expected) - Counter(shown)).elements())[:5] == []
+    first = [line for line in shown if line.startswith("thread 0 of rank 0")]
     assert first == [f"thread 0 of rank 0 says {i}" for i in range(100)]
 
 
-def test_a_rank_keeps_no_copy_of_what_it_printed(notebook: Notebook) -> None:
+def test_rank_keeps_no_copy_of_its_output(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "import weakref",
@@ -159,7 +164,7 @@ def test_a_rank_keeps_no_copy_of_what_it_printed(notebook: Notebook) -> None:
     assert outcome.lines == ["ranks 0-1 │ a word", "ranks 0-1 ┃ a word", "ranks 0-1 │ None"]
 
 
-def test_who_looks_at_unfinished_lines_keeps_no_variables(notebook: Notebook) -> None:
+def test_listener_for_unfinished_lines_keeps_no_variables(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "import gc, weakref",
@@ -178,7 +183,7 @@ def test_who_looks_at_unfinished_lines_keeps_no_variables(notebook: Notebook) ->
     assert outcome.lines == ["ranks 0-1 │ unfinished None"]
 
 
-def test_a_print_that_takes_long_is_not_torn_by_another_thread(notebook: Notebook) -> None:
+def test_long_print_is_not_split_by_another_thread(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "begun, go_on = threading.Event(), threading.Event()",
@@ -192,27 +197,27 @@ def test_a_print_that_takes_long_is_not_torn_by_another_thread(notebook: Noteboo
     assert outcome.lines == ["ranks 0-1 │ another", "ranks 0-1 │ begin its end"]
 
 
-def test_what_c_code_writes_with_no_python_around_it_arrives(notebook: Notebook) -> None:
+def test_output_of_c_code_without_the_gil_arrives(notebook: Notebook) -> None:
     outcome = run(
         notebook,
         "import _thread, itertools",
         "done = _thread.allocate_lock(); _ = done.acquire()",
-        "texts = itertools.chain(['no end of line'], iter(done.release, None))",  # after the text it opens the lock
+        "texts = itertools.chain(['no end of line'], iter(done.release, None))",  # after the text it releases the lock
         "_ = _thread.start_new_thread(list, (map(sys.stdout.write, texts),))",
         "_ = done.acquire()",
     )
     assert outcome.check().lines == ["ranks 0-1 │ no end of line"]
 
 
-class Late:
-    """What comes into the outputs of cells that have ended."""
+class LateOutputs:
+    """Collect output that arrives in the outputs of finished cells."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._client = notebook.client
         self._texts: dict[str, dict[str, str]] = {}  # by request and display
 
     def run(self, source: str, **metadata: Any) -> str:
-        """Run a cell as JupyterLab sends it; returns the id of the request when it has ended."""
+        """Run a cell as JupyterLab sends it; return the request's id when it has ended."""
         content = {
             "code": f"%%distributed\n{IMPORTS}\n{source}",
             "silent": False,
@@ -229,12 +234,12 @@ class Late:
         return request
 
     def wait(self, request: str, *lines: str) -> None:
-        """Wait until these lines, and no others, stand in the output of a cell, in any order."""
+        """Wait until exactly these lines are in the output of a cell, in any order."""
         while sorted(self.lines(request)) != sorted(lines):
             self.take()
 
     def take(self) -> None:
-        """Take the next message."""
+        """Handle the next message."""
         message = self._client.get_iopub_msg(timeout=60)
         if message["msg_type"] in ("display_data", "update_display_data"):
             content = message["content"]
@@ -246,8 +251,8 @@ class Late:
         return Outcome([{"type": "display_data", "data": {"text/plain": text}}]).lines
 
 
-def test_what_comes_after_a_cell_stands_in_the_output_of_the_cell_that_started_it(notebook: Notebook) -> None:
-    late = Late(notebook)
+def test_late_output_goes_to_the_cell_that_started_it(notebook: Notebook) -> None:
+    late = LateOutputs(notebook)
     first = late.run(
         "import asyncio, concurrent.futures\n"
         "go, again, pool = threading.Event(), threading.Event(), concurrent.futures.ThreadPoolExecutor(1)\n"
@@ -283,8 +288,8 @@ def test_what_comes_after_a_cell_stands_in_the_output_of_the_cell_that_started_i
     assert sorted(late.lines(first)) == sorted(shown)
 
 
-def test_a_task_of_an_earlier_cell_takes_nothing_along_that_a_later_one_has_begun(notebook: Notebook) -> None:
-    late = Late(notebook)
+def test_task_of_an_earlier_cell_does_not_capture_output_of_a_later_one(notebook: Notebook) -> None:
+    late = LateOutputs(notebook)
     talk = "import asyncio\ngate = asyncio.Event()\nasync def talk():\n    await gate.wait(); print('of the first')\n"
     first = late.run(f"{talk}kept = asyncio.get_event_loop().create_task(talk())")
     second = late.run("sys.stdout.write('of the '); gate.set(); await kept; print('second')")
@@ -292,28 +297,28 @@ def test_a_task_of_an_earlier_cell_takes_nothing_along_that_a_later_one_has_begu
     late.wait(second, "ranks 0-1 │ of the second")
 
 
-def test_a_thread_that_talks_over_many_cells_loses_no_line(notebook: Notebook) -> None:
-    late = Late(notebook)
+def test_thread_that_prints_over_many_cells_loses_no_line(notebook: Notebook) -> None:
+    late = LateOutputs(notebook)
     talk = "talker = threading.Thread(target=lambda: [print('word', i) or time.sleep(0.0005) for i in range(1500)])"
     talker = late.run(f"{talk}\ntalker.start()")
     cells = [late.run("print('cell')") for _ in range(20)]
-    words = [f"word {i}" for i in range(1500)]
+    shown = [f"word {i}" for i in range(1500)]
     for rank in (0, 1):
-        while _words_of(late.lines(talker), rank) != words:
+        while texts_of(late.lines(talker), rank) != shown:
             late.take()
     for cell in cells:
         late.wait(cell, "ranks 0-1 │ cell")
 
 
-def _words_of(lines: list[str], rank: int) -> list[str]:
+def texts_of(lines: list[str], rank: int) -> list[str]:
     return [line.split(" │ ")[1] for line in lines if line.startswith(("ranks 0-1", f"rank {rank}"))]
 
 
-def test_the_progress_line_goes_away(notebook: Notebook) -> None:
+def test_progress_line_is_removed(notebook: Notebook) -> None:
     drawn: list[str] = []
     places: set[str] = set()
 
-    def look(message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(message: dict[str, Any], outcome: Outcome) -> None:
         if message["msg_type"] not in ("display_data", "update_display_data"):
             return
         place = message["content"]["transient"]["display_id"]
@@ -322,25 +327,25 @@ def test_the_progress_line_goes_away(notebook: Notebook) -> None:
         if place in places:  # and not a picture of the cluster below an earlier cell
             drawn.append(outcome.text)
 
-    outcome = run(notebook, "time.sleep(2.6)", on_message=look).check()
+    outcome = run(notebook, "time.sleep(2.6)", on_message=on_message).check()
     assert outcome.outputs == []
     assert "2 s · ranks 0-1 running" in drawn
     assert len(drawn) <= 2
     drawn.clear()
-    outcome = run(notebook, "print('first')", "time.sleep(2.6 * rank)", "print('last')", on_message=look).check()
+    outcome = run(notebook, "print('first')", "time.sleep(2.6 * rank)", "print('last')", on_message=on_message).check()
     assert "ranks 0-1 │ first\nrank 0    │ last\n2 s · rank 1 running · rank 0 done" in drawn
     assert [output["data"] for output in outcome.outputs if "running" in str(output)] == []
     assert outcome.lines == ["ranks 0-1 │ first", "ranks 0-1 │ last"]
 
 
 @pytest.mark.parametrize("kind", ["tqdm", "tqdm.notebook"])
-def test_how_far_a_loop_is_stands_in_its_bar_or_in_the_note_not_in_both(
+def test_loop_progress_is_shown_in_its_bar_or_the_note_but_not_both(
     notebook: Notebook, tmp_path: Path, kind: str
 ) -> None:
     bar_seen, loader_seen = tmp_path / "bar", tmp_path / "loader"
     with_bar: list[tuple[str, str]] = []
 
-    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         last = outcome.lines[-1] if outcome.lines else ""
         if " running" in last and not bar_seen.exists():
             with_bar.append((last, outcome.text))
@@ -357,7 +362,7 @@ def test_how_far_a_loop_is_stands_in_its_bar_or_in_the_note_not_in_both(
         "for batch in DataLoader(range(50_000)):",
         f"    if Path({str(loader_seen)!r}).exists(): break",
         "    time.sleep(0.01)",
-        on_message=look,
+        on_message=on_message,
     ).check()
     note, text = with_bar[0]
     assert re.fullmatch(r"\d+ s · ranks 0-1 running", note)
@@ -366,10 +371,10 @@ def test_how_far_a_loop_is_stands_in_its_bar_or_in_the_note_not_in_both(
     assert "running" not in outcome.text
 
 
-def test_an_error_is_seen_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
+def test_error_is_shown_while_others_still_run(notebook: Notebook, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
 
-    def look(_message: dict[str, Any], outcome: Outcome) -> None:
+    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
         if "rank 1 (" in outcome.text and "ValueError: too hot" in outcome.text and outcome.reply == {}:
             seen.touch()
 
@@ -379,7 +384,7 @@ def test_an_error_is_seen_while_others_still_run(notebook: Notebook, tmp_path: P
         "if rank == 1: raise ValueError('too hot')",
         wait,
         "print('rank 0 ended')",
-        on_message=look,
+        on_message=on_message,
         timeout=60,
     )
     assert "ValueError: too hot" in outcome.error
@@ -397,11 +402,7 @@ NOTEBOOK = [
 ]
 
 
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def test_nbclient_and_nbconvert_show_what_the_kernel_showed(notebook: Notebook) -> None:
+def test_nbclient_and_nbconvert_show_the_same_output(notebook: Notebook) -> None:
     executed = execute_notebook(NOTEBOOK)
     for source, cell in list(zip(NOTEBOOK, executed.cells, strict=True))[2:]:
         driven = notebook.run(source).check()
@@ -420,7 +421,7 @@ def test_nbclient_and_nbconvert_show_what_the_kernel_showed(notebook: Notebook) 
     assert "ranks 0-1 running" not in shown
 
 
-def test_a_bar_that_tqdm_s_own_thread_updates_stays_in_its_cell(notebook: Notebook) -> None:
+def test_bar_updated_by_tqdm_s_thread_stays_in_its_cell(notebook: Notebook) -> None:
     begin = "import time\nfrom tqdm import tqdm\ntqdm.monitor_interval = 0.05\nlist(tqdm([1]))"
     notebook.run(f"%%distributed\n{begin}").check()
     bar = "bar = tqdm(total=10, miniters=5, maxinterval=0.05)\nbar.n = 7\nwhile bar.miniters > 1: time.sleep(0.01)\n"

@@ -1,4 +1,4 @@
-"""Much output: it is complete, bounded on the screen, and costs no more than it has to."""
+"""Large output: complete in the log, bounded on the screen, linear in cost."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def run(notebook: Notebook, *lines: str, **options: Any) -> Outcome:
 
 @pytest.fixture
 def bounded_notebook(notebook: Notebook) -> Iterator[Notebook]:
-    """At most 100 lines are shown."""
+    """A notebook that shows at most 100 lines."""
     notebook.run("%config DistributedMagics.max_output_lines = 100").check()
     yield notebook
     notebook.run("%config DistributedMagics.max_output_lines = 50_000").check()
 
 
 def logs_of(outcome: Outcome) -> list[Path]:
-    """Return the logs that the line about what is not shown names."""
+    """Return the logs named by the line about hidden output."""
     found = re.search(r"everything is in (\S+)/rank\*\.log", outcome.text)
     assert found is not None, outcome.text[-3000:]
     return [Path(found[1]) / f"rank{rank}.log" for rank in (0, 1)]
 
 
 def lines_of_all_ranks(outcome: Outcome) -> int:
-    """Return how many lines are shown or counted, those that several ranks said once for each."""
+    """Return how many lines are shown or counted; a line that several ranks printed counts once for each."""
     above, below = outcome.text.split("\n… ")
     hidden = int(below.split()[0].replace(",", ""))
     return hidden + sum(2 if line.startswith("ranks 0-1") else 1 for line in above.splitlines())
@@ -51,12 +51,12 @@ def test_ten_thousand_lines_of_each_rank(notebook: Notebook) -> None:
     assert len(outcome.lines) == 20_000
 
 
-def test_ten_thousand_lines_that_all_say(notebook: Notebook) -> None:
+def test_ten_thousand_equal_lines(notebook: Notebook) -> None:
     outcome = run(notebook, "for i in range(10_000): print('line', i)").check()
     assert outcome.lines == [f"ranks 0-1 │ line {i}" for i in range(10_000)]
 
 
-def test_beyond_the_bound_the_last_lines_are_shown_and_the_log_has_all(bounded_notebook: Notebook) -> None:
+def test_last_lines_are_shown_beyond_the_limit_and_the_log_has_all(bounded_notebook: Notebook) -> None:
     outcome = run(bounded_notebook, "print('begin of bound')", "for i in range(5000): print('number', i)").check()
     shown = outcome.lines
     assert [line.split(" │ ")[1] for line in shown[:100]] == ["begin of bound", *(f"number {i}" for i in range(99))]
@@ -70,7 +70,7 @@ def test_beyond_the_bound_the_last_lines_are_shown_and_the_log_has_all(bounded_n
         assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_flood_of_a_child_process_is_complete_in_the_log(bounded_notebook: Notebook) -> None:
+def test_large_output_of_a_child_process_is_complete_in_the_log(bounded_notebook: Notebook) -> None:
     outcome = run(bounded_notebook, "_ = subprocess.run(['seq', '1000000'])", "print('after the flood')").check()
     assert outcome.lines[-1] == "ranks 0-1 │ after the flood"
     expected = subprocess.run(["seq", "1000000"], capture_output=True, check=True).stdout + b"after the flood\n"
@@ -78,7 +78,7 @@ def test_a_flood_of_a_child_process_is_complete_in_the_log(bounded_notebook: Not
         assert log.read_bytes().endswith(expected)
 
 
-def test_more_than_a_rank_sends_is_counted_and_in_the_log(notebook: Notebook) -> None:
+def test_output_beyond_the_rank_limit_is_counted_and_in_the_log(notebook: Notebook) -> None:
     outcome = run(notebook, "line = 'y' * 99_999", "for i in range(400): print(line)", "print('the last line')").check()
     assert outcome.lines[-1] == "ranks 0-1 │ the last line"
     assert lines_of_all_ranks(outcome) == 2 * 401
@@ -98,11 +98,11 @@ def test_displays_and_results_are_in_the_log_as_text(bounded_notebook: Notebook)
         "{'result': rank}",
     ).check()
     for rank, log in enumerate(logs_of(outcome)):
-        text = log.read_bytes().decode(errors="replace")  # an earlier test prints bytes that are no text
+        text = log.read_bytes().decode(errors="replace")  # an earlier test prints undecodable bytes
         assert text.endswith(f"before\na table as text\nbetween\n{{'result': {rank}}}\n")
 
 
-def test_c_code_that_holds_the_lock_of_python_does_not_block(bounded_notebook: Notebook) -> None:
+def test_c_code_that_holds_the_gil_does_not_block(bounded_notebook: Notebook) -> None:
     text = "text = b'three megabytes of this\\n' * 131_072"
     outcome = run(bounded_notebook, text, "_ = ctypes.PyDLL(None).printf(b'%s', text)", "print('went on')").check()
     assert outcome.lines[-1] == "ranks 0-1 │ went on"
@@ -110,7 +110,7 @@ def test_c_code_that_holds_the_lock_of_python_does_not_block(bounded_notebook: N
     assert lines_of_all_ranks(outcome) == 2 * 131_073
 
 
-def test_the_cost_grows_with_the_output_and_not_with_its_square(notebook: Notebook) -> None:
+def test_cost_is_linear_in_the_output(notebook: Notebook) -> None:
     def cost(lines: int) -> tuple[int, int]:
         sizes: list[int] = []
         run(
@@ -128,7 +128,7 @@ def test_the_cost_grows_with_the_output_and_not_with_its_square(notebook: Notebo
 
 @pytest.fixture
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place for logs with room for 64 kB."""
+    """A folder for logs with room for 64 kB."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
     disk = tmp_path / "disk"
@@ -143,13 +143,13 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_a_full_disk_costs_the_log_and_nothing_else(full_disk: Path) -> None:
+def test_full_disk_affects_only_the_log(full_disk: Path) -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2").check()
         outcome = run(notebook, "if rank == 1:", "    for i in range(20_000): print('line', i)").check()
-        said = [line for line in outcome.lines if line.startswith("rank 1 │")]
-        assert said == [f"rank 1 │ line {i}" for i in range(20_000)]
+        shown = [line for line in outcome.lines if line.startswith("rank 1 │")]
+        assert shown == [f"rank 1 │ line {i}" for i in range(20_000)]
         (note,) = [line for line in outcome.lines if "can't write its log" in line]
         assert re.fullmatch(
             rf"rank 1 on \S+ can't write its log {full_disk}/\S+/rank1\.log: No space left on device; "

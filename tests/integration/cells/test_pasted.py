@@ -1,4 +1,4 @@
-"""Code that was written for a script, pasted into a cell, and run again."""
+"""Code written for a script, pasted into a cell and run repeatedly."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
         "'cpu:gloo'",
     ],
 )
-def test_a_cell_that_makes_its_group_runs_again(
+def test_cell_that_creates_its_group_runs_again(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, arguments: str, ends: str
 ) -> None:
     for _ in range(3):
-        # A file can be used once: torch says so, and a script that is run again has to remove it, too.
+        # A file store can be used once: torch reports it, and a script that is run again has to remove it too.
         filled = arguments.format(port=free_port("127.0.0.1"), folder=tmp_path_factory.mktemp("meeting"))
         cell = f"dist.init_process_group({filled})\n{SUM}\ntotal = x.item()\n{ends}"
         cluster.run(cell)
@@ -44,7 +44,7 @@ def test_a_cell_that_makes_its_group_runs_again(
         assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
 
 
-def test_two_groups_in_one_cell_are_what_torch_says_they_are(cluster: Cluster) -> None:
+def test_two_groups_in_one_cell_behave_as_documented_by_torch(cluster: Cluster) -> None:
     with pytest.raises(RankFailure, match="line 2: ValueError: trying to initialize the default process group twice"):
         cluster.run("dist.init_process_group('gloo')\ndist.init_process_group('gloo')")
     assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
@@ -70,8 +70,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
-def test_a_whole_script_is_pasted(cluster: Cluster) -> None:
-    # The model is the last to hold the destroyed group, which has locked up a rank in one of ten runs.
+def test_whole_script_is_pasted(cluster: Cluster) -> None:
+    # The model is the last to refer to the destroyed group, which has blocked a rank in one of ten runs.
     for _ in range(30):
         assert cluster.run(MAIN).stdout == {0: "0.1 True\n", 1: "0.1 True\n"}
 
@@ -85,12 +85,12 @@ def test_a_whole_script_is_pasted(cluster: Cluster) -> None:
         "mp.start_processes(train, (2,), nprocs=2)",
     ],
 )
-def test_processes_of_a_cell_are_refused_with_the_way_out(cluster: Cluster, call: str, ranks: str | int) -> None:
+def test_processes_started_by_a_cell_are_refused_with_advice(cluster: Cluster, call: str, ranks: str | int) -> None:
     imports = "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn"
-    with pytest.raises(RankFailure, match=r"line 4: SpawnInCellError: mp\.\w+ starts processes") as told:
+    with pytest.raises(RankFailure, match=r"line 4: SpawnInCellError: mp\.\w+ starts processes") as caught:
         cluster.run(f"{imports}\ndef train(rank, size): pass\n{call}", ranks)
-    assert "call train(rank, ...) in the cell" in str(told.value)
-    assert "%dist_run --per-node train.py" in str(told.value)
+    assert "call train(rank, ...) in the cell" in str(caught.value)
+    assert "%dist_run --per-node train.py" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -110,21 +110,21 @@ Trainer(strategy='ddp_notebook', devices=2, accelerator='cpu', logger=False).fit
     ],
     ids=["Lightning", "accelerate"],
 )
-def test_launchers_for_notebooks_are_refused_with_the_way_out(cluster: Cluster, code: str, refusal: str) -> None:
+def test_notebook_launchers_are_refused_with_advice(cluster: Cluster, code: str, refusal: str) -> None:
     with pytest.raises(RankFailure, match=refusal) as caught:
         cluster.run(code, timeout_s=120)
     assert [failure.ranks for failure in caught.value.failures] == [(0, 1)]
     assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
 
 
-def test_nccl_without_a_gpu_is_told_before_anybody_waits(cluster: Cluster) -> None:
+def test_nccl_without_a_gpu_is_reported_before_any_rank_waits(cluster: Cluster) -> None:
     for arguments in ("'nccl'", "backend='nccl', init_method='env://'", "'cpu:gloo,cuda:nccl'"):
         with pytest.raises(RankFailure, match=r"the backend '.*nccl' needs a GPU, and rank 0 on .* has none; use "):
             cluster.run(f"dist.init_process_group({arguments})")
         assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
 
 
-def test_backends_that_differ_are_told(cluster: Cluster) -> None:
+def test_differing_backends_are_reported(cluster: Cluster) -> None:
     with pytest.raises(RankFailure, match="rank 1 asks for the backend 'gloo' and rank 0 for the backend 'mpi'"):
         cluster.run("dist.init_process_group('gloo' if rank else 'mpi')")
     with pytest.raises(RankFailure, match="rank 1 asks for the one that torch chooses and rank 0 for the backend 'gl"):
@@ -132,7 +132,7 @@ def test_backends_that_differ_are_told(cluster: Cluster) -> None:
     assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
 
 
-def test_a_framework_that_is_missing_is_told_with_how_to_get_it(cluster: Cluster) -> None:
+def test_missing_framework_is_reported_with_its_install_command(cluster: Cluster) -> None:
     here = re.escape(torch.__version__.partition("+")[0])
     remedy = rf"No module named 'deepspeed'; on this rank's host: pip install 'deepspeed>=0\.15' torch=={here}$"
     with pytest.raises(RankFailure, match=remedy):
@@ -141,14 +141,14 @@ def test_a_framework_that_is_missing_is_told_with_how_to_get_it(cluster: Cluster
         cluster.run("import no_such_thing")
 
 
-def test_a_framework_that_is_there_is_not_called_missing(cluster: Cluster) -> None:
+def test_installed_framework_is_not_reported_as_missing(cluster: Cluster) -> None:
     pytest.importorskip("accelerate")
     for code in ("import accelerate.no_such_part", "import accelerate\nimport accelerate.no_such_part"):
         with pytest.raises(RankFailure, match=r"ModuleNotFoundError: No module named 'accelerate\.no_such_part'$"):
             cluster.run(code)
 
 
-def test_a_framework_that_is_too_old_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_outdated_framework_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     old = tmp_path / "deepspeed"
     old.mkdir()
     (old / "__init__.py").write_text("__version__ = '0.9.2'\ndef initialize(): raise AttributeError('config')")

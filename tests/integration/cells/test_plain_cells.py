@@ -1,4 +1,4 @@
-"""A cell on the ranks is read and ends as it would in a plain notebook."""
+"""A cell on the ranks is parsed and ends as in a plain notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_disttrain import CellRun
 from jupyter_disttrain.client.cells.events import Said
 from jupyter_disttrain.errors import RankFailure
 
-from ...support.notebook_driver import ANSI
+from ...support.notebook_driver import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["%%distributed", "%%rank 0-1", "%dist_mode -e"])
 def magic(request: pytest.FixtureRequest, notebook: Notebook) -> Iterator[str]:
-    """What has a cell run on the ranks, with its end of line; nothing while every cell does."""
+    """The magic that runs a cell on the ranks, with its newline; empty where every cell runs there."""
     if request.param != "%dist_mode -e":
         yield f"{request.param}\n"
         return
@@ -35,7 +35,7 @@ def magic(request: pytest.FixtureRequest, notebook: Notebook) -> Iterator[str]:
     notebook.run("%dist_mode -d").check()
 
 
-def test_the_first_line_is_read_as_in_a_plain_notebook(notebook: Notebook, magic: str, tmp_path: Path) -> None:
+def test_first_line_is_parsed_as_in_a_plain_notebook(notebook: Notebook, magic: str, tmp_path: Path) -> None:
     (tmp_path / "seen.py").touch()
     shown = {
         f"ls {tmp_path}": "seen.py",
@@ -72,7 +72,7 @@ def test_the_first_line_is_read_as_in_a_plain_notebook(notebook: Notebook, magic
         ("!true\n\n1/0", 3),
     ],
 )
-def test_an_error_has_the_line_of_the_notebook_s_cell(notebook: Notebook, magic: str, cell: str, line: int) -> None:
+def test_error_has_the_line_of_the_notebook_cell(notebook: Notebook, magic: str, cell: str, line: int) -> None:
     outcome = notebook.run(magic + cell)
     empty = len(cell) - len(cell.lstrip("\n"))
     wanted = line + 1 if magic else line - empty  # which a plain notebook does not count either
@@ -81,7 +81,7 @@ def test_an_error_has_the_line_of_the_notebook_s_cell(notebook: Notebook, magic:
     assert shown <= {wanted} or cell.startswith("%%"), outcome.text
 
 
-def test_a_function_has_the_lines_of_the_cell_that_defined_it(notebook: Notebook) -> None:
+def test_function_has_the_lines_of_the_cell_that_defined_it(notebook: Notebook) -> None:
     notebook.run("%%distributed\n\ndef fails():\n    1/0").check()
     text = notebook.run("%%distributed\nfails()").text
     assert re.search(r"-> 4     1/0", text), text
@@ -102,7 +102,7 @@ def test_a_function_has_the_lines_of_the_cell_that_defined_it(notebook: Notebook
         ("import sys; sys.exit('no data')", "SystemExit: no data"),
     ],
 )
-def test_an_exit_is_a_failure_if_its_code_says_so(notebook: Notebook, end: str, error: str) -> None:
+def test_exit_fails_if_its_code_is_not_zero(notebook: Notebook, end: str, error: str) -> None:
     pids = notebook.run("%%distributed\nimport os; os.getpid()").check().lines
     outcome = notebook.run(f"%%distributed\nprint('before')\n{end}\nprint('never')")
     assert "never" not in outcome.text
@@ -129,22 +129,22 @@ status
 """
 
 
-def test_a_forked_child_ends_with_the_cell(cluster: Cluster) -> None:
+def test_forked_child_ends_with_the_cell(cluster: Cluster) -> None:
     ends = {"pass": 0, "sys.exit(3)": 3, "sys.exit('no data')": 1, "1/0": 1, "await __import__('asyncio').sleep(0)": 0}
     for end, status in ends.items():
         run = cluster.run(FORK.format(end=end))
         assert run.results == {0: status, 1: status}, end
         assert {rank: run.stdout[rank].count(f"child of {rank}\n") for rank in (0, 1)} == {0: 1, 1: 1}
-        told = {"1/0": "ZeroDivisionError: division by zero", "sys.exit('no data')": "no data"}.get(end, "")
-        assert told in ANSI.sub("", run.stderr[0])
-        assert bool(run.stderr[0]) == bool(told)
+        message = {"1/0": "ZeroDivisionError: division by zero", "sys.exit('no data')": "no data"}.get(end, "")
+        assert message in plain(run.stderr[0])
+        assert bool(run.stderr[0]) == bool(message)
     assert cluster.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 
 
 NAMES = "rank, world_size, local_rank, local_world_size, node_rank, gpu_id, torch, dist, device, comm, log_metrics, hvd"
 
 
-def test_reset_keeps_what_every_rank_has(cluster: Cluster) -> None:
+def test_reset_keeps_the_predefined_names_of_a_rank(cluster: Cluster) -> None:
     same = f"[id(each) for each in ({NAMES})][6:]"
     before = cluster.run(same).results
     cluster.run("own, rank = 1, 'mine'\n%reset -f")
@@ -160,7 +160,7 @@ def test_reset_keeps_what_every_rank_has(cluster: Cluster) -> None:
     assert "give_names" not in str(failure.value)
 
 
-def test_programs_that_ask_meet_the_end_of_the_input(cluster: Cluster) -> None:
+def test_child_processes_that_read_stdin_get_eof(cluster: Cluster) -> None:
     asks = [
         "!cat",
         "!read x; echo got $?",
@@ -184,7 +184,7 @@ def test_programs_that_ask_meet_the_end_of_the_input(cluster: Cluster) -> None:
     assert (run.stdout[0].splitlines()[:2], run.results[0]) == (["a", "b"], (3, 3))
 
 
-def test_a_magic_of_the_notebook_is_refused_before_anything_runs(notebook: Notebook) -> None:
+def test_notebook_only_magic_is_refused_before_anything_runs(notebook: Notebook) -> None:
     for cell in ("print('x')\n%dist_status --text", "for i in range(2):\n    %sync", "x = 1\n\n  \n%dist_push x"):
         outcome = notebook.run(f"%%distributed\n{cell}")
         assert outcome.error.startswith("UsageError: %")
@@ -201,8 +201,8 @@ def test_a_magic_of_the_notebook_is_refused_before_anything_runs(notebook: Noteb
     notebook.run("%dist_mode -d").check()
 
 
-class Ends:
-    """Lets a cell end once text of it is being handed in."""
+class EndDuringOutput:
+    """A listener that lets a cell end while text of it is being delivered."""
 
     def __init__(self) -> None:
         self.arrives = threading.Event()
@@ -220,13 +220,13 @@ class Ends:
         self.seen += [event.text] if isinstance(event, Said) else []
 
 
-def test_text_that_is_handed_in_while_the_cell_ends_is_shown(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, has_ended, note = Ends(), threading.Event(), CellRun._note
+def test_text_delivered_while_the_cell_ends_is_shown(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, has_ended, note = EndDuringOutput(), threading.Event(), CellRun._note
 
     def note_slowly(run: CellRun, event: Event) -> None:
         if run.listener is ends and isinstance(event, Said):
             ends.arrives.set()
-            has_ended.wait(1)  # that the end waits for this is right, too
+            has_ended.wait(1)  # the end may also wait for this
         note(run, event)
 
     monkeypatch.setattr(CellRun, "_note", note_slowly)

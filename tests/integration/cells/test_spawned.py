@@ -1,4 +1,4 @@
-"""Processes that a cell starts: they are forked, or what they do comes from a module."""
+"""Child processes of a cell: forked, or with their code in a module."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ WORKS = {
 
 
 @pytest.mark.parametrize("cluster", ["local"], indirect=True)
-def test_processes_that_would_import_a_cell_are_refused(cluster: Cluster, folder: Path) -> None:
+def test_child_processes_that_would_import_a_cell_are_refused(cluster: Cluster, folder: Path) -> None:
     (folder / "of_module.py").write_text("def double(x): return 2 * x\n")
     cluster.run(f"import sys; sys.path.insert(0, {str(folder)!r})\n{DEFINED}", ranks=0)
     for code, name in REFUSED.items():
@@ -81,7 +81,7 @@ def test_processes_that_would_import_a_cell_are_refused(cluster: Cluster, folder
     for code, value in WORKS.items():
         run = cluster.run(code, ranks=0, timeout_s=60)
         assert (code, run.results[0], run.stderr.get(0, "")) == (code, value, "")
-    # A lambda is no better off in a module, and that is what Python says.
+    # Neither would a lambda in a module work, which is Python's own error.
     with pytest.raises(RankFailure, match="lambda"):
         cluster.run("started(spawn, lambda: 1)", ranks=0, timeout_s=60)
     cluster.run("sys.path.pop(0)", ranks=0)

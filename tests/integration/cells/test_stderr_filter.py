@@ -1,4 +1,4 @@
-"""What libraries write that says nothing: as they write it, and what is left of it."""
+"""Messages of libraries that the stderr filter drops or shortens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except dist.DistNetworkError:
 """
 
 
-def test_a_store_that_is_gone_is_one_line_without_the_frames_of_its_c_code() -> None:
+def test_lost_store_is_one_line_without_c_frames() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
         assert server.stdout is not None
@@ -35,8 +35,8 @@ def test_a_store_that_is_gone_is_one_line_without_the_frames_of_its_c_code() -> 
             assert client.stdout.readline() == b"connected\n"
             server.kill()
             server.wait()
-            _, said = client.communicate(b"\n", timeout=60)
-    assert b"\nframe #0:" in said
-    first, *rest = without_noise(said).splitlines()
+            _, text = client.communicate(b"\n", timeout=60)
+    assert b"\nframe #0:" in text
+    first, *rest = without_noise(text).splitlines()
     assert b"Did the remote server shutdown or crash?" in first
     assert rest == [b"what the person wrote"]

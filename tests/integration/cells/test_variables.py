@@ -1,4 +1,4 @@
-"""Values between ranks and notebook: as they were, whole, and named when they can't travel."""
+"""Transfer values between ranks and notebook unchanged, and name those that cannot be transferred."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tensors_of_every_dtype_go_there_and_back(cluster: Cluster, dtype: torch.dtype) -> None:
+def test_tensors_of_every_dtype_round_trip(cluster: Cluster, dtype: torch.dtype) -> None:
     sent = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]).to(dtype)
     cluster.push({"sent": sent})
     code = "(str(sent.dtype), tuple(sent.shape), sent.to(torch.float64).sum().item())"
@@ -48,7 +48,7 @@ def test_tensors_of_every_dtype_go_there_and_back(cluster: Cluster, dtype: torch
         assert torch.equal(got.to(torch.complex128), sent.to(torch.complex128))
 
 
-def test_tensors_of_every_shape_go_there_and_back(cluster: Cluster) -> None:
+def test_tensors_of_every_shape_round_trip(cluster: Cluster) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     sent = {
         "scalar": torch.tensor(3.5),
@@ -67,7 +67,7 @@ def test_tensors_of_every_shape_go_there_and_back(cluster: Cluster) -> None:
         assert torch.equal(got[name].to_dense(), tensor.to_dense()), name
 
 
-def test_gradients_wanted_and_parameters_stay_what_they_are(cluster: Cluster) -> None:
+def test_requires_grad_and_parameters_are_preserved(cluster: Cluster) -> None:
     values = cluster.run("p = torch.nn.Parameter(torch.ones(2)); (p, p * 2, torch.ones(1, requires_grad=True))").results
     parameter, computed, leaf = values[1]
     assert isinstance(parameter, torch.nn.Parameter)
@@ -76,13 +76,13 @@ def test_gradients_wanted_and_parameters_stay_what_they_are(cluster: Cluster) ->
     assert computed.tolist() == [2.0, 2.0]
 
 
-def test_one_tensor_under_two_names_stays_one(cluster: Cluster) -> None:
+def test_tensor_with_two_names_stays_one(cluster: Cluster) -> None:
     tied = torch.zeros(3)
     cluster.push({"first": tied, "second": tied})
     assert cluster.run("first[0] = 9; second.tolist()").results == {0: [9.0, 0.0, 0.0], 1: [9.0, 0.0, 0.0]}
 
 
-def test_arrays_and_tensors_are_writable_after_arrival(cluster: Cluster) -> None:
+def test_received_arrays_and_tensors_are_writable(cluster: Cluster) -> None:
     for size in (3, 1 << 20):
         array, tensor = np.zeros(size), torch.zeros(size)
         cluster.push({"array": array, "tensor": tensor})
@@ -102,7 +102,7 @@ def test_nested_values_keep_their_structure(cluster: Cluster) -> None:
     assert {name: got[name] for name in ("a", "b")} == {name: sent[name] for name in ("a", "b")}
 
 
-def test_a_hundred_megabytes_both_ways(cluster: Cluster) -> None:
+def test_hundred_megabytes_round_trip(cluster: Cluster) -> None:
     big = torch.arange(25_000_000, dtype=torch.float32)
     cluster.push({"big": big})
     assert cluster.run("big.shape[0], float(big[12_345_678])").results == dict.fromkeys(
@@ -130,7 +130,7 @@ def test_a_hundred_megabytes_both_ways(cluster: Cluster) -> None:
     ],
     ids=["generator", "lock", "file"],
 )
-def test_what_cannot_travel_is_named_with_its_rank(cluster: Cluster, expression: str, reason: str) -> None:
+def test_unserializable_value_is_named_with_its_rank(cluster: Cluster, expression: str, reason: str) -> None:
     run = cluster.run(f"stuck = {expression} if rank == 1 else 7\nstuck")
     with pytest.raises(UnserializableValueError) as caught:
         _ = run.results
@@ -141,7 +141,7 @@ def test_what_cannot_travel_is_named_with_its_rank(cluster: Cluster, expression:
     assert cluster.pull("stuck", ranks=0) == {0: {"stuck": 7}}
 
 
-def test_a_value_of_the_notebook_that_cannot_travel_is_named(cluster: Cluster) -> None:
+def test_unserializable_value_of_the_notebook_is_named(cluster: Cluster) -> None:
     with pytest.raises(UnserializableValueError) as caught:
         cluster.push({"fine": 1, "stuck": (x for x in "ab")})
     assert str(caught.value) == "stuck: a generator can't be sent: TypeError: cannot pickle 'generator' object"
@@ -149,7 +149,7 @@ def test_a_value_of_the_notebook_that_cannot_travel_is_named(cluster: Cluster) -
         cluster.pull("fine", ranks="all")
 
 
-def test_a_value_that_cannot_be_read_here_is_named_with_its_rank(cluster: Cluster) -> None:
+def test_value_that_cannot_be_loaded_here_is_named_with_its_rank(cluster: Cluster) -> None:
     cluster.run("class Odd:\n    def __reduce__(self): return (__import__, ('no_such_module',))\nodd = Odd()")
     with pytest.raises(UnserializableValueError) as caught:
         cluster.pull("odd", ranks=1)
@@ -158,7 +158,7 @@ def test_a_value_that_cannot_be_read_here_is_named_with_its_rank(cluster: Cluste
     )
 
 
-def test_names_that_are_missing_or_no_names_are_said(cluster: Cluster) -> None:
+def test_missing_and_invalid_names_are_reported(cluster: Cluster) -> None:
     cluster.run("only = 1", ranks=0)
     with pytest.raises(UsageError) as caught:
         cluster.pull(["only", "nowhere"], ranks="all")
@@ -173,7 +173,7 @@ def test_names_that_are_missing_or_no_names_are_said(cluster: Cluster) -> None:
             cluster.push({name: 1})
 
 
-def test_the_last_value_is_none_without_an_expression(cluster: Cluster) -> None:
+def test_last_value_is_none_without_an_expression(cluster: Cluster) -> None:
     assert cluster.run("x = 3").results == {0: None, 1: None}
     assert cluster.run("rank * 2").results == {0: 0, 1: 2}
     assert cluster.run("rank", ranks=1).results == {1: 1}
@@ -194,7 +194,7 @@ def test_out_push_and_pull_in_a_notebook(notebook: Notebook) -> None:
     assert notebook.run("seen").check().text == "{0: 0, 1: 2}"
 
 
-def test_a_class_of_a_rank_can_be_used_in_the_notebook(notebook: Notebook) -> None:
+def test_class_of_a_rank_can_be_used_in_the_notebook(notebook: Notebook) -> None:
     notebook.run(
         "%%distributed\nclass Point:\n    def twice(self): return self.x * 2\np = Point(); p.x = rank + 1"
     ).check()
@@ -202,7 +202,7 @@ def test_a_class_of_a_rank_can_be_used_in_the_notebook(notebook: Notebook) -> No
     assert notebook.run("p.twice()").check().text == "4"
 
 
-def test_an_out_that_cannot_travel_says_so_in_one_line(notebook: Notebook) -> None:
+def test_unserializable_out_is_reported_in_one_line(notebook: Notebook) -> None:
     outcome = notebook.run("%%distributed -o gen\n(x for x in 'ab')")
     assert outcome.status == "error"
     last = outcome.text.splitlines()[-1]
@@ -212,13 +212,13 @@ def test_an_out_that_cannot_travel_says_so_in_one_line(notebook: Notebook) -> No
     )
 
 
-def test_a_ddp_model_is_refused_with_the_way_out(cluster: Cluster) -> None:
+def test_ddp_model_is_refused_with_advice(cluster: Cluster) -> None:
     cluster.run("ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))")
     with pytest.raises(UnserializableValueError, match=r"rank 0: ddp: .* send model\.module or model\.state_dict\(\)"):
         cluster.pull("ddp")
 
 
-def test_an_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -> None:
+def test_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -> None:
     cluster.run(
         "net = torch.nn.Linear(2, 1); best = torch.optim.AdamW(net.parameters(), lr=rank + 1.0)\n"
         "slower = torch.optim.lr_scheduler.StepLR(best, 1)"
@@ -242,7 +242,7 @@ def test_an_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -
     assert cluster.run(f"({of_one_piece}, best.param_groups[0]['lr'])").results == {0: (True, 2.0), 1: (True, 2.0)}
 
 
-def test_what_came_is_there_though_nobody_has_waited(cluster: Cluster) -> None:
+def test_values_arrive_without_a_wait(cluster: Cluster) -> None:
     run = cluster.run("print('said'); import sys; print('so', file=sys.stderr); rank", block=False)
     assert wait_until(lambda: run.done)
     assert run.stdout == {0: "said\n", 1: "said\n"}
@@ -254,7 +254,7 @@ def test_what_came_is_there_though_nobody_has_waited(cluster: Cluster) -> None:
     assert [failure.ename for failure in failed.failures] == ["ZeroDivisionError"]
 
 
-def test_values_of_a_cell_that_goes_on_are_not_taken_for_all(cluster: Cluster) -> None:
+def test_values_of_a_running_cell_are_incomplete(cluster: Cluster) -> None:
     run = cluster.run("import time\nwhile rank and not globals().get('go'): time.sleep(0.01)\nrank", block=False)
     assert run.results in ({}, {0: 0})
     cluster.interrupt([1])

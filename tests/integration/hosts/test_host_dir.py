@@ -1,4 +1,4 @@
-"""The cluster's folder on another host, by processes of this one."""
+"""The cluster's folder on another host, used by processes of this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_disttrain.protocol.environment import LOCAL_DIR
 NANNY = "from jupyter_disttrain.rank.startup.host_dir import HostFolder; f = HostFolder(); print(flush=True); input()"
 
 
-def test_the_folder_goes_when_all_its_nannies_are_killed(tmp_path: Path) -> None:
+def test_folder_is_removed_when_all_its_nannies_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "disttrain-killed"
     nannies = [
         subprocess.Popen(

@@ -1,6 +1,6 @@
-"""The lab keeps what it promises to the tests over several hosts.
+"""The lab's guarantees to tests on several hosts.
 
-Covers: hosts and what they don't share, faults of hosts and network, the capture, Slurm, several labs, what is left.
+Covers: hosts and what they do not share, faults of hosts and network, the capture, Slurm, several labs, leftovers.
 Does not cover: our own ranks on these hosts.
 """
 
@@ -33,12 +33,12 @@ def ssh(lab: Lab, host: str, script: str) -> str:
 def reaches(lab: Lab, host: str, port: int = SSH_PORT) -> bool:
     try:
         socket.create_connection((lab.address(host), port), timeout=3).close()
-    except TimeoutError:  # and nobody has refused it
+    except TimeoutError:  # and it was not refused
         return False
     return True
 
 
-def test_a_host_has_its_own_name_shared_memory_and_disk_and_knows_the_others(lab: Lab) -> None:
+def test_host_has_its_own_name_shared_memory_and_disk_and_resolves_the_others(lab: Lab) -> None:
     assert [ssh(lab, host, "hostname") for host in lab.hosts] == lab.hosts
     first, second, *_ = lab.hosts
     own = ["/dev/shm", str(lab.local_disk), ssh(lab, first, "echo $TMPDIR")]
@@ -52,17 +52,17 @@ def test_a_host_has_its_own_name_shared_memory_and_disk_and_knows_the_others(lab
     assert lab.run(second, f"ls {__file__}").strip() == __file__, "the rest of the file system is shared"
 
 
-def test_a_cut_host_is_silent_until_it_is_healed(breakable: Lab) -> None:
+def test_cut_host_is_silent_until_it_is_reconnected(breakable: Lab) -> None:
     host = breakable.hosts[0]
     assert reaches(breakable, host)
     breakable.cut(host)
     assert not reaches(breakable, host)
-    assert breakable.run(host, "hostname").strip() == host, "it runs on"
+    assert breakable.run(host, "hostname").strip() == host, "it still runs"
     breakable.heal(host)
     assert reaches(breakable, host)
 
 
-def test_a_killed_host_says_no_goodbye_and_comes_back_empty(breakable: Lab) -> None:
+def test_killed_host_closes_no_connection_and_comes_back_empty(breakable: Lab) -> None:
     host = breakable.hosts[1]
     breakable.run(host, "sleep 1000 > /dev/null 2>&1 & touch /dev/shm/mine")
     running = breakable.processes(host)
@@ -79,7 +79,7 @@ def test_a_killed_host_says_no_goodbye_and_comes_back_empty(breakable: Lab) -> N
     assert breakable.run(host, "ls /dev/shm") == ""
 
 
-def test_a_closed_port_drops_what_comes_and_a_full_disk_takes_nothing(breakable: Lab) -> None:
+def test_closed_port_drops_packets_and_full_disk_takes_nothing(breakable: Lab) -> None:
     first, second, *_ = breakable.hosts
     with socket.create_server((breakable.head_address, 0)) as server:
         port = server.getsockname()[1]
@@ -88,7 +88,7 @@ def test_a_closed_port_drops_what_comes_and_a_full_disk_takes_nothing(breakable:
         assert breakable.run(first, knock).strip() == "0"
         breakable.firewall("head", port)
         breakable.firewall(first, f"{SSH_PORT}-{SSH_PORT + 5}")
-        assert breakable.run(first, knock).strip() == "124", "neither let in nor refused"
+        assert breakable.run(first, knock).strip() == "124", "neither accepted nor refused"
     assert not reaches(breakable, first)
     assert reaches(breakable, second)
     breakable.fill(first)
@@ -101,7 +101,7 @@ def test_a_closed_port_drops_what_comes_and_a_full_disk_takes_nothing(breakable:
     breakable.run(first, write)
 
 
-def test_the_capture_sees_what_goes_between_any_two(lab: Lab) -> None:
+def test_capture_has_the_traffic_between_any_two_hosts(lab: Lab) -> None:
     first, second, *_ = lab.hosts
     secret = b"nobody may read this"
     with lab.capture() as capture, socket.create_server((lab.head_address, 0)) as server:
@@ -115,22 +115,22 @@ def test_the_capture_sees_what_goes_between_any_two(lab: Lab) -> None:
     assert any(text.startswith(b"SSH-2.0") for text in between)
 
 
-def test_what_listens_on_a_host_is_told(lab: Lab) -> None:
+def test_listening_sockets_of_a_host_are_reported(lab: Lab) -> None:
     assert {(socket.program, socket.port) for socket in lab.listening(lab.hosts[0])} >= {("sshd", SSH_PORT)}
 
 
-def test_what_is_left_on_a_host_or_of_an_ssh_is_told(lab: Lab) -> None:
+def test_leftovers_on_a_host_or_of_ssh_are_reported(lab: Lab) -> None:
     host = lab.hosts[0]
     with subprocess.Popen(
         [lab.ssh, host, "touch /dev/shm/mine; echo; exec sleep 1000"], stdout=subprocess.PIPE
     ) as login:
         assert login.stdout is not None
         login.stdout.readline()
-        look, at_head = lab._hosts[host].left(), lab._left_on_head()
+        sample, at_head = lab._hosts[host].left(), lab._left_on_head()
         lab.run(host, "rm /dev/shm/mine")
-        places.end([process for process in lab.processes(host) if "sleep 1000" in places.words_of(process)])
-    assert "/dev/shm/mine" in look
-    assert any("sleep 1000" in line for line in look)
+        places.end([process for process in lab.processes(host) if "sleep 1000" in places.command_line_of(process)])
+    assert "/dev/shm/mine" in sample
+    assert any("sleep 1000" in line for line in sample)
     assert any(str(lab.folder) in line for line in at_head)
     assert lab.left_on("head") == lab.left_on(host) == []
 
@@ -141,14 +141,14 @@ def test_slurm_runs_a_job_on_two_hosts(lab: Lab, slurm: Slurm) -> None:
     assert set(names) <= set(lab.hosts)
 
 
-def test_a_host_that_was_killed_works_for_slurm_again(breakable: Lab, slurm: Slurm) -> None:
+def test_slurm_uses_a_host_again_after_its_restart(breakable: Lab, slurm: Slurm) -> None:
     breakable.kill(breakable.hosts[2])
     breakable.restore()
     names = slurm.run("srun", f"--nodes={len(breakable.hosts)}", "hostname").split()
     assert sorted(names) == breakable.hosts
 
 
-def test_labs_stand_side_by_side_and_one_without_owner_is_swept(lab: Lab) -> None:
+def test_labs_run_side_by_side_and_orphaned_ones_are_removed(lab: Lab) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", KEEPS_A_LAB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -156,7 +156,7 @@ def test_labs_stand_side_by_side_and_one_without_owner_is_swept(lab: Lab) -> Non
         other = places.Place(int(owner.stdout.readline()))
         owner.send_signal(signal.SIGKILL)
     assert other.lab_id != lab.place.lab_id
-    assert other.namespaces(), "nobody has removed it yet"
+    assert other.namespaces(), "it is not removed yet"
     with Lab(1) as next_lab:
         assert not places.left_of(other) or other == next_lab.place
     assert not places.left_of(next_lab.place)

@@ -1,7 +1,7 @@
 """Ranks on several hosts, in one MPI job and by ssh.
 
-Covers: who is who, training, what crosses the network in clear, which sockets listen, forwarded variables, faults of a
-rank, recovery, ends that leave nothing.
+Covers: rank order, training, unencrypted traffic, listening sockets, forwarded variables, faults of a rank, recovery,
+ends that leave nothing.
 Does not cover: faults of hosts and network (``test_host_faults``), the pre-flight (``test_preflight``).
 """
 
@@ -50,7 +50,7 @@ def hosted(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Cluster]:
     """Two ranks on each of two hosts."""
     os.environ["HOSTED_SECRET"] = SECRET
     hosts = parse_hosts("node1:2,node2:2")
-    ssh = f"{lab.ssh} -o IdentityFile=~/.ssh/another"  # a word that a shell would want quoted
+    ssh = f"{lab.ssh} -o IdentityFile=~/.ssh/another"  # a value that a shell would require quoted
     try:
         with Cluster(launcher=request.param, hosts=hosts, ssh=ssh, forward=("HOSTED_SECRET",)) as cluster:
             yield cluster
@@ -66,7 +66,7 @@ def test_ranks_are_ordered_by_host(hosted: Cluster, lab: Lab) -> None:
     )
     master = lab.address("node1")
     run = hosted.run(code)
-    assert set(run.stderr.values()) == {""}, "torch's word that addresses have no names is no news"
+    assert set(run.stderr.values()) == {""}, "torch's warning on addresses without names is dropped"
     assert run.results == {
         0: ("node1", "0", "0", master),
         1: ("node1", "0", "1", master),
@@ -76,7 +76,7 @@ def test_ranks_are_ordered_by_host(hosted: Cluster, lab: Lab) -> None:
     assert hosted.start_report.network == f"network {lab.head_address.rpartition('.')[0]}.0/24 (eth0)"
 
 
-def test_a_model_is_trained_over_hosts(hosted: Cluster) -> None:
+def test_model_is_trained_over_hosts(hosted: Cluster) -> None:
     results = hosted.run(TRAINING).results
     first, last, weights = results[0]
     assert last < first / 10
@@ -90,55 +90,55 @@ def test_mpi_counts_all_ranks(hosted: Cluster) -> None:
         assert set(hosted.run("comm").results.values()) == {None}
 
 
-def test_no_cell_output_or_value_crosses_the_network_in_clear(hosted: Cluster, lab: Lab) -> None:
+def test_cells_output_and_values_cross_the_network_encrypted(hosted: Cluster, lab: Lab) -> None:
     with lab.capture() as capture:
         run = hosted.run(f"word = 'written' + ' in a cell'\nprint('said' + ' by a rank')\n'{SECRET}'[::-1] + word")
         hosted.push({"pushed": b"pushed by the notebook"})
         hosted.run("dist.broadcast_object_list(['told' + ' from rank to rank'])")
     assert run.results[3] == SECRET[::-1] + "written in a cell"
     clear = b"\n".join([capture.data, *capture.streams().values()])
-    for word in (b"in a cell", b"by a rank", SECRET.encode(), SECRET[::-1].encode(), b"pushed by the notebook"):
-        assert word not in clear, word
-    # What torch itself sends can't be protected here; that it is found shows that the capture has seen everything.
+    for text in (b"in a cell", b"by a rank", SECRET.encode(), SECRET[::-1].encode(), b"pushed by the notebook"):
+        assert text not in clear, text
+    # torch's own traffic can't be encrypted here; finding it shows that the capture is complete.
     assert b"told from rank to rank" in clear
 
 
-def test_a_secret_stands_in_no_command_line_and_no_readable_file(hosted: Cluster, lab: Lab) -> None:
+def test_secrets_are_in_no_command_line_and_no_readable_file(hosted: Cluster, lab: Lab) -> None:
     assert set(hosted.run("import os; os.environ['HOSTED_SECRET']").results.values()) == {SECRET}
     processes = [*psutil.process_iter(), *lab.processes("node1"), *lab.processes("node2")]
     key = hosted._session.launch.link.session.key.decode()
     for process in processes:
         try:
-            words = " ".join(process.cmdline())
+            command_line = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        assert SECRET not in words
-        assert key not in words
+        assert SECRET not in command_line
+        assert key not in command_line
     for path in (hosted._session.launch.folders.profile / "security").iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_only_the_network_of_the_hosts_is_listened_to(hosted: Cluster, lab: Lab) -> None:
+def test_only_the_hosts_network_has_listening_sockets(hosted: Cluster, lab: Lab) -> None:
     cluster_file = ClusterFile.read(hosted._session.launch.folders.profile)
     ours = set(map(int, cluster_file.births["controller"]))
     ours |= {child.pid for pid in list(ours) for child in psutil.Process(pid).children(recursive=True)}
     at_head = [each for each in lab.listening("head") if each.pid in ours]
-    assert len(at_head) == 6  # registration, mux, control, iopub, two for hearts
+    assert len(at_head) == 6  # registration, mux, control, iopub, two for heartbeats
     assert {each.address for each in at_head} == {lab.head_address}
     for host in ("node1", "node2"):
         ranks = [each for each in lab.listening(host) if each.program not in ("sshd", "slurmd")]
         everywhere = {each.program for each in ranks if each.address not in (lab.address(host), "127.0.0.1")}
-        # Open MPI listens on all interfaces: its daemon, which lets in only who has the job's key, and its ranks,
+        # Open MPI listens on all interfaces: its daemon, which accepts only holders of the job's key, and its ranks,
         # where a filter drops what does not come from the hosts' network.
         assert everywhere <= ({"prted", "python"} if hosted.config.launcher == "mpi" else set()), ranks
 
 
-def test_a_killed_rank_comes_back_on_its_host(hosted: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_rank_is_replaced_on_its_host(hosted: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     hosted.run("kept = rank")
-    monkeypatch.delenv("HOSTED_SECRET")  # as in a notebook that has joined since
+    monkeypatch.delenv("HOSTED_SECRET")  # as in a notebook that joined afterwards
     with pytest.raises(RankFailure, match=r"rank 3 \(node2\).*SIGKILL") as caught:
         hosted.run(f"import os\nif rank == 3: os.kill(os.getpid(), {signal.SIGKILL})\ndist.barrier()")
-    assert not caught.value.failures[0].traceback, "it had no last words"
+    assert not caught.value.failures[0].traceback, "it left no stderr lines"
     code = "import socket; socket.gethostname(), globals().get('kept'), comm and comm.allreduce(1)"
     counted = 4 if hosted.config.launcher == "mpi" else None
     assert hosted.run(code).results == {
@@ -150,14 +150,14 @@ def test_a_killed_rank_comes_back_on_its_host(hosted: Cluster, monkeypatch: pyte
     assert set(hosted.run("import os; os.environ['HOSTED_SECRET']").results.values()) == {SECRET}
 
 
-def test_a_nanny_that_is_killed_on_another_host_is_told_as_its_rank_s_death(hosted: Cluster) -> None:
+def test_death_of_a_nanny_on_another_host_is_reported_as_its_rank_s(hosted: Cluster) -> None:
     kill = f"import os, threading\nif rank == 2:\n    os.kill(os.getppid(), {signal.SIGKILL})\n"
     with pytest.raises(RankFailure, match=r"rank 2 \(node2\)"):
         hosted.run(f"{kill}    threading.Event().wait()  # the kernel ends it a moment later\ndist.barrier()")
     assert hosted.run("dist.barrier(); rank").results == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
-def test_an_interrupt_brings_ranks_on_all_hosts_back(hosted: Cluster) -> None:
+def test_interrupt_releases_ranks_on_all_hosts(hosted: Cluster) -> None:
     hosted.run("kept = rank")
     run = hosted.run("import threading\nif rank: dist.barrier()\nthreading.Event().wait()", block=False)
     hosted.interrupt()
@@ -167,7 +167,7 @@ def test_an_interrupt_brings_ranks_on_all_hosts_back(hosted: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster, *, is_lost: bool) -> None:
+def test_end_of_mpiexec_is_named_and_the_session_continues(hosted: Cluster, *, is_lost: bool) -> None:
     if hosted.config.launcher != "mpi":
         return
     if hosted._session.launch.mpi_lost:  # Open MPI may start no process after a nanny was killed
@@ -191,7 +191,7 @@ def test_the_end_of_mpiexec_is_named_and_the_session_goes_on(hosted: Cluster, *,
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "ssh"])
-def test_a_search_path_of_the_ranks_own_is_there_when_python_starts(launcher: str, lab: Lab) -> None:
+def test_search_path_for_ranks_is_set_when_python_starts(launcher: str, lab: Lab) -> None:
     paths = {"PYTHONPATH": f"/modules:{os.environ.get('PYTHONPATH', '')}", "LD_LIBRARY_PATH": "/libraries"}
     given = tuple(f"{name}={value}" for name, value in paths.items())
     seen = (
@@ -208,7 +208,7 @@ def test_a_search_path_of_the_ranks_own_is_there_when_python_starts(launcher: st
 @pytest.mark.parametrize(
     "chosen", [{"OMPI_MCA_btl_tcp_if_exclude": "lo"}, {"OMPI_MCA_pml": "ob1", "PRTE_MCA_prte_if_exclude": "lo"}]
 )
-def test_ranks_of_two_hosts_reach_each_other_by_mpi_whatever_of_it_a_person_has_set(
+def test_mpi_connects_two_hosts_whatever_mpi_settings_the_user_has(
     chosen: dict[str, str], lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in chosen.items():
@@ -220,21 +220,21 @@ def test_ranks_of_two_hosts_reach_each_other_by_mpi_whatever_of_it_a_person_has_
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) -> None:
+def test_hostfile_and_counts_start_ranks(lab: Lab, bare_notebook: Notebook) -> None:
     bare_notebook.run(
         "open('hosts', 'w').write('node1 slots=8  # the first\\nnode2 slots=8\\nnode3 slots=8\\n')"
     ).check()
     options = f"--hostfile hosts --node-count 2 --process-count-per-node 1 --launcher ssh --ssh {lab.ssh}"
     bare_notebook.run(f"%dist_init {options} --backend none").check()
-    said = bare_notebook.run("%%distributed\nimport socket; print(socket.gethostname())").text
-    assert "rank 0    │ node1" in said
-    assert "rank 1    │ node2" in said
+    output = bare_notebook.run("%%distributed\nimport socket; print(socket.gethostname())").text
+    assert "rank 0    │ node1" in output
+    assert "rank 1    │ node2" in output
     bare_notebook.run("%dist_shutdown").check()
 
 
 @pytest.fixture
 def ipv6(lab: Lab) -> Iterator[list[str]]:
-    """Give the hosts and the head IPv6 addresses as well; returns those of the hosts."""
+    """Give the hosts and the head IPv6 addresses as well; return those of the hosts."""
     network = f"fd77:{lab.place.lab_id:x}::"
     addresses = [f"{network}1{number}" for number, _ in enumerate(lab.hosts)]
     command("ip", "address", "add", f"{network}1/64", "dev", lab.place.bridge, "nodad")
@@ -246,13 +246,13 @@ def ipv6(lab: Lab) -> Iterator[list[str]]:
     command("ip", "address", "delete", f"{network}1/64", "dev", lab.place.bridge)
 
 
-def test_ranks_of_ssh_talk_over_ipv6(lab: Lab, ipv6: list[str]) -> None:
+def test_ssh_ranks_communicate_over_ipv6(lab: Lab, ipv6: list[str]) -> None:
     hosts = parse_hosts(f"[{ipv6[0]}]:1,[{ipv6[1]}]:1")
     with Cluster(launcher="ssh", hosts=hosts, ssh=str(lab.ssh)) as cluster:
         code = "import os; total = torch.ones(1); dist.all_reduce(total); os.environ['MASTER_ADDR'], float(total)"
         assert cluster.run(code).results == dict.fromkeys((0, 1), (ipv6[0], 2.0))
         head = [each for each in lab.listening("head") if each.address.startswith("fd77:")]
-        assert len(head) == 6, "the controller listens there alone"
+        assert len(head) == 6, "the controller listens only there"
         with pytest.raises(RankFailure, match=r"rank 1 \(node2\)"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
         assert cluster.run("dist.barrier(); rank").results == {0: 0, 1: 1}

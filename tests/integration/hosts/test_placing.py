@@ -1,7 +1,5 @@
-"""Which rank is on which host, and a shared file system that is out of order, without any host.
+"""Controller ports, MPI launchers and logs, without real hosts.
 
-Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
-MPIs that can't start ranks over hosts, the GPUs of hosts, their interfaces, logs of any bytes.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
@@ -25,7 +23,7 @@ from jupyter_disttrain.protocol import controller_args
 from jupyter_disttrain.protocol.controller_args import choose_ports
 
 
-def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> None:
+def test_controller_whose_port_is_taken_exits_with_a_message(tmp_path: Path) -> None:
     for folder in ("security", "log", "pid", "startup"):
         (tmp_path / folder).mkdir()
     ports = choose_ports("127.0.0.1", 8)
@@ -45,7 +43,7 @@ def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("output", "named"),
     [
         ("HYDRA build details:\n    Version:                                 4.1.2", "MPICH 4.1.2"),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.5 Build 20211102", "Intel(R) MPI Library for Linux* OS, V"),
@@ -53,12 +51,12 @@ def test_a_controller_whose_port_is_taken_ends_and_says_so(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.parametrize("launcher", ["mpi", "slurm"])
-def test_an_mpi_that_can_t_start_ranks_over_hosts_is_named_before_anybody_is_asked(
-    said: str, named: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mpi_that_cannot_start_remote_ranks_is_refused_before_any_host_is_contacted(
+    output: str, named: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for program in ("mpiexec", "srun", "sbatch", "ssh"):
-        says = f"echo '{said}'" if program == "mpiexec" else f"touch {tmp_path}/was-asked"
-        (tmp_path / program).write_text(f"#!/bin/sh\n{says}\n")
+        text = f"echo '{output}'" if program == "mpiexec" else f"touch {tmp_path}/was-asked"
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     hosts = parse_hosts("node1:1,node2:1") if launcher == "mpi" else ()
@@ -71,7 +69,7 @@ def test_an_mpi_that_can_t_start_ranks_over_hosts_is_named_before_anybody_is_ask
 
 
 @pytest.mark.parametrize("launcher", [RanksOfHost, LocalRanks.launcher_class, ControllerProcess, MPIRanks])
-def test_a_log_is_shown_whatever_is_in_it(launcher: type[Any], tmp_path: Path) -> None:
+def test_log_with_any_bytes_is_shown(launcher: type[Any], tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"refus\xe9 par node2\n")
     one = launcher(output_file=str(tmp_path / "log"), profile_dir=str(tmp_path), cluster_id="x", identifier="1")
     assert one.get_output() == "refus\ufffd par node2\n"

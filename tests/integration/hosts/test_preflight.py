@@ -1,6 +1,6 @@
-"""Hosts are looked at before anything starts there, and their network is chosen.
+"""Check hosts before the start, and choose their network.
 
-Covers: real hosts with real faults; the choice of the network also with made-up addresses.
+Covers: real hosts with real faults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TABLE = "preflight"  # of the packet filter
 
 @pytest.fixture(scope="module")
 def shared(lab: Lab) -> Path:
-    """A folder that all hosts see."""
+    """A folder that all hosts share."""
     folder = lab.folder / "shared"
     folder.mkdir()
     return folder
@@ -58,7 +58,7 @@ def refusal(reports: list[HostReport], wanted: HostRequirements, ssh: list[str])
 
 @contextmanager
 def mounted(lab: Lab, host: str, folder: Path) -> Iterator[None]:
-    """Let a host see an empty folder of its own there."""
+    """Mount an empty folder on a host there."""
     lab.run(host, f"mount -t tmpfs tmpfs {folder}")
     try:
         yield
@@ -68,7 +68,7 @@ def mounted(lab: Lab, host: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_connections_dropped(interface: str, but: int, *enter: str) -> Iterator[None]:
-    """Drop what opens a connection from outside, but to one port; what goes out is answered, as with most firewalls."""
+    """Drop connections opened from outside, except to one port; replies pass, as with most firewalls."""
     rule = f'iifname "{interface}" tcp flags & (syn | ack) == syn tcp dport != {but} drop'
     hook = "type filter hook input priority 0; policy accept;"
     command(*enter, "nft", f"table inet {TABLE} {{\nchain input {{ {hook}\n{rule}\n}}\n}}")
@@ -80,13 +80,13 @@ def new_connections_dropped(interface: str, but: int, *enter: str) -> Iterator[N
 
 @contextmanager
 def silent_server(lab: Lab) -> Iterator[tuple[list[str], socket.socket]]:
-    """Listen where a host named "silent" is said to have its sshd, and say nothing."""
+    """Listen where a host named "silent" is configured to have its sshd, and send nothing."""
     with socket.create_server((lab.head_address, 0)) as server:
         address, port = server.getsockname()
         yield [str(lab.ssh), "-o", f"HostName={address}", "-o", f"Port={port}"], server
 
 
-def test_hosts_that_have_all_are_taken_and_their_network_is_found(
+def test_complete_hosts_are_accepted_and_their_network_is_found(
     lab: Lab, wanted: HostRequirements, shared: Path
 ) -> None:
     reports = survey(lab.hosts, [str(lab.ssh)], wanted)
@@ -100,10 +100,10 @@ def test_hosts_that_have_all_are_taken_and_their_network_is_found(
     assert describe(network) == f"network {network.cidr} (eth0)"
     assert list(shared.iterdir()) == [], "the file that proves the shared folder is gone"
     left = [process.cmdline() for host in lab.hosts for process in lab.processes(host)]
-    assert not [words for words in left if sys.executable in words], "no probe runs any more"
+    assert not [text for text in left if sys.executable in text], "no probe runs any more"
 
 
-def test_each_host_is_told_what_it_lacks_and_what_to_do(
+def test_missing_requirements_of_each_host_are_reported_with_advice(
     breakable: Lab, wanted: HostRequirements, shared: Path, tmp_path: Path
 ) -> None:
     lab = breakable
@@ -130,7 +130,7 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
         lab.fill("node3")
         lab.run("node1", f"rm -rf {shared}/*; mount -o remount,ro {shared}")
         lines = refusal(survey(hosts, ssh, wanted), wanted, ssh)
-    said = "\n".join(lines)
+    text = "\n".join(lines)
     assert lines[0] == "9 of 9 hosts can't be used as asked, so nothing was started"
     here = probe.version_of("torch")
     for expected in (
@@ -145,11 +145,11 @@ def test_each_host_is_told_what_it_lacks_and_what_to_do(
         "nobody@node1: ssh works, and this user has no shell there (This account is currently not available.); name",
         f"{lab.address('node3')}: the same host as node3; name each host once",
     ):
-        assert f"\n  {expected}" in said, said
-    assert f"confirm the key: {' '.join(ssh)} stranger" in said, said
+        assert f"\n  {expected}" in text, text
+    assert f"confirm the key: {' '.join(ssh)} stranger" in text, text
 
 
-def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: HostRequirements, tmp_path: Path) -> None:
+def test_requirement_missing_on_hosts_is_reported_once(lab: Lab, wanted: HostRequirements, tmp_path: Path) -> None:
     ssh = [str(lab.ssh)]
     lacking = replace(
         wanted,
@@ -168,7 +168,7 @@ def test_what_several_hosts_lack_is_told_once(lab: Lab, wanted: HostRequirements
     assert "/nowhere/bin/python can't be run there" in line
 
 
-def test_a_firewall_is_told_by_the_addresses_that_it_stands_between(lab: Lab, wanted: HostRequirements) -> None:
+def test_firewall_is_reported_with_the_addresses_it_separates(lab: Lab, wanted: HostRequirements) -> None:
     node1 = lab._hosts["node1"].enter()
     with new_connections_dropped("eth0", 2222, *node1), new_connections_dropped(lab.place.bridge, 1):
         reports = survey(lab.hosts, [str(lab.ssh)], wanted)
@@ -184,7 +184,7 @@ def test_a_firewall_is_told_by_the_addresses_that_it_stands_between(lab: Lab, wa
     assert len(lines) == 3
 
 
-def test_a_network_can_be_named_and_is_used_where_all_have_it(lab: Lab, wanted: HostRequirements) -> None:
+def test_network_can_be_named_and_is_used_where_all_hosts_have_it(lab: Lab, wanted: HostRequirements) -> None:
     network, wide = f"10.99.{lab.place.lab_id}", f"10.99.{lab.place.lab_id}.0/24"
     fast = replace(wanted, interface=wide)
     with ExitStack() as stack:
@@ -196,15 +196,15 @@ def test_a_network_can_be_named_and_is_used_where_all_have_it(lab: Lab, wanted: 
         chosen = choose_network(own_addresses(), first, wide)
     assert describe(chosen) == f"network {wide} (fast1 on node1, fast2 on node2)"
     assert environment_for(chosen, "node2", {})["NCCL_SOCKET_IFNAME"] == "=fast2"
-    # The interfaces have addresses, and no cable between them.
+    # The interfaces have addresses, but no cable between them.
     assert any(f"can't reach node2 ({network}.2)" in line for line in refusal(first, fast, [str(lab.ssh)]))
     with pytest.raises(LaunchError, match=r"^node3 has no address in .*; name another .*node3 has 10\.77"):
         choose_network(own_addresses(), reports, wide)
     with pytest.raises(LaunchError, match=r"^node1, node2, node3 have no address in 10\.98\."):
         choose_network(own_addresses(), reports, "10.98.0.0/16")
     for loopback in ("lo", "127.0.0.0/8"):
-        said = rf"--interface {loopback} is loopback, .* node1 has 10\.77\S* \(eth0\).*; node2 has"
-        with pytest.raises(LaunchError, match=said):
+        text = rf"--interface {loopback} is loopback, .* node1 has 10\.77\S* \(eth0\).*; node2 has"
+        with pytest.raises(LaunchError, match=text):
             choose_network(own_addresses(), reports, loopback)
 
 
@@ -230,7 +230,7 @@ def new_route(lab: Lab, network: str) -> Iterator[None]:
         command("ip", "route", "delete", network, "dev", lab.place.bridge)
 
 
-def test_a_host_that_says_nothing_is_given_up_and_its_ssh_ended(lab: Lab, wanted: HostRequirements) -> None:
+def test_silent_host_times_out_and_its_ssh_is_ended(lab: Lab, wanted: HostRequirements) -> None:
     soon = replace(wanted, limit_s=0.3)
     with silent_server(lab) as (ssh, _):
         reports = survey(["silent"], ssh, soon)
@@ -238,7 +238,7 @@ def test_a_host_that_says_nothing_is_given_up_and_its_ssh_ended(lab: Lab, wanted
     assert "silent: no answer within 0.3 s" in refusal(reports, soon, ssh)[1]
 
 
-def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: HostRequirements, shared: Path) -> None:
+def test_interrupt_ends_every_ssh(lab: Lab, wanted: HostRequirements, shared: Path) -> None:
     with silent_server(lab) as (ssh, server):
 
         def interrupt_once_ssh_is_there() -> None:
@@ -259,12 +259,12 @@ def test_an_interrupt_ends_every_ssh(lab: Lab, wanted: HostRequirements, shared:
     assert list(shared.iterdir()) == []
 
 
-def test_a_missing_ssh_is_named(wanted: HostRequirements) -> None:
+def test_missing_ssh_is_named(wanted: HostRequirements) -> None:
     with pytest.raises(LaunchError, match="cannot run no-such-ssh: No such file or directory; install OpenSSH"):
         survey(["node1"], ["no-such-ssh"], replace(wanted, shared_folder=None))
 
 
-def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: HostRequirements) -> None:
+def test_clock_skew_and_unequal_gpus_are_warnings(wanted: HostRequirements) -> None:
     fine = HostReport(
         name="a",
         python=wanted.python_version,
@@ -275,14 +275,14 @@ def test_clocks_apart_and_unlike_gpus_are_warnings(wanted: HostRequirements) -> 
         daemon=wanted.mpi_version,
     )
     late = replace(fine, name="b", hostname="b", clock_ahead_s=-61.0, gpus=2)
-    said = check([fine, late], wanted)
-    assert said[0].startswith("clocks differ from this machine's: b is 61 s behind; ")
-    assert said[1] == "the hosts have different numbers of GPUs: a 0, b 2"
+    text = check([fine, late], wanted)
+    assert text[0].startswith("clocks differ from this machine's: b is 61 s behind; ")
+    assert text[1] == "the hosts have different numbers of GPUs: a 0, b 2"
 
 
-def test_hosts_with_the_same_problem_are_told_once(wanted: HostRequirements) -> None:
-    said = "ssh: Could not resolve hostname {}: Name or service not known"
-    reports = [HostReport(name=name, failure=said.format(name), exit_code=255) for name in ("node7", "node71")]
+def test_hosts_with_the_same_problem_are_reported_once(wanted: HostRequirements) -> None:
+    text = "ssh: Could not resolve hostname {}: Name or service not known"
+    reports = [HostReport(name=name, failure=text.format(name), exit_code=255) for name in ("node7", "node71")]
     with pytest.raises(
         LaunchError, match=r"\n  node7, node71: there is no host of this name .*hostname HOST: Name"
     ) as caught:

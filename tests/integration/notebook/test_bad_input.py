@@ -1,4 +1,4 @@
-"""What can't be done is refused in one line that names the remedy, and nothing is lost."""
+"""Unsupported input is refused in one line that names the remedy, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NO_CLUSTER = "UsageError: no cluster is running; start one with %dist_init, e.g.
 
 
 def refused(notebook: Notebook, source: str) -> str:
-    """Run what must be refused; everything that is seen is the one line that is returned."""
+    """Run code that must be refused; return its only line of output."""
     outcome = notebook.run(source)
     assert outcome.status == "error", outcome.text
-    assert outcome.text == outcome.error, "more is shown than the line"
+    assert outcome.text == outcome.error, "more than the line is shown"
     assert "\n" not in outcome.text
     return outcome.text
 
@@ -42,8 +42,8 @@ def empty() -> Iterator[Notebook]:
         yield notebook
 
 
-def is_nothing_left() -> bool:
-    """Whether what failed to start has ended; only the ranks of the shared fixtures may be there."""
+def nothing_was_started() -> bool:
+    """Return whether a failed start has ended; only the ranks of the shared fixtures may exist."""
     runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "disttrain"
     return not list(runtime.glob("broken-*")) and not any(
         "broken-" in " ".join(process.cmdline()) + process.environ().get("DISTTRAIN_CLIENT", "")
@@ -104,7 +104,7 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
         ("-n '2", 'cannot read "-n \'2": No closing quotation'),
     ],
 )
-def test_what_dist_init_cannot_read(empty: Notebook, line: str, message: str) -> None:
+def test_invalid_dist_init_arguments(empty: Notebook, line: str, message: str) -> None:
     assert re.sub(
         r"choose from mpi, local, ssh, slurm",
         "choose from 'mpi', 'local', 'ssh', 'slurm'",
@@ -112,7 +112,7 @@ def test_what_dist_init_cannot_read(empty: Notebook, line: str, message: str) ->
     ) == (f"UsageError: {message}")
 
 
-def test_a_gpu_that_is_not_there(empty: Notebook) -> None:
+def test_missing_gpu(empty: Notebook) -> None:
     message = refused(empty, "%dist_init -g 99")
     assert re.fullmatch(
         r"UsageError: there is no GPU 99: this machine shows (no GPU|GPUs 0-\d+); "
@@ -142,7 +142,7 @@ def test_a_gpu_that_is_not_there(empty: Notebook) -> None:
         ),
     ],
 )
-def test_what_a_cell_s_first_line_cannot_say(notebook: Notebook, first: str, message: str) -> None:
+def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: str) -> None:
     assert refused(notebook, f"{first}\nlost = 1") == f"UsageError: {message}"
     assert notebook.run("%%distributed\nprint('lost' in globals())").check().lines == ["ranks 0-1 │ False"]
 
@@ -169,39 +169,39 @@ def test_what_a_cell_s_first_line_cannot_say(notebook: Notebook, first: str, mes
         ),
     ],
 )
-def test_what_a_running_cluster_cannot_do(notebook: Notebook, line: str, message: str) -> None:
+def test_unsupported_options_of_a_running_cluster(notebook: Notebook, line: str, message: str) -> None:
     assert refused(notebook, line) == f"UsageError: {message}"
 
 
-def test_a_value_that_cannot_be_pushed_is_named(notebook: Notebook) -> None:
+def test_value_that_cannot_be_pushed_is_named(notebook: Notebook) -> None:
     notebook.run("gen = (x for x in 'ab')").check()
     assert refused(notebook, "%dist_push gen") == (
         "UnserializableValueError: gen: a generator can't be sent: TypeError: cannot pickle 'generator' object"
     )
 
 
-def test_cells_with_nothing_in_them(notebook: Notebook) -> None:
+def test_empty_cells(notebook: Notebook) -> None:
     for body in ("# a comment", "\n\n", "  # one\n# two\n", "pass"):
         assert notebook.run(f"%%distributed\n{body}").check().text == ""
     empty = notebook.run("%%distributed")
     assert empty.text == "UsageError: %%distributed is a cell magic, but the cell body is empty."
 
 
-def test_a_port_that_is_taken(notebook: Notebook) -> None:
+def test_occupied_port(notebook: Notebook) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refused(notebook, f"%dist_init -n 2 --name broken --launcher local --port {port}")
     assert message == (
         f"LaunchError: rank 0 on {HOST}: port {port} is taken; leave the port out, and a free one is chosen"
     )
-    assert is_nothing_left()
+    assert nothing_was_started()
     assert notebook.run("%%distributed\nprint('unharmed')").check().lines == ["ranks 0-1 │ unharmed"]
 
 
 def refuse_start(**options: object) -> str:
     with pytest.raises(LaunchError) as caught:
         Cluster(n=2, backend="none", name="broken", **options)  # type: ignore[arg-type]
-    assert is_nothing_left()
+    assert nothing_was_started()
     return str(caught.value)
 
 
@@ -220,12 +220,12 @@ BROKEN = (
 )
 
 
-def test_an_mpiexec_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failing_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = broken_mpiexec(monkeypatch, tmp_path, "echo libmpi.so.40 is missing >&2\nexit 1")
     assert refuse_start() == f"{path} does not work: --version exited with code 1: libmpi.so.40 is missing{BROKEN}"
 
 
-def test_an_mpiexec_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hanging_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mpi, "VERSION_SECONDS", 0.3)
     path = broken_mpiexec(monkeypatch, tmp_path, "sleep 1000")
     start = time.monotonic()
@@ -233,27 +233,27 @@ def test_an_mpiexec_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert time.monotonic() - start < 10
 
 
-def test_an_mpiexec_that_is_no_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpiexec_that_is_not_executable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = broken_mpiexec(monkeypatch, tmp_path, "")
     Path(path).write_bytes(b"\x7fELF")
     assert refuse_start() == f"{path} does not work: [Errno 8] Exec format error: '{path}'{BROKEN}"
 
 
-def test_an_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && echo Open MPI\nexit 0")
     assert refuse_start() == (
         "before the ranks were up, mpiexec exited with code 0 (it said nothing); jupyter disttrain doctor may tell why"
     )
 
 
-def test_an_mpiexec_whose_words_are_no_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = "printf 'Verbindung verweigert f\\374r node2\\n'"
-    broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{words}\nexit 1")
-    said = refuse_start()
-    assert said == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
+def test_mpiexec_whose_output_is_not_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "printf 'Verbindung verweigert f\\374r node2\\n'"
+    broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{text}\nexit 1")
+    output = refuse_start()
+    assert output == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
 
 
-def test_an_mpiexec_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpiexec_that_never_exits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && exec echo Open MPI\nexec sleep 1000")
     assert refuse_start(start_timeout_s=2.5) == (
         "0 of 2 ranks came up within 2.5 s; give more with --start-timeout, or see what mpiexec did "
@@ -262,7 +262,7 @@ def test_an_mpiexec_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def notebook_with_torch(folder: Path, source: str) -> Notebook:
-    """A kernel whose ranks find this torch."""
+    """A kernel whose ranks import this torch."""
     (folder / "torch.py").write_text(source)
     notebook = Notebook(env={**os.environ, "PYTHONPATH": str(folder)})
     notebook.run("%load_ext jupyter_disttrain").check()
@@ -276,12 +276,12 @@ def test_torch_is_missing_on_the_ranks(tmp_path: Path, launcher: str) -> None:
             f"LaunchError: a rank on {HOST} can't start: torch can't be imported: ImportError: libcudart.so.12: not "
             "found; install torch for the Python that runs there, or start without it: --backend none"
         )
-        assert is_nothing_left()
+        assert nothing_was_started()
         notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher} --backend none").check()
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "local"])
-def test_a_rank_that_dies_while_starting_shows_its_last_lines(tmp_path: Path, launcher: str) -> None:
+def test_rank_that_dies_while_starting_shows_its_last_lines(tmp_path: Path, launcher: str) -> None:
     source = "import os, sys\nsys.stderr.write('first\\nno driver here\\n'); sys.stderr.flush()\nos._exit(7)"
     with notebook_with_torch(tmp_path, source) as notebook:
         outcome = notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher}")
@@ -289,10 +289,10 @@ def test_a_rank_that_dies_while_starting_shows_its_last_lines(tmp_path: Path, la
             f"LaunchError: a rank on {HOST} exited with code 7 while starting; its last lines on stderr:\n"
             "first\nno driver here"
         )
-        assert is_nothing_left()
+        assert nothing_was_started()
 
 
-def test_a_disk_that_is_full(empty: Notebook) -> None:
+def test_full_disk(empty: Notebook) -> None:
     limit = "import resource, signal; old = resource.getrlimit(resource.RLIMIT_FSIZE)"
     empty.run(f"{limit}; resource.setrlimit(resource.RLIMIT_FSIZE, (0, old[1]))").check()
     message = refused(empty, "%dist_init -n 2 --name broken")
@@ -302,10 +302,10 @@ def test_a_disk_that_is_full(empty: Notebook) -> None:
         r"or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR",
         message,
     )
-    assert is_nothing_left()
+    assert nothing_was_started()
 
 
-def test_a_runtime_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_invalid_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(blocker / "runtime"))
@@ -316,14 +316,14 @@ def test_a_runtime_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
 
 
-def test_python_says_the_same_as_the_magics(cluster: Cluster) -> None:
+def test_python_api_reports_the_same_as_the_magics(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"^there is no rank 9: this cluster has ranks 0-1; write e.g. '0' or 'all'$"):
         cluster.run("1", ranks=9)
     with pytest.raises(UsageError, match=r"^cannot start 0 ranks; ask for 1 to 4096, e.g. %dist_init -n 2$"):
         Cluster(n=0)
 
 
-def test_ranks_that_are_not_there_and_clusters_that_have_ended_are_refused(light: Cluster) -> None:
+def test_missing_ranks_and_ended_clusters_are_refused(light: Cluster) -> None:
     for refused in (lambda: light.signal(light.world_size, 0), lambda: light.replace([-1])):
         with pytest.raises(UsageError, match="there is no rank "):
             refused()

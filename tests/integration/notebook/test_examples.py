@@ -1,9 +1,9 @@
-"""The example notebooks, executed in a real kernel and read as a person reads them.
+"""The example notebooks, executed in a real kernel, with their output read as a user would.
 
-Covers: what each notebook promises, in figures and in labels; that it runs again in the same session.
+Covers: the figures and labels that each notebook shows; that it runs again in the same session.
 Does not cover: how it looks in JupyterLab.
 
-Each runs as a copy, from the folder above it or from its own; either way what it saves goes beside the copy.
+Each runs as a copy, from the parent folder or from its own; either way it saves its files beside the copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
-from ...support.notebook_driver import ANSI
+from ...support.notebook_driver import plain
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("first_steps", "ddp_digits", "model_parallel")
@@ -32,19 +32,19 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A notebook that ran, and the folder it lies in."""
+    """A notebook that ran, and its folder."""
 
     folder: Path
     notebook: nbformat.NotebookNode
-    again: nbformat.NotebookNode  # the same cells, run once more in the same session; none if that was not asked for
+    again: nbformat.NotebookNode  # the same cells, run once more in the same session; none if not requested
 
     def lines(self, cell_id: str) -> list[str]:
-        """Return what a cell left to read, each label followed by one blank."""
+        """Return a cell's visible lines, each label followed by one blank."""
         cell = next(cell for cell in self.notebook.cells if cell.id == cell_id)
         return [re.sub(r" +([│┃]) ", r" \1 ", line) for line in text_of(cell).splitlines()]
 
     def number(self, pattern: str, cell_id: str) -> float:
-        """Return the only number that the cell says in this way."""
+        """Return the only number that the cell shows in this way."""
         found = re.findall(pattern, "\n".join(self.lines(cell_id)))
         assert len(found) == 1, self.lines(cell_id)
         return float(found[0])
@@ -78,7 +78,7 @@ def test_every_cell_ran_and_only_the_tagged_one_failed(executed: Executed) -> No
         assert cell.execution_count
 
 
-def test_every_line_of_a_cell_on_all_ranks_is_labelled_and_none_is_there_twice(executed: Executed) -> None:
+def test_every_line_of_a_cell_on_all_ranks_is_labelled_and_none_is_repeated(executed: Executed) -> None:
     labelled = 0
     for cell in code_cells(executed.notebook):
         if not cell.source.startswith("%%distributed") or "raises-exception" in cell.metadata.get("tags", ()):
@@ -91,7 +91,7 @@ def test_every_line_of_a_cell_on_all_ranks_is_labelled_and_none_is_there_twice(e
     assert labelled >= 5
 
 
-def test_first_steps_merges_what_is_alike(first_steps: Executed) -> None:
+def test_first_steps_merges_equal_output(first_steps: Executed) -> None:
     who = first_steps.lines("who")
     assert re.fullmatch(r"ranks 0-1 │ PyTorch [\d.]+\S*, gloo, 2 ranks", who[0])
     assert [re.sub(r"\d+$", "…", line) for line in sorted(who[1:])] == [
@@ -108,7 +108,7 @@ def test_first_steps_moves_values(first_steps: Executed) -> None:
     assert first_steps.lines("python") == ["{0: 3, 1: 3}"]
 
 
-def test_first_steps_shows_an_error_once_and_goes_on(first_steps: Executed) -> None:
+def test_first_steps_shows_an_error_once_and_continues(first_steps: Executed) -> None:
     lines = first_steps.lines("error")
     assert lines[0].startswith("ranks 0-1 (")
     assert sum(line.startswith("RuntimeError: mat1 and mat2") for line in lines) == 1
@@ -120,7 +120,7 @@ def test_first_steps_shows_the_plot_of_a_rank(first_steps: Executed) -> None:
     assert [output for output in cell.outputs if "image/png" in output.get("data", {})]
 
 
-def test_ddp_digits_learns_the_digits(ddp_digits: Executed) -> None:
+def test_ddp_digits_reaches_its_accuracy(ddp_digits: Executed) -> None:
     assert ddp_digits.number(r"test accuracy: (\d+\.\d) %", "test") >= 97
 
 
@@ -146,19 +146,21 @@ def test_model_parallel_ends_with_the_weights_of_the_whole_model(
     model_parallel: Executed, cell: str, shards: list[str]
 ) -> None:
     assert [re.findall(r"(\([\d, ]+\)) here", line)[0] for line in model_parallel.lines(cell)] == shards
-    assert model_parallel.number(r"a weight moved by up to (\S+)", "alone") >= 0.01  # or equal weights mean nothing
+    assert (
+        model_parallel.number(r"a weight moved by up to (\S+)", "alone") >= 0.01
+    )  # otherwise equal weights would prove nothing
     assert model_parallel.number(r"largest difference to the whole model (\S+)", f"{cell}-check") <= 1e-6
 
 
 @pytest.mark.parametrize("name", ["first_steps", "model_parallel"])
-def test_a_notebook_runs_again_in_the_same_session(name: str, request: pytest.FixtureRequest) -> None:
+def test_notebook_runs_again_in_the_same_session(name: str, request: pytest.FixtureRequest) -> None:
     executed: Executed = request.getfixturevalue(name)
     assert code_cells(executed.again)
     test_every_cell_ran_and_only_the_tagged_one_failed(Executed(executed.folder, executed.again, executed.again))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_kept_without_outputs(name: str) -> None:
+def test_notebook_is_stored_without_outputs(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
@@ -185,9 +187,9 @@ def read(name: str) -> nbformat.NotebookNode:
     return nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
 
 
-def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
+def run(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float = CELL_TIMEOUT_S) -> None:
     """Execute a notebook in a kernel that starts in ``folder``; a cell that fails is an error, unless it is tagged."""
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(notebook, timeout=timeout_s, resources={"metadata": {"path": str(folder)}})
     asyncio.run(client.async_execute())  # its own execute() leaves an event loop open
 
 
@@ -196,7 +198,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:
-    """Return what can be read below a cell, without colours."""
+    """Return the visible text below a cell, without colours."""
     parts = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -205,4 +207,4 @@ def text_of(cell: nbformat.NotebookNode) -> str:
             parts.append("\n".join(output.traceback))
         elif set(output.data) <= {"text/plain", RANKS_MIME}:
             parts.append(output.data["text/plain"])
-    return ANSI.sub("", "\n".join(part.rstrip("\n") for part in parts if part))
+    return plain("\n".join(part.rstrip("\n") for part in parts if part))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pexpect
 import pytest
 
+from ...support.notebook_driver import plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -54,7 +56,7 @@ def terminal(environment: dict[str, str]) -> Iterator[pexpect.spawn[str]]:
     terminal.close(force=True)
 
 
-def test_lines_bars_and_a_hang_are_seen_while_the_cell_runs(terminal: pexpect.spawn[str], tmp_path: Path) -> None:
+def test_lines_bars_and_a_hang_are_shown_while_the_cell_runs(terminal: pexpect.spawn[str], tmp_path: Path) -> None:
     terminal.expect("In \\[1\\]")
     enter(terminal, "%dist_init -n 2 --launcher local --hang-after 1")
     terminal.expect("ranks 0-1 ready")
@@ -79,7 +81,7 @@ def test_lines_bars_and_a_hang_are_seen_while_the_cell_runs(terminal: pexpect.sp
     terminal.expect(pexpect.EOF)
 
 
-def test_a_file_gets_the_lines_and_no_garbage(environment: dict[str, str], tmp_path: Path) -> None:
+def test_output_to_a_file_has_lines_and_no_control_characters(environment: dict[str, str], tmp_path: Path) -> None:
     go = tmp_path / "go"
     go.touch()
     script = tmp_path / "cells.ipy"
@@ -97,7 +99,7 @@ def test_a_file_gets_the_lines_and_no_garbage(environment: dict[str, str], tmp_p
         timeout=WAIT_S,
         check=True,
     )
-    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in ran.stdout.splitlines()]
+    lines = plain(ran.stdout).splitlines()
     assert not any("\x1b" in line or "\r" in line for line in lines)
     shown = [re.sub(r"\s+([│┃]) ?", r" \1 ", line) for line in lines if " │ " in line or " ┃ " in line]
     own = [(f"rank {rank} │ own {rank}", f"rank {rank} ┃ {rank}0 percent") for rank in (0, 1)]

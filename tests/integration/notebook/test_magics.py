@@ -1,4 +1,4 @@
-"""The magics as a person types them."""
+"""The magics as a user types them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIONS = {
 }
 
 
-def ask(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
+def request(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
     """Send a request on the shell channel and return its reply."""
     msg_id = getattr(notebook.client, request)(*args)
     while True:
@@ -45,18 +45,18 @@ def ask(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
 
 
 def complete(notebook: Notebook, text: str) -> list[str]:
-    return list(ask(notebook, "complete", text)["matches"])
+    return list(request(notebook, "complete", text)["matches"])
 
 
 @pytest.mark.parametrize("magic", OPTIONS)
 def test_help_shows_every_option(notebook: Notebook, magic: str) -> None:
-    found = ask(notebook, "inspect", magic)
+    found = request(notebook, "inspect", magic)
     assert found["found"], magic
     for option in OPTIONS[magic]:
         assert option in found["data"]["text/plain"], option
 
 
-def test_the_question_mark_shows_the_same(notebook: Notebook) -> None:
+def test_question_mark_shows_the_same(notebook: Notebook) -> None:
     notebook.client.execute("%dist_init?", allow_stdin=False)
     payload = notebook.client.get_shell_msg(timeout=60)["content"]["payload"]
     assert "--share-gpus" in payload[0]["data"]["text/plain"]
@@ -87,7 +87,7 @@ def test_status_shows_each_rank(notebook: Notebook) -> None:
     assert re.fullmatch(rf"  {HOST}: \d+ cores \d+ % busy, load [\d.]+ · memory .* GiB · disk .* free · .*", rows[2])
 
 
-def test_a_view_outlives_a_reset(bare_notebook: Notebook) -> None:
+def test_view_outlives_a_reset(bare_notebook: Notebook) -> None:
     bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
     shown = bare_notebook.run("%dist_status").check()
     assert "<Cluster 'default': ranks 0-1 on " in shown.text
@@ -97,15 +97,15 @@ def test_a_view_outlives_a_reset(bare_notebook: Notebook) -> None:
     assert "disttrain widget" in threads
     assert "callback" not in bare_notebook.run("%%distributed\nprint('on')").check().text
     bare_notebook.run("%dist_shutdown").check()
-    told = "threading.enumerate()"
-    assert wait_until(lambda: "disttrain widget" not in bare_notebook.run(f"[t.name for t in {told}]").text)
+    output = "threading.enumerate()"
+    assert wait_until(lambda: "disttrain widget" not in bare_notebook.run(f"[t.name for t in {output}]").text)
 
 
-def test_every_cell_on_the_ranks_and_back(notebook: Notebook) -> None:
+def test_every_cell_runs_on_the_ranks_until_switched_off(notebook: Notebook) -> None:
     assert notebook.run("%dist_mode").check().text == "cells run in the notebook"
     try:
-        said = notebook.run("%dist_mode -e").check().text
-        assert said == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
+        output = notebook.run("%dist_mode -e").check().text
+        assert output == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
         assert notebook.run("%%local\nprint('rank' in globals())").check().text == "False"
         assert notebook.run("here = rank\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
         assert notebook.run("%%rank 1\nprint(here)").check().text == "1"
@@ -120,24 +120,24 @@ def test_every_cell_on_the_ranks_and_back(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     "first", ["%%rank[0,1]", "%%rank [0-1]", "%%rank [0, 1]", "%%rank 0 1", "%%rank 0-1", "%%distributed"]
 )
-def test_ranks_as_people_write_them(notebook: Notebook, first: str) -> None:
+def test_rank_specifications_in_a_cell(notebook: Notebook, first: str) -> None:
     assert notebook.run(f"{first}\nprint('here')").check().lines == ["ranks 0-1 │ here"]
 
 
 @pytest.mark.parametrize("first", ["%%rank[1]", "%%rank 1", "%%rank [1]", "%%rank(1)", "%%rank1", "%%distributed -r 1"])
-def test_one_rank_as_people_write_it(notebook: Notebook, first: str) -> None:
+def test_single_rank_specifications(notebook: Notebook, first: str) -> None:
     assert notebook.run(f"{first}\nprint('rank', rank)").check().text == "rank 1"
 
 
-def test_braces_and_dollars_are_the_user_s_code(notebook: Notebook) -> None:
+def test_braces_and_dollars_are_passed_as_user_code(notebook: Notebook) -> None:
     notebook.run("HOME = 'expanded'").check()
     code = "%%distributed\nHOME = 3\nprint(f'{HOME}', '$HOME', {HOME: 1})"
     assert notebook.run(code).check().lines == ["ranks 0-1 │ 3 $HOME {3: 1}"]
 
 
-def test_a_cell_without_waiting_and_its_outcome_later(notebook: Notebook) -> None:
-    said = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
-    assert said == "running on ranks 0-1; %dist_status tells how far, %dist_wait shows what came of it"
+def test_cell_without_waiting_returns_its_outcome_later(notebook: Notebook) -> None:
+    output = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
+    assert output == "running on ranks 0-1; %dist_status tells how far, %dist_wait shows what came of it"
     outcome = notebook.run("%dist_wait").check()
     assert sorted(outcome.lines) == ["rank 0 │ 0", "rank 0 │ behind 0", "rank 1 │ 1", "rank 1 │ behind 1"]
     assert notebook.run("squares").check().text == "{0: 0, 1: 1}"
@@ -146,7 +146,7 @@ def test_a_cell_without_waiting_and_its_outcome_later(notebook: Notebook) -> Non
     )
 
 
-def test_a_cell_that_fails_without_waiting_fails_when_waited_for(notebook: Notebook) -> None:
+def test_cell_that_fails_without_waiting_fails_when_waited_for(notebook: Notebook) -> None:
     notebook.run("%%rank 1 --noblock\nx = 1\n1 / 0").check()
     error = notebook.run("%dist_wait").error
     assert error == f"RankFailure: rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero"
@@ -175,14 +175,14 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     bare_notebook.run("%config DistributedMagics.launcher = 'local'").check()
     started = bare_notebook.run("%dist_init").check().text
     assert re.fullmatch(rf"ranks 0-2 ready in \d+\.\d s · {HOST} · cpu · none\n?", started)
-    told = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
-    assert told.text == ""  # a running cluster goes by it from now on
+    outcome = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
+    assert outcome.text == ""  # applies to a running cluster from now on
     held = bare_notebook.run(
         "(cluster.config.hang_after_s, cluster._session.supervisor._state.rules.hang_after_s)"
     ).check()
     assert held.text == "(0.5, 0.5)"
-    told = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
-    assert told.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
+    outcome = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
+    assert outcome.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
     assert "grace" in bare_notebook.run("%config DistributedMagics.grace = -1").text  # IPython prints the refusal
     shown = bare_notebook.run("%config DistributedMagics").check().text
     assert "DistributedMagics.num_ranks=<Int>" in shown
@@ -193,7 +193,7 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "local"])
-def test_an_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: str) -> None:
+def test_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: str) -> None:
     folders = (
         "import os; from jupyter_core.paths import jupyter_runtime_dir as d; sorted(os.listdir(d() + '/disttrain'))"
     )
@@ -218,4 +218,4 @@ def _is_rank(process: psutil.Process) -> bool:
     try:
         return "jupyter_disttrain.rank" in process.cmdline()
     except psutil.Error:
-        return False  # it ended this moment
+        return False  # it ended at this moment

@@ -1,7 +1,7 @@
-"""Ranks that wait for a GPU: they are seen, released, and their cells report that work was lost.
+"""Ranks that wait for a GPU: the wait is detected and released, and the cell reports lost work.
 
 Covers: a wait without a Python frame, one that spins, values after an abort, aborts that hang, groups formed again with
-a backend for each device. The GPU is that of ``fake_device``.
+a backend for each device. The GPU is simulated by ``fake_device``.
 Does not cover: NCCL itself (``jupyter disttrain gpu-check`` on a machine with GPUs).
 """
 
@@ -13,22 +13,21 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.recovery import supervisor
-from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import interrupted, is_whole, waits
+from ...support.recovery_tools import failure_of, interrupted, is_intact, stop, waits
 from ...support.shell_tools import left_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-INSTALL = "from tests import fake_device as gpu; import os, time; kept = rank * 11; gpu.install()"
+INSTALL = "from tests.support import fake_device as gpu; import os, time; kept = rank * 11; gpu.install()"
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Cluster]:
-    """Three ranks with a device for which they wait as for a GPU."""
+    """Three ranks with a device that they wait for as for a GPU."""
     with Cluster(n=3, launcher="local", grace_s=0.5, hang_after_s=0.5, name="device") as cluster:
         cluster.run(INSTALL)
         cluster.run("gpu.aborts.clear(); value = None")
@@ -37,27 +36,27 @@ def device() -> Iterator[Cluster]:
 
 @pytest.fixture
 def pids(device: Cluster) -> Iterator[dict[int, int]]:
-    """The ranks' processes before the test."""
+    """The process ids of the ranks before the test."""
     yield device.run("value = None; os.getpid()").results
     assert left_idle(device, INSTALL)
 
 
-def test_the_session_has_a_backend_for_each_device(device: Cluster) -> None:
+def test_session_has_a_backend_for_each_device(device: Cluster) -> None:
     assert device.run("dist.get_backend(), dist.group.WORLD.bound_device_id").results[0] == ("cpu:gloo,meta:fake", None)
 
 
 @pytest.mark.parametrize("spins", [False, True])
-def test_one_stop_releases_ranks_that_wait_for_the_device_and_the_cell_goes_on_nowhere(
+def test_one_interrupt_releases_ranks_that_wait_for_the_device_and_ends_the_cell(
     device: Cluster, pids: dict[int, int], spins: bool
 ) -> None:
     code = f"gpu.all_reduce(30)\nif rank < 2: value = gpu.item(spins={spins})\nelse: time.sleep(1000)"
     failure = interrupted(device, code, {0, 1}, ranks="all")
     assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
     assert device.run("value").results == {0: None, 1: None, 2: None}  # not what was in the device's memory
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
 
 
-SEES = """seen = []
+COUNT_INTERRUPTS = """seen = []
 gpu.all_reduce(4)
 {failure}
 try: value = gpu.item()
@@ -68,44 +67,38 @@ except BaseException as error:
     raise"""
 
 
-def test_one_stop_is_one_interrupt_for_the_cell_and_a_failure_elsewhere_one_error(
-    device: Cluster, pids: dict[int, int]
-) -> None:
-    failure = interrupted(device, SEES.format(failure=""), {0, 1, 2})
+def test_one_interrupt_reports_one_error_although_another_rank_failed(device: Cluster, pids: dict[int, int]) -> None:
+    failure = interrupted(device, COUNT_INTERRUPTS.format(failure=""), {0, 1, 2})
     assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
     assert list(device.run("seen").results.values()) == [["KeyboardInterrupt", "cleaned up"]] * 3
-    assert is_whole(device, pids)
-    with pytest.raises(RankFailure) as caught:
-        device.run(SEES.format(failure="if rank == 1: raise ValueError('the cause')"))
-    assert {rank: each.ename for rank, each in caught.value.by_rank.items()} == {
+    assert is_intact(device, pids)
+    error = failure_of(device, COUNT_INTERRUPTS.format(failure="if rank == 1: raise ValueError('the cause')"))
+    assert {rank: each.ename for rank, each in error.by_rank.items()} == {
         0: "ReleasedError",
         1: "ValueError",
         2: "ReleasedError",
     }
     assert list(device.run("seen", ranks=[0, 2]).results.values()) == [["ReleasedError", "cleaned up"]] * 2
-    run = device.run(SEES.format(failure=""), block=False)
+    run = device.run(COUNT_INTERRUPTS.format(failure=""), block=False)
     assert wait_until(waits(run, {0, 1, 2}))
     device.interrupt()
-    device.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert {each.ename for each in caught.value.failures} == {"KeyboardInterrupt"}
+    failure = stop(device, run)
+    assert {each.ename for each in failure.failures} == {"KeyboardInterrupt"}
     assert {each[0] for each in device.run("seen").results.values()} == {"KeyboardInterrupt"}
     assert device.run("value").results == dict.fromkeys(range(3))
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
 
 
 def test_ranks_that_wait_for_the_device_are_released_once_another_fails(device: Cluster, pids: dict[int, int]) -> None:
     code = "gpu.all_reduce(4)\nif rank == 1: raise ValueError('the cause')\nvalue = gpu.item()"
-    with pytest.raises(RankFailure) as caught:
-        device.run(code)
-    assert [each.evalue for each in caught.value.failures] == ["the cause"]
-    assert set(caught.value.waited) == {0, 2}
+    failure = failure_of(device, code)
+    assert [each.evalue for each in failure.failures] == ["the cause"]
+    assert set(failure.waited) == {0, 2}
     assert device.run("value").results == {0: None, 1: None, 2: None}
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
 
 
-def test_a_hang_on_the_device_explains_itself_and_a_mismatch_is_named(device: Cluster, pids: dict[int, int]) -> None:
+def test_hang_on_the_device_is_explained_and_a_mismatch_is_named(device: Cluster, pids: dict[int, int]) -> None:
     code = "gpu.all_reduce(4 + rank % 2)\nvalue = gpu.item(spins=rank == 2)"
     run = device.run(code, block=False)
     assert wait_until(lambda: any("collective number 1 is not the same on all ranks" in line for line in run.hang))
@@ -113,35 +106,30 @@ def test_a_hang_on_the_device_explains_itself_and_a_mismatch_is_named(device: Cl
     assert wait_until(lambda: any(waits_at in line for line in run.hang))
     figures = device.telemetry.ranks
     assert wait_until(lambda: all(figures[rank].vitals.state == "in collective" for rank in range(3)))
-    device.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(device, pids)
+    stop(device, run)
+    assert is_intact(device, pids)
 
 
-def test_python_code_beside_a_pending_collective_is_no_wait(device: Cluster, pids: dict[int, int]) -> None:
+def test_python_code_beside_a_pending_collective_is_not_a_wait(device: Cluster, pids: dict[int, int]) -> None:
     code = "gpu.all_reduce(4)\nif rank == 0: value = gpu.item()\nwhile True: pass"
     run = device.run(code, block=False)
     assert wait_until(waits(run, {0}))
-    looks = [run._supervisor.stacks.collect({1, 2}, 5) for _ in range(3)]
-    assert all(look.waits_s is None for each in looks for look in each.values())
+    samples = [run._supervisor.stacks.collect({1, 2}, 5) for _ in range(3)]
+    assert all(sample.waits_s is None for each in samples for sample in each.values())
     assert wait_until(lambda: any("ranks 1-2: in Python code at line 3" in line for line in device.where()))
-    device.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(device, pids)
+    stop(device, run)
+    assert is_intact(device, pids)
 
 
-def test_a_cell_that_catches_the_error_of_a_release_fails_all_the_same(device: Cluster, pids: dict[int, int]) -> None:
+def test_cell_that_catches_the_release_error_still_fails(device: Cluster, pids: dict[int, int]) -> None:
     code = (
         "gpu.all_reduce(4)\nif rank == 1: raise ValueError('the cause')\n"
         "try: value = gpu.item()\nexcept Exception as error: value = str(error)"
     )
-    with pytest.raises(RankFailure) as caught:
-        device.run(code)
-    assert caught.value.by_rank[0].ename == "ReleasedError"
+    failure = failure_of(device, code)
+    assert failure.by_rank[0].ename == "ReleasedError"
     assert "the process groups were aborted while this cell ran" in device.run("value").results[0]
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
 
 
 def test_groups_are_formed_again_by_all_ranks_and_aborted_beside_the_control_thread(
@@ -162,7 +150,7 @@ def test_groups_are_formed_again_by_all_ranks_and_aborted_beside_the_control_thr
     assert device.run("group._store.check(['exception_dump'])").results == dict.fromkeys(range(3), False)
     total = "x = torch.ones(2); dist.all_reduce(x, group=pair); x.tolist()"
     assert device.run(total, ranks="0-1").results == {0: [2.0, 2.0], 1: [2.0, 2.0]}
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
 
 
 def test_collectives_are_counted_over_all_backends_of_a_group(device: Cluster, pids: dict[int, int]) -> None:
@@ -173,7 +161,7 @@ def test_collectives_are_counted_over_all_backends_of_a_group(device: Cluster, p
     called = f"sorted(number - before[name] for name, number in {counted}.items() if number != before[name])"
     assert list(device.run(called).results.values()) == [[1, 2]] * 3
     device.run("dist.destroy_process_group(both)")
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
 
 
 BAD_SHUTDOWN = """
@@ -194,18 +182,18 @@ reported
 """
 
 
-def test_the_group_is_formed_again_where_the_old_one_can_t_be_shut_down_and_an_abort_is_no_wrong_sum(
+def test_group_is_formed_again_although_the_old_one_cannot_be_shut_down_and_no_wrong_sum_is_returned(
     device: Cluster, pids: dict[int, int]
 ) -> None:
     device.run(BAD_SHUTDOWN)
     failure = interrupted(device, "gpu.all_reduce(4); gpu.item()", {0, 1, 2})
-    assert is_whole(device, pids)
+    assert is_intact(device, pids)
     assert not [note for note in failure.notes if "formed anew" in note]
     reported = device.run(ABORTED_PROOF).results
     assert reported == dict.fromkeys(range(3), "a rank has died while the group was formed")
 
 
-def test_a_rank_whose_abort_never_comes_back_is_replaced(device: Cluster, pids: dict[int, int]) -> None:
+def test_rank_whose_abort_hangs_is_replaced(device: Cluster, pids: dict[int, int]) -> None:
     device.run(
         "from jupyter_disttrain.rank.process_group import group as process_group; process_group.ABORT_SECONDS = 0.5"
     )
@@ -217,11 +205,10 @@ def test_a_rank_whose_abort_never_comes_back_is_replaced(device: Cluster, pids: 
     assert {rank for rank in range(3) if now[rank] != pids[rank]} == {1}
 
 
-def test_a_rank_that_lost_its_gpu_is_replaced_with_advice(device: Cluster, pids: dict[int, int]) -> None:
+def test_rank_that_lost_its_gpu_is_replaced_with_advice(device: Cluster, pids: dict[int, int]) -> None:
     code = "if rank == 2: raise torch.AcceleratorError('CUDA error: device-side assert triggered')"
-    with pytest.raises(RankFailure) as caught:
-        device.run(code)
-    assert "this process can't use its GPU any more" in caught.value.by_rank[2].evalue
+    failure = failure_of(device, code)
+    assert "this process can't use its GPU any more" in failure.by_rank[2].evalue
     now = device.run("import os; os.getpid()").results
     assert {rank for rank in range(3) if now[rank] != pids[rank]} == {2}
 
@@ -238,7 +225,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_rank_that_is_stuck_in_forming_the_group_is_replaced(
+def test_rank_stuck_in_forming_the_group_is_replaced(
     device: Cluster, pids: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "RELEASE_SECONDS", 1.0)

@@ -1,7 +1,6 @@
-"""Machines with GPUs, without one: what is decided, said and set there.
+"""Machines with GPUs, simulated: what is decided, reported and set there.
 
-Covers: a CPU build of torch beside GPUs, GPUs that torch doesn't see, several ranks on one GPU, the variables of ranks
-with GPUs, figures of GPUs. The GPUs are those of ``fake_nvml.c``.
+Covers: a CPU build of torch beside GPUs, figures of GPUs, gpu-check. The GPUs are those of ``fake_nvml.c``.
 Does not cover: CUDA and NCCL (``jupyter disttrain gpu-check`` on a machine with GPUs), waits (``test_device_waits``).
 """
 
@@ -19,14 +18,14 @@ from ...support.notebook_driver import Notebook
 
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder for LD_LIBRARY_PATH with a library that shows FAKE_GPUS GPUs."""
+    """A folder for LD_LIBRARY_PATH with a library that reports FAKE_GPUS GPUs."""
     folder = tmp_path_factory.mktemp("nvml")
     source = Path(__file__).parents[2] / "support" / "fake_nvml.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
     return str(folder)
 
 
-def test_torch_without_cuda_beside_gpus_works_on_the_cpu_and_says_why(nvml: str) -> None:
+def test_torch_without_cuda_beside_gpus_uses_the_cpu_and_reports_why(nvml: str) -> None:
     environment = os.environ | {"LD_LIBRARY_PATH": nvml, "FAKE_GPUS": "2"}
     with Notebook(env=environment) as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
@@ -60,7 +59,7 @@ print([finding.subject for finding in gpus.find() if finding.status == "warning"
 """
 
 
-def test_figures_are_those_of_the_rank_s_gpu_and_count_no_process_that_can_t_be_known(nvml: str) -> None:
+def test_gpu_figures_are_those_of_the_rank_and_omit_unattributable_processes(nvml: str) -> None:
     environment = os.environ | {"LD_LIBRARY_PATH": nvml, "FAKE_GPUS": "2"}
     done = subprocess.run([sys.executable, "-c", FIGURES], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
@@ -75,7 +74,7 @@ def test_figures_are_those_of_the_rank_s_gpu_and_count_no_process_that_can_t_be_
 GPU_CHECK = [sys.executable, "-m", "jupyter_disttrain.cli", "gpu-check"]
 
 
-def test_gpu_check_says_that_there_is_no_gpu(nvml: str) -> None:
+def test_gpu_check_reports_a_missing_gpu(nvml: str) -> None:
     environment = os.environ | {"LD_LIBRARY_PATH": nvml, "FAKE_GPUS": "0"}
     done = subprocess.run(GPU_CHECK, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "")

@@ -1,4 +1,4 @@
-"""Every call of mpi4py that waits is ended by an interrupt, and MPI and variables are whole afterwards."""
+"""An interrupt ends every blocking call of mpi4py, and keeps MPI and variables intact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import SUM
+from ...support.recovery_tools import SUM, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ CALLS = [
     "comm.Create_cart([2])",
     "comm.Split(rank).Create_intercomm(0, comm, 0)",
 ]
-# The same with something that both ranks make first.
+# The same with objects that both ranks create first.
 OF_OBJECTS = [
     ("own = comm.Dup()", "own.ssend('x', 0)"),
     ("request = comm.Barrier_init()", "request.Start(); request.Wait()"),
@@ -72,12 +72,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize(("before", "call"), [*((STALE, call) for call in CALLS), *OF_OBJECTS])
-def test_an_interrupt_ends_a_call_that_waits(session: Cluster, before: str, call: str) -> None:
+def test_interrupt_ends_a_blocking_call(session: Cluster, before: str, call: str) -> None:
     run = session.run(f"{before}\nif rank == 1:\n    {call}", block=False)
     assert wait_until(lambda: run.running_now == {1} and "MPI" in str(session.where()))
     session.interrupt()
     with pytest.raises(RankFailure) as caught:
-        run.wait(timeout_s=20)  # far less than it takes to wait in vain; a time-out would be another error
+        run.wait(timeout_s=20)  # far less than the wait would take; a timeout would be another error
     assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
     assert not caught.value.notes
     assert session.run("(comm.allreduce(1), kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 11)}
@@ -101,10 +101,9 @@ ABORTS += ["comm.Create(comm.Get_group()).Abort(3)", "comm.Create_cart([2]).Abor
 
 @pytest.mark.parametrize("call", ABORTS)
 def test_abort_ends_the_cell_and_not_the_session(session: Cluster, call: str) -> None:
-    with pytest.raises(RankFailure) as caught:
-        session.run(call, timeout_s=20)
-    assert {failure.ename for failure in caught.value.failures} == {"MpiAbortError"}
-    assert all(failure.evalue.startswith("comm.Abort(3) would end all ranks") for failure in caught.value.failures)
+    error = failure_of(session, call, timeout_s=20)
+    assert {failure.ename for failure in error.failures} == {"MpiAbortError"}
+    assert all(failure.evalue.startswith("comm.Abort(3) would end all ranks") for failure in error.failures)
     assert session.run("(comm.allreduce(1), kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 11)}
 
 
@@ -113,7 +112,7 @@ MADE = "if rank == 1: MPI.Win.Create(bytearray(8), comm=comm)"
 
 
 @pytest.mark.parametrize(("code", "call"), [(MADE, "Create"), (HELD, "Lock")])
-def test_a_rank_in_a_call_that_nothing_ends_is_replaced_by_the_third_interrupt(
+def test_rank_in_an_uninterruptible_call_is_replaced_by_the_third_interrupt(
     session: Cluster, code: str, call: str
 ) -> None:
     run = session.run(f"from mpi4py import MPI\n{code}", block=False)
@@ -129,5 +128,5 @@ def test_a_rank_in_a_call_that_nothing_ends_is_replaced_by_the_third_interrupt(
     assert session.run("(comm.allreduce(1), rank or kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 1)}
 
 
-def test_dist_is_whole_after_all_that(session: Cluster) -> None:
+def test_dist_is_intact_after_these_tests(session: Cluster) -> None:
     assert session.run(SUM, timeout_s=20).results == {0: [3.0], 1: [3.0]}

@@ -1,4 +1,4 @@
-"""MPI's world is released, and made whole again, like the process group."""
+"""Release and repair MPI's world communicator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jupyter_disttrain.errors import LaunchError, RankFailure
 from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import SUM, interrupted
+from ...support.recovery_tools import SUM, failure_of, interrupted, stop
 from ...support.shell_tools import left_idle
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def ranks() -> Iterator[Cluster]:
 
 @pytest.fixture
 def world(ranks: Cluster) -> Iterator[Cluster]:
-    """Those ranks with something to keep; whatever a test does, MPI has a world of all of them afterwards."""
+    """Those ranks with a variable to keep; after each test MPI must have a world of all of them."""
     ranks.run("kept = rank * 11; row = comm.Split(0, rank); held = {'in a dict': comm}")
     yield ranks
     assert left_idle(ranks)
@@ -57,23 +57,25 @@ def world(ranks: Cluster) -> Iterator[Cluster]:
         "from mpi4py import MPI; MPI.COMM_WORLD.bcast(None, root=0)",
     ],
 )
-def test_an_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) -> None:
+def test_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) -> None:
     error = interrupted(world, f"if rank:\n    {call}\nelse:\n    while True: pass", {1, 2})
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
     assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
     assert world.run("held['in a dict'] is comm and kept").results == {0: 0, 1: 11, 2: 22}
 
 
-def test_the_communicator_of_a_request_is_found_after_another_rank_has_revoked_it(world: Cluster) -> None:
-    """Else the release took it for unknown and revoked all communicators, those of the user among them."""
+def test_communicator_of_a_request_is_found_after_another_rank_revoked_it(world: Cluster) -> None:
+    """Otherwise the release revokes all communicators, including those of the user."""
     world.run("from mpi4py import MPI; from jupyter_disttrain.rank.mpi.comms import comm_within")
     world.run("other = comm.Dup(); request = other.irecv(source=0, tag=6)")
-    world.run("other.Revoke()")  # by itself: Open MPI can crash when it is revoked before all ranks have made it
+    world.run(
+        "other.Revoke()"
+    )  # separately: Open MPI can crash when a communicator is revoked before all ranks have created it
     assert world.run("comm_within(MPI, request) == other").results == {0: True, 1: True, 2: True}
     world.run("other.Free(); del other, request")
 
 
-def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None:
+def test_new_process_has_no_world_before_all_ranks_are_present(world: Cluster) -> None:
     run = world.run("while True: pass", 0, block=False)
     assert wait_until(lambda: world.table[0].state == "running")
     pid = world.table[1].info.pid
@@ -82,20 +84,18 @@ def test_a_new_process_has_no_world_before_all_are_there(world: Cluster) -> None
     for call in ("comm.allreduce(1)", "from mpi4py import MPI; MPI.COMM_WORLD.allreduce(1)"):
         with pytest.raises(RankFailure, match="no world of all ranks: it is rebuilt with the next process group"):
             world.run(call, 1)
-    # It can be released, and help to start another, all the same.
+    # It can still be released, and help to start another process.
     world._session.supervisor.release(forced=True)
     other = world.table[2].info.pid
     psutil.Process(other).kill()
     assert wait_until(lambda: world.table[2].info.pid != other and world.table[2].state == "idle", 60)
-    world.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert not [note for note in caught.value.notes if "could not be released" in note]
+    failure = stop(world, run)
+    assert not [note for note in failure.notes if "could not be released" in note]
     world.run("row = comm.Split(0, rank)")
     assert world.run(WORLD).results == {rank: (3, rank, 3, 3) for rank in range(3)}
 
 
-def test_a_second_interrupt_ends_calls_that_can_t_be_seen(world: Cluster) -> None:
+def test_second_interrupt_ends_undetectable_calls(world: Cluster) -> None:
     run = world.run("if rank:\n    held['in a dict'].Barrier()\nelse:\n    while True: pass", block=False)
     assert wait_until(lambda: len(world.where()) == 2)
     world.interrupt()
@@ -105,8 +105,8 @@ def test_a_second_interrupt_ends_calls_that_can_t_be_seen(world: Cluster) -> Non
         run.wait()
 
 
-def test_who_is_about_to_wait_when_the_communicator_is_revoked_is_woken(world: Cluster) -> None:
-    """Open MPI has a gap there, which about one in twelve of these fell into."""
+def test_rank_about_to_wait_during_a_revoke_is_woken(world: Cluster) -> None:
+    """Open MPI has a race there, which about one in twelve of these hit."""
     for _ in range(20):
         run = world.run("while True: comm.allreduce(1)", block=False)
         assert wait_until(lambda: all(entry.state == "running" for entry in world.table))
@@ -117,7 +117,7 @@ def test_who_is_about_to_wait_when_the_communicator_is_revoked_is_woken(world: C
         assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
 
 
-def test_a_call_within_a_function_and_an_expression_is_seen(world: Cluster) -> None:
+def test_call_within_a_function_and_an_expression_is_detected(world: Cluster) -> None:
     world.run("def total(comm, here):\n    here = here + comm.allreduce(comm.Get_rank())\n    return here")
     error = interrupted(world, "if rank:\n    total(comm, 1)\nelse:\n    while True: pass", {1, 2})
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
@@ -130,33 +130,28 @@ def test_only_the_communicator_that_ranks_wait_in_is_revoked(world: Cluster) -> 
         world.run("row.allreduce(1)")
 
 
-def test_who_waits_in_mpi_for_a_rank_that_failed_is_released(world: Cluster) -> None:
-    with pytest.raises(RankFailure) as caught:
-        world.run("if rank == 1:\n    raise ValueError('the cause')\ncomm.Barrier()")
-    (failure,) = caught.value.failures
+def test_ranks_waiting_in_mpi_for_a_failed_rank_are_released(world: Cluster) -> None:
+    error = failure_of(world, "if rank == 1:\n    raise ValueError('the cause')\ncomm.Barrier()")
+    (failure,) = error.failures
     assert failure.evalue == "the cause"
-    assert set(caught.value.waited) == {0, 2}
+    assert set(error.waited) == {0, 2}
 
 
-def test_a_hang_in_mpi_explains_itself_and_a_loop_is_none(world: Cluster) -> None:
+def test_hang_in_mpi_is_explained_and_a_loop_is_not_one(world: Cluster) -> None:
     run = world.run("if rank:\n    comm.Barrier()\nelse:\n    while True: pass", block=False)
     assert wait_until(lambda: "ranks 1-2: waits in MPI Barrier at line 2: comm.Barrier()" in run.hang)
-    world.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    stop(world, run)
     run = world.run("step = 0\nwhile True:\n    step = comm.allreduce(step + 1)", block=False)
     reports = run._supervisor.stacks.reports
     assert wait_until(lambda: reports[0].answered_at - reports[0].asked_at > 0)
     for _ in range(8):
-        looks = run._supervisor.stacks.collect({0, 1, 2}, 5)
-        assert max(look.waits_s or 0.0 for look in looks.values()) < 1.0
-    world.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+        samples = run._supervisor.stacks.collect({0, 1, 2}, 5)
+        assert max(sample.waits_s or 0.0 for sample in samples.values()) < 1.0
+    stop(world, run)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_new_process_takes_the_place_of_a_dead_one_in_the_world(world: Cluster, victim: int) -> None:
+def test_new_process_replaces_a_dead_one_in_the_world(world: Cluster, victim: int) -> None:
     pids = {entry.info.rank: entry.info.pid for entry in world.table}
     run = world.run("while True: comm.allreduce(1)", block=False)
     psutil.Process(pids[victim]).kill()
@@ -169,7 +164,7 @@ def test_a_new_process_takes_the_place_of_a_dead_one_in_the_world(world: Cluster
     assert world.run("held['in a dict'] is comm and kept", living).results == {rank: rank * 11 for rank in living}
 
 
-def test_a_new_process_has_as_long_to_start_as_the_first_ones_had(
+def test_new_process_has_the_same_start_timeout_as_the_first_ones(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 0.0)
@@ -189,11 +184,11 @@ def test_two_new_processes_at_once(world: Cluster) -> None:
     assert world.run("(comm.allreduce(1), comm.Get_rank())").results == {rank: (3, rank) for rank in range(3)}
 
 
-def test_a_world_of_nothing_but_new_processes() -> None:
+def test_world_of_new_processes_only() -> None:
     with Cluster(n=2, name="all-new") as cluster:
         for rank in (0, 1, 0, 1):
             cluster.replace([rank])
-            if cluster._session.launch.mpi_lost:  # once none may be left that the job began with; then comm says so
+            if cluster._session.launch.mpi_lost:  # possible once no process is left that the job began with
                 with pytest.raises(RankFailure, match=r"MPI has no world of all ranks: .*%dist_reset"):
                     cluster.run("comm.allreduce(1)")
             else:
@@ -203,8 +198,8 @@ def test_a_world_of_nothing_but_new_processes() -> None:
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
 
 
-def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")  # the person's own choice, which reaches no later process
+def test_unrepairable_mpi_is_reported_by_comm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")  # set by the user, and not passed to later processes
     with Cluster(n=2, name="comm") as cluster:
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
         cluster.replace([1])
@@ -216,20 +211,20 @@ def test_where_mpi_can_t_be_healed_comm_says_so(monkeypatch: pytest.MonkeyPatch)
         for rank in (0, 1):
             with pytest.raises(RankFailure, match=expected):
                 cluster.run("comm.allreduce(1)", rank)
-        assert cluster._session.launch.generation == generation, "the group is whole, and not formed again and again"
+        assert cluster._session.launch.generation == generation, "the group is intact, and not formed again"
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         cluster.reset()
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize("mpiexec_ends", [False, True])
-def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
+def test_no_rank_waits_for_dead_spawners_when_all_ranks_die(
     monkeypatch: pytest.MonkeyPatch, *, mpiexec_ends: bool
 ) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
     with Cluster(n=2, name="all-die", grace_s=0.5) as cluster, ExitStack() as before_a_new_process:
         mpiexec = mpiexec_of(cluster)
-        if mpiexec_ends:  # with its last rank, which is no news
+        if mpiexec_ends:  # with its last rank, which is not reported again
             before_a_new_process.enter_context(cluster._session.launch.replacer.one_at_a_time)
         else:
             mpiexec.suspend()
@@ -250,7 +245,7 @@ def test_when_all_ranks_die_nobody_waits_for_those_who_could_start_new_ones(
 
 
 @pytest.mark.parametrize(("code", "is_given_up"), [("time.sleep(1000)", True), ("while True: pass", False)])
-def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
+def test_new_process_without_a_reply_from_mpiexec_times_out(
     monkeypatch: pytest.MonkeyPatch, code: str, is_given_up: bool
 ) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.recovery.mpi_respawn.ASLEEP_SECONDS", 0.5)
@@ -278,7 +273,7 @@ def test_a_new_process_that_mpiexec_does_not_answer_is_given_up(
 
 
 def mpiexec_of(cluster: Cluster) -> psutil.Process:
-    """Return the one of this cluster; others may run."""
+    """Return the mpiexec of this cluster; others may run."""
     (engines,) = cluster._session.launch.state.processes._cluster.engines.values()  # type: ignore[union-attr]
     return psutil.Process(engines.process.pid)
 
@@ -305,7 +300,7 @@ def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -
         assert re.fullmatch(why, cluster._session.launch.mpi_lost), cluster._session.launch.mpi_lost
 
 
-def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_joins_later_does_not_wait_for_processes_of_a_dead_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)
     cluster = Cluster(n=2, name="later", keep=True, grace_s=0.5)
     mpiexec = mpiexec_of(cluster)
@@ -319,7 +314,7 @@ def test_who_joins_later_waits_for_no_process_of_an_mpiexec_that_has_died(monkey
         assert again._session.launch.mpi_lost == "mpiexec has ended; without it MPI starts no process"
 
 
-LATE = """
+JOIN_LATE = """
 import os, pathlib, sys, time
 from jupyter_disttrain.rank.startup.app import _init_mpi
 
@@ -333,25 +328,30 @@ sys.stderr.write("it joined")
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_a_rank_whose_mpiexec_has_ended_begins_no_job_of_its_own(tmp_path: Path, is_removed: bool) -> None:
-    temporary, of_cluster, of_mpiexec = folders = [tmp_path / name for name in ("temporary", "cluster", "mpiexec")]
+def test_rank_whose_mpiexec_has_ended_starts_no_job_of_its_own(tmp_path: Path, is_removed: bool) -> None:
+    temporary, processes_of_cluster, of_mpiexec = folders = [
+        tmp_path / name for name in ("temporary", "cluster", "mpiexec")
+    ]
     for folder in folders:
         folder.mkdir()
     settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(temporary)}
-    settings |= {"DISTTRAIN_LOCAL_DIR": str(of_cluster), "OMPI_MCA_btl_sm_backing_directory": str(of_cluster)}
+    settings |= {
+        "DISTTRAIN_LOCAL_DIR": str(processes_of_cluster),
+        "OMPI_MCA_btl_sm_backing_directory": str(processes_of_cluster),
+    }
     settings["PRTE_MCA_prte_local_tmpdir_base"] = str(of_mpiexec)
-    command = [find_mpiexec(), "--oversubscribe", "-n", "2", sys.executable, "-c", LATE, str(tmp_path)]
+    command = [find_mpiexec(), "--oversubscribe", "-n", "2", sys.executable, "-c", JOIN_LATE, str(tmp_path)]
     with subprocess.Popen(command, env=os.environ | settings, start_new_session=True) as mpiexec:
         assert wait_until(lambda: len(list(tmp_path.glob("*.said"))) == 2)
         mpiexec.kill()
     ranks = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*.said")]
     if is_removed:
-        of_cluster.rmdir()
+        processes_of_cluster.rmdir()
     (tmp_path / "go").touch()
     _gone, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
-    said = {path.read_text() for path in tmp_path.glob("*.said")}
+    text = {path.read_text() for path in tmp_path.glob("*.said")}
     what = "the cluster" if is_removed else "mpiexec"
-    assert said <= {f"this process can't join the MPI job: {what} has ended\n", ""}, said  # "": MPI may crash
+    assert text <= {f"this process can't join the MPI job: {what} has ended\n", ""}, text  # "": MPI may crash
     assert list(temporary.iterdir()) == []
-    assert of_cluster.exists() is not is_removed
+    assert processes_of_cluster.exists() is not is_removed

@@ -1,4 +1,4 @@
-"""What ranks have for Horovod, TensorFlow and JAX where those are not installed: variables, ports, one line of advice.
+"""Horovod and TensorFlow where they are not installed: advice and reserved ports.
 
 With the frameworks themselves: ``tests/frameworks``.
 """
@@ -22,7 +22,7 @@ PLACES = "import os; os.environ['JAX_COORDINATOR_ADDRESS']"
 MISSING = "raise ModuleNotFoundError('No module named horovod', name='horovod')"  # as its import does
 
 
-def test_tensorflow_that_is_missing_is_named_before_anything_runs(bare_notebook: Notebook) -> None:
+def test_missing_tensorflow_is_named_before_anything_runs(bare_notebook: Notebook) -> None:
     outcome = bare_notebook.run("%dist_init --tf-config worker=2")
     assert outcome.status == "error"
     assert "TF_CONFIG was asked for, and there is no TensorFlow: pip install 'tensorflow>=2.16'" in outcome.text
@@ -31,13 +31,13 @@ def test_tensorflow_that_is_missing_is_named_before_anything_runs(bare_notebook:
     assert not [process for process in our_processes() if "untaken" in " ".join(process.cmdline())]
 
 
-def test_horovod_that_is_missing_is_named_with_the_command_that_builds_it(cluster: Cluster) -> None:
+def test_missing_horovod_is_named_with_its_build_command(cluster: Cluster) -> None:
     with pytest.raises(RankFailure, match=r"on this rank's host: jupyter disttrain horovod \(builds and installs it"):
         cluster.run(MISSING)
     assert cluster.run("repr(hvd)").results[0] == "<hvd: horovod.torch, started when it is used>"
 
 
-def test_a_rank_s_port_is_its_own_until_a_server_takes_it(cluster: Cluster) -> None:
+def test_port_of_a_rank_is_reserved_until_a_server_uses_it(cluster: Cluster) -> None:
     (place,) = set(cluster.run(PLACES).results.values())
     host, _, port = place.rpartition(":")
     with pytest.raises(ConnectionRefusedError):

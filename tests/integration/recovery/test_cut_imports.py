@@ -1,4 +1,4 @@
-"""Imports that an interrupt cuts off: the next one works, or the cell names the rank and the remedy.
+"""Interrupted imports: the next one works, or the cell names the rank and the remedy.
 
 The modules here interrupt their own process at a known line, as often as ``presses`` holds.
 """
@@ -6,7 +6,6 @@ The modules here interrupt their own process at a known line, as often as ``pres
 from __future__ import annotations
 
 import _json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,27 +13,25 @@ import pytest
 
 from jupyter_disttrain.errors import GivenUpError, RankFailure
 
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import HOST, SUM
+from ...support.recovery_tools import HOST, SUM, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jupyter_disttrain import CellRun, Cluster
-    from jupyter_disttrain.client.cells.events import Event
+    from jupyter_disttrain import Cluster
 
 pytestmark = pytest.mark.parametrize("cluster", ["local"], indirect=True)
 
 CUT = "import builtins, signal\nwhile builtins.presses: builtins.presses.pop(); signal.raise_signal(signal.SIGINT)\n"
 MODULES = {
-    # A package whose part "deep" is cut off, once "part" and "ring", which holds the package, have been imported.
+    # A package whose part "deep" is interrupted after "part" and "ring", which refers to the package, were imported.
     "made/__init__": "from . import part, ring, deep\nfrom ._json import encode_basestring as quote",
     "made/part": "import made._json\nwhole = len(made._json.encode_basestring('')) - 1",
     "made/ring": "import made\ndef value(): return made.deep.value",
     "made/deep/__init__": f"from . import inner\n{CUT}value = 1",
     "made/deep/inner": "value = 2",
     "lazy": "def load():\n    from made.deep.inner import value\n    return value",
-    # Modules beside each other: "aside" is whole and holds nothing of "app", "around" holds it.
+    # Independent modules: "aside" is complete and refers to nothing of "app", "around" refers to it.
     "app": f"import around, aside\n{CUT}done = 1",
     "around": "import app",
     "aside": "loaded = 1",
@@ -55,7 +52,7 @@ print("late", flush=True)
 while True: time.sleep(0.01)
 """,
 }
-PRESS = "import builtins, importlib, sys; builtins.presses = [1] * {}"
+INTERRUPT_IMPORTS = "import builtins, importlib, sys; builtins.presses = [1] * {}"
 
 
 @pytest.fixture
@@ -73,11 +70,10 @@ def modules(cluster: Cluster, tmp_path: Path) -> Cluster:
 
 def cut(cluster: Cluster, code: str, presses: int = 1) -> RankFailure:
     """Run code during which each rank is interrupted."""
-    cluster.run(PRESS.format(presses))
-    with pytest.raises(RankFailure) as caught:
-        cluster.run(code)
-    assert {failure.ename for failure in caught.value.by_rank.values()} == {"KeyboardInterrupt"}
-    return caught.value
+    cluster.run(INTERRUPT_IMPORTS.format(presses))
+    error = failure_of(cluster, code)
+    assert {failure.ename for failure in error.by_rank.values()} == {"KeyboardInterrupt"}
+    return error
 
 
 def value(cluster: Cluster, code: str) -> object:
@@ -87,7 +83,7 @@ def value(cluster: Cluster, code: str) -> object:
     return first
 
 
-def test_the_next_import_of_the_users_modules_works(modules: Cluster) -> None:
+def test_next_import_of_user_modules_works(modules: Cluster) -> None:
     whole = (
         "(made.part.whole, made.deep.inner.value, made.ring.value(), made.ring.made is made, len(made.quote('')) - 2)"
     )
@@ -115,7 +111,7 @@ def test_the_next_import_of_the_users_modules_works(modules: Cluster) -> None:
     assert value(modules, SUM) == [3.0]
 
 
-def test_an_import_of_a_thread_goes_on(modules: Cluster) -> None:
+def test_import_in_a_thread_continues(modules: Cluster) -> None:
     code = """
     import threading
     going, imported = threading.Event(), []
@@ -129,24 +125,24 @@ def test_an_import_of_a_thread_goes_on(modules: Cluster) -> None:
     try: signal.raise_signal(signal.SIGINT); thread.join()
     finally: going.set()
     """
-    modules.run(PRESS.format(0))
+    modules.run(INTERRUPT_IMPORTS.format(0))
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         modules.run(code.format("import signal"))
     assert value(modules, "thread.join(); import made; (imported, made.part.whole)") == ([1], 1)
 
 
-def test_what_caught_the_interrupt_of_its_import_is_imported_again(modules: Cluster) -> None:
-    modules.run(PRESS.format(1))
+def test_module_that_caught_the_interrupt_is_imported_again(modules: Cluster) -> None:
+    modules.run(INTERRUPT_IMPORTS.format(1))
     run = modules.run("import tolerant")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     assert run.notes == [f"the import of tolerant.heavy was cut off on ranks 0-1 ({HOST}); {remedy}"]
     assert value(modules, "import tolerant; tolerant.heavy.__name__") == "tolerant.heavy"
-    modules.run(PRESS.format(1))
+    modules.run(INTERRUPT_IMPORTS.format(1))
     assert not modules.run("import training").notes
-    assert value(modules, "import training; training.steps") == 1  # whole: its own code deals with interrupts
+    assert value(modules, "import training; training.steps") == 1  # complete: its own code handles interrupts
 
 
-def test_what_cant_be_imported_twice_is_named(modules: Cluster) -> None:
+def test_module_that_cannot_be_imported_twice_is_named(modules: Cluster) -> None:
     assert not cut(modules, "import registry, once").notes
     with pytest.raises(RankFailure, match="twice") as caught:
         modules.run("import once")
@@ -157,7 +153,7 @@ def test_what_cant_be_imported_twice_is_named(modules: Cluster) -> None:
     assert not caught.value.notes
 
 
-def test_a_library_is_left_whole_until_stop_is_pressed_late(modules: Cluster) -> None:
+def test_library_import_is_completed_unless_interrupted_repeatedly(modules: Cluster) -> None:
     left = cut(modules, "import slowly\nlate = 1", presses=5)
     assert not left.notes
     assert value(modules, "slowly = sys.modules['slowly']; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
@@ -173,37 +169,21 @@ def test_a_library_is_left_whole_until_stop_is_pressed_late(modules: Cluster) ->
     assert value(modules, "import slowly; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
 
 
-class ThreePresses:
-    """Press stop three times once both ranks have printed something."""
-
-    def __init__(self) -> None:
-        self.pressed = 0
-
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        """Press once."""
-        if self.pressed < 3 and all(run.stdout.values()):
-            self.pressed += 1
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        """Do nothing."""
-
-
-def test_an_import_that_is_cut_off_after_the_prompt_came_back_is_named(modules: Cluster, tmp_path: Path) -> None:
+def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     modules.run(
         f"import builtins, pathlib; builtins.allowed = pathlib.Path({str(allowed)!r})\n"
         "from jupyter_disttrain.rank.interrupts import deferral as untimely; kept_s = untimely.CUT_AFTER_SECONDS"
     )
     run = modules.run("import endless", block=False)
-    run.listen(ThreePresses())
+    run.listen(Interrupter(lambda run: all(run.stdout.values()), times=3))
     with pytest.raises(GivenUpError):
         run.wait()
     allowed.touch()
     assert wait_until(lambda: interrupted_all(modules))
     late = modules.run("untimely.CUT_AFTER_SECONDS = kept_s")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
-    # A cell that begins before the ranks have replied to the one before also says that they have come back.
+    # A cell that begins before the ranks have replied to the previous one also reports that they are back.
     assert late.notes[0] == f"the import of endless was cut off on ranks 0-1 ({HOST}); {remedy}"
     assert all("have come back" in note for note in late.notes[1:])
     with pytest.raises(RankFailure, match="NameError"):

@@ -1,4 +1,4 @@
-"""A rank dies: it is named and replaced, and the others keep everything."""
+"""A rank dies: it is reported and replaced, and the others keep their variables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import HOST, SUM, is_whole
+from ...support.recovery_tools import HOST, SUM, failure_of, is_intact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, victim: int) -> None:
+def test_dead_rank_is_replaced_and_others_keep_their_variables(three: Cluster, victim: int) -> None:
     pids = three.run("import os; kept = rank * 11; pair = dist.new_group([0, 1]); os.getpid()").results
     three.run("import sys; sys.stderr.write('of an earlier cell\\n')")
     run = three.run("sys.stderr.write('of this cell\\n')\nwhile True: dist.all_reduce(torch.ones(1000))", block=False)
@@ -47,10 +47,10 @@ def test_a_dead_rank_is_replaced_and_the_others_keep_everything(three: Cluster, 
     assert kept == {rank: None if rank == victim else (pid, rank * 11) for rank, pid in pids.items()}
 
 
-def test_a_rank_that_dies_while_the_group_is_formed_anew_is_replaced_too(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6)  # MPI's failures are told
+def test_rank_that_dies_while_the_group_is_formed_is_replaced(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6
+    )  # MPI's failures are reported
     for second in (2, 0, 2, 0):  # it may die before the others wait for it, while they do, or after that
         pids = three.run("import os; os.getpid()").results
         psutil.Process(pids[1]).kill()
@@ -74,12 +74,12 @@ def _parent_in_cluster(process: psutil.Process) -> int | None:
         return None
 
 
-def test_a_new_process_that_dies_while_it_starts_counts_once(three: Cluster) -> None:
-    """Its nanny tells of it again and again; each word for itself would use up all attempts."""
+def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> None:
+    """Its nanny reports it repeatedly; counting each report would exhaust the attempts."""
     known = set(rank_processes())
     assert len(known) >= 3
 
-    def kill_newcomers() -> bool:
+    def kill_new_processes() -> bool:
         newcomers = {pid: process for pid, process in rank_processes().items() if pid not in known}
         known.update(newcomers)
         for process in newcomers.values():
@@ -88,7 +88,7 @@ def test_a_new_process_that_dies_while_it_starts_counts_once(three: Cluster) -> 
 
     psutil.Process(three.table[1].info.pid).kill()
     for _ in range(2):
-        assert wait_until(kill_newcomers)
+        assert wait_until(kill_new_processes)
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
@@ -105,7 +105,7 @@ def test_two_ranks_die_at_once(three: Cluster) -> None:
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
-def test_all_ranks_start_anew_if_the_person_wants_that() -> None:
+def test_all_ranks_restart_if_configured() -> None:
     with Cluster(n=2, launcher="local", on_rank_death="reset", name="reset") as cluster:
         cluster.run("kept = 1")
         with pytest.raises(RankFailure, match="RankDied"):
@@ -113,7 +113,7 @@ def test_all_ranks_start_anew_if_the_person_wants_that() -> None:
         assert cluster.run("'kept' in globals()").results == {0: False, 1: False}
 
 
-def test_the_cluster_ends_if_the_person_wants_that() -> None:
+def test_cluster_ends_if_configured() -> None:
     with Cluster(n=2, launcher="local", on_rank_death="stop", name="stop") as cluster:
         with pytest.raises(RankFailure, match="RankDied"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
@@ -125,22 +125,21 @@ def test_the_cluster_ends_if_the_person_wants_that() -> None:
 # Memory
 
 
-def test_who_held_how_much_is_told_when_a_rank_can_t_get_memory(three: Cluster, pids: dict[int, int]) -> None:
+def test_memory_use_per_rank_is_reported_when_an_allocation_fails(three: Cluster, pids: dict[int, int]) -> None:
     three.run("import resource; limits = resource.getrlimit(resource.RLIMIT_AS)")
     limited = "if rank == 1: resource.setrlimit(resource.RLIMIT_AS, (2 << 33, limits[1]))\nmine = torch.ones(1 << 33)"
-    with pytest.raises(RankFailure) as caught:
-        three.run(limited, 1)
-    (failure,) = caught.value.failures
+    error = failure_of(three, limited, 1)
+    (failure,) = error.failures
     assert "memory" in failure.evalue
-    (note,) = caught.value.notes
+    (note,) = error.notes
     assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 \d+\.\d GiB, rank 2 ", note), note
     three.run("resource.setrlimit(resource.RLIMIT_AS, limits)")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.fixture
 def little_memory() -> Iterator[Path]:
-    """A control group with 1 GiB: what a process in it takes beyond that has the kernel end it."""
+    """A control group with 1 GiB, beyond which the kernel kills a process."""
     own = next(line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
     group = Path("/sys/fs/cgroup/memory") / own.strip("/") / f"disttrain-test-{os.getpid()}"
     try:
@@ -152,12 +151,12 @@ def little_memory() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_as_that(three: Cluster, little_memory: Path) -> None:
+def test_rank_killed_by_the_oom_killer_is_reported_as_such(three: Cluster, little_memory: Path) -> None:
     pid = three.table[1].info.pid
     (little_memory / "tasks").write_text(str(pid))
-    with pytest.raises(RankFailure) as caught:
-        three.run("hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())")
-    error = caught.value
+    error = failure_of(
+        three, "hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())"
+    )
     assert "was killed by SIGKILL, most likely for want of memory: the kernel ended a process" in str(error)
     assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 [01]\.\d GiB at most, rank 2 ", error.notes[0]), (
         error.notes
@@ -166,12 +165,12 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_as_that(three: C
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
-# C code that gives Python's lock to nobody for four seconds; a signal, unlike a sleep, it does not end.
+# C code that keeps the GIL for four seconds; unlike a sleep, no signal ends it.
 HELD = """import ctypes, time; libc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(lock); libc.pthread_mutex_timedlock(lock, (ctypes.c_long * 2)(int(time.time()) + 4, 0))"""
 
 
-def test_a_library_that_puts_handlers_back_leaves_a_rank_s_reports() -> None:
+def test_signal_handlers_restored_by_a_library_keep_crash_reports() -> None:
     restore = (
         "import signal\n"
         "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"

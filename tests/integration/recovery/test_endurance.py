@@ -1,4 +1,4 @@
-"""What rough handling and days of use must not break."""
+"""Rough handling and long sessions."""
 
 from __future__ import annotations
 
@@ -20,29 +20,15 @@ from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.launchers.folders import KEPT_RUNS, Folders
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
+from ...support.listeners import IgnoringListener
 from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from jupyter_disttrain.client.cells.cell_run import CellRun
     from jupyter_disttrain.client.cells.events import Event
-
-
-class Deaf:
-    """A listener that hears nothing."""
-
-    def on_events(self, events: Sequence[Event], run: CellRun) -> None: ...
-
-    def on_end(self, run: CellRun) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Cluster]:
-    """Two ranks without torch or MPI."""
-    with Cluster(n=2, launcher="local", backend="none", name="endurance") as cluster:
-        yield cluster
 
 
 def nanny_of(cluster: Cluster, rank: int) -> psutil.Process:
@@ -51,35 +37,37 @@ def nanny_of(cluster: Cluster, rank: int) -> psutil.Process:
     return parent
 
 
-def test_an_interrupt_amid_a_large_message_leaves_the_rank_usable(ranks: Cluster) -> None:
+def test_interrupt_during_a_large_message_keeps_the_rank_usable(torchless: Cluster) -> None:
     endless = "from IPython.display import display\nwhile True:\n    display({'text/html': 'x' * 5_000_000}, raw=True)"
 
-    class Interrupter(Deaf):
-        """Interrupts when it sees the first display, while the rank sends the next."""
+    class InterruptOnDisplay(IgnoringListener):
+        """Interrupts at the first display, while the rank sends the next."""
 
         def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
             if events:
-                ranks.interrupt()
+                torchless.interrupt()
 
     for _ in range(20):
         with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            ranks.run(endless, 0, timeout_s=20, listener=Interrupter())
-        assert ranks.run("rank", timeout_s=20).results == {0: 0, 1: 1}
+            torchless.run(endless, 0, timeout_s=20, listener=InterruptOnDisplay())
+        assert torchless.run("rank", timeout_s=20).results == {0: 0, 1: 1}
 
 
-def test_what_a_rank_leaves_behind_is_reaped(ranks: Cluster) -> None:
-    ranks.run("import subprocess\nfor _ in range(5): subprocess.run(['sh', '-c', 'true >/dev/null 2>&1 &'])", 0)
-    assert wait_until(lambda: [child.pid for child in nanny_of(ranks, 0).children()] == [ranks.table[0].info.pid])
+def test_orphaned_processes_of_a_rank_are_reaped(torchless: Cluster) -> None:
+    torchless.run("import subprocess\nfor _ in range(5): subprocess.run(['sh', '-c', 'true >/dev/null 2>&1 &'])", 0)
+    assert wait_until(
+        lambda: [child.pid for child in nanny_of(torchless, 0).children()] == [torchless.table[0].info.pid]
+    )
 
 
-def test_a_request_that_a_nanny_can_t_obey_costs_nothing(ranks: Cluster) -> None:
-    assert ranks.signal(0, 9999).result(timeout=60)["content"]["status"] == "error"
-    assert ranks.signal(0, 0).result(timeout=60)["content"] == {"status": "ok"}
-    assert ranks.run("rank", 0).results == {0: 0}
+def test_unknown_request_to_a_nanny_has_no_effect(torchless: Cluster) -> None:
+    assert torchless.signal(0, 9999).result(timeout=60)["content"]["status"] == "error"
+    assert torchless.signal(0, 0).result(timeout=60)["content"] == {"status": "ok"}
+    assert torchless.run("rank", 0).results == {0: 0}
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "local"])
-def test_a_nanny_s_death_is_told_as_its_rank_s(launcher: str) -> None:
+def test_death_of_a_nanny_is_reported_as_its_rank_s(launcher: str) -> None:
     with Cluster(n=2, launcher=launcher, backend="none", name="nanny") as cluster:
         run = cluster.run("import time; time.sleep(1000 * rank)", block=False)
         nanny_of(cluster, 1).kill()
@@ -88,26 +76,26 @@ def test_a_nanny_s_death_is_told_as_its_rank_s(launcher: str) -> None:
         assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
-def test_cells_that_ended_are_forgotten(ranks: Cluster) -> None:
-    ended = [weakref.ref(ranks.run(f"print({number}); {number}")) for number in range(5)]
-    ranks.run("pass")
-    ranks.run("pass")
+def test_ended_cells_are_freed(torchless: Cluster) -> None:
+    ended = [weakref.ref(torchless.run(f"print({number}); {number}")) for number in range(5)]
+    torchless.run("pass")
+    torchless.run("pass")
     gc.collect()
     assert [run() for run in ended] == [None] * 5
-    link = ranks._session.launch.link
+    link = torchless._session.launch.link
     assert link is not None
     assert (link._pending, link._waiting) == ({}, {})
 
 
-def test_a_cell_in_the_background_tells_when_it_has_ended(ranks: Cluster) -> None:
-    run = ranks.run("print('here')", block=False)
+def test_background_cell_reports_its_end(torchless: Cluster) -> None:
+    run = torchless.run("print('here')", block=False)
     assert wait_until(lambda: run.done)
     assert run.wait().stdout == {0: "here\n", 1: "here\n"}
 
 
-def test_an_interrupt_amid_an_event_loses_nothing(ranks: Cluster) -> None:
-    class Slow(Deaf):
-        """Is interrupted while it takes what the rank said first."""
+def test_interrupt_during_an_event_loses_nothing(torchless: Cluster) -> None:
+    class InterruptedListener(IgnoringListener):
+        """Is interrupted while it handles the rank's first output."""
 
         def __init__(self) -> None:
             self.taken: list[Event] = []
@@ -117,77 +105,77 @@ def test_an_interrupt_amid_an_event_loses_nothing(ranks: Cluster) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
             self.taken += events
 
-    slow = Slow()
+    slow = InterruptedListener()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        ranks.run("import time\nprint('said')\ntime.sleep(1000)", 0, listener=slow)
+        torchless.run("import time\nprint('said')\ntime.sleep(1000)", 0, listener=slow)
     assert any(getattr(event, "text", "") == "said\n" for event in slow.taken)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_who_is_impatient_gives_up_even_if_a_listener_hangs(ranks: Cluster) -> None:
+def test_repeated_interrupts_return_control_even_if_a_listener_hangs(torchless: Cluster) -> None:
     hanging: queue.Queue[CellRun] = queue.Queue()
 
-    class Hung(Deaf):
+    class HungListener(IgnoringListener):
         def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
             hanging.put(run)
-            while True:  # in pieces: a signal that comes just before a sleep would be heard after it
+            while True:  # in pieces: a signal that comes just before a sleep would be handled after it
                 time.sleep(0.05)
 
-    # To the thread that sleeps: the system may hand a signal of the process to any other, which would not wake it.
+    # To the sleeping thread: the system may deliver a signal of the process to any other, which would not wake it.
     main = threading.main_thread().ident or 0
 
-    def press() -> None:
+    def interrupt_repeatedly() -> None:
         run = hanging.get(timeout=60)
         for number in range(1, PATIENT_INTERRUPTS + 1):
             signal.pthread_kill(main, signal.SIGINT)
             assert wait_until(lambda number=number: run._held.pressed == number)  # type: ignore[misc]
-        while not ended.wait(0.1):  # as who is impatient presses
+        while not ended.wait(0.1):  # as an impatient user does
             signal.pthread_kill(main, signal.SIGINT)
 
-    class Ends(Hung):
+    class EndRecorder(HungListener):
         def on_end(self, run: CellRun) -> None:  # noqa: ARG002
             ended.set()
 
     ended = threading.Event()
-    thread = threading.Thread(target=press)
+    thread = threading.Thread(target=interrupt_repeatedly)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        ranks.run("import time; time.sleep(5)", 0, listener=Ends())
+        torchless.run("import time; time.sleep(5)", 0, listener=EndRecorder())
     thread.join()
-    assert wait_until(lambda: ranks.table[0].state == "idle")
+    assert wait_until(lambda: torchless.table[0].state == "idle")
 
 
-def test_metrics_take_what_training_brings(ranks: Cluster) -> None:
-    before = len(ranks.metrics.rows())
-    ranks.run("log_metrics(0, loss=float('nan'), norm=float('inf'))", 0)
-    assert wait_until(lambda: len(ranks.metrics.rows()) == before + 2)
-    nan, infinite = (row.value for row in ranks.metrics.rows()[before:])
+def test_metrics_accept_values_from_training(torchless: Cluster) -> None:
+    before = len(torchless.metrics.rows())
+    torchless.run("log_metrics(0, loss=float('nan'), norm=float('inf'))", 0)
+    assert wait_until(lambda: len(torchless.metrics.rows()) == before + 2)
+    nan, infinite = (row.value for row in torchless.metrics.rows()[before:])
     assert math.isnan(nan)
     assert infinite == math.inf
     with pytest.raises(RankFailure, match="log_metrics takes numbers, and loss is the text 'high'"):
-        ranks.run("log_metrics(1, loss='high')", 0)
-    ranks.run("log_metrics(2, loss=1.5)", 0)
-    assert wait_until(lambda: len(ranks.metrics.rows()) == before + 3)
+        torchless.run("log_metrics(1, loss='high')", 0)
+    torchless.run("log_metrics(2, loss=1.5)", 0)
+    assert wait_until(lambda: len(torchless.metrics.rows()) == before + 3)
 
 
 @pytest.mark.parametrize("stream", ["None", "type('Tee', (), {'write': lambda self, text: None})()"])
-def test_a_cell_may_put_anything_in_place_of_a_stream(ranks: Cluster, stream: str) -> None:
-    run = ranks.run(f"import sys; sys.stderr = sys.stdout = {stream}\nx = 2", 0)
+def test_cell_may_replace_a_stream_by_any_object(torchless: Cluster, stream: str) -> None:
+    run = torchless.run(f"import sys; sys.stderr = sys.stdout = {stream}\nx = 2", 0)
     assert "sys.stderr was left as " in run.stderr[0]
     with pytest.raises(RankFailure, match="ZeroDivisionError"):
-        ranks.run("1 / 0", 0)
-    assert ranks.run("print('back', x)", 0).stdout[0] == "back 2\n"
+        torchless.run("1 / 0", 0)
+    assert torchless.run("print('back', x)", 0).stdout[0] == "back 2\n"
     with pytest.raises(RankFailure, match="AttributeError"):
-        ranks.run(f"import sys; sys.stdout = {stream}\n2", 0)  # IPython shows the value there
-    assert ranks.run("print('again')", 0).stdout[0] == "again\n"
+        torchless.run(f"import sys; sys.stdout = {stream}\n2", 0)  # IPython shows the value there
+    assert torchless.run("print('again')", 0).stdout[0] == "again\n"
 
 
-def test_a_metric_of_several_numbers_is_refused(cluster: Cluster) -> None:
+def test_metric_with_several_numbers_is_refused(cluster: Cluster) -> None:
     with pytest.raises(RankFailure, match=r"log_metrics takes single numbers, and loss has 3; log e.g. loss.mean\(\)"):
         cluster.run("log_metrics(1, loss=torch.ones(3))", 0)
 
 
-def test_a_child_process_ends_as_a_script_s_does(ranks: Cluster) -> None:
+def test_child_process_exits_as_in_a_script(torchless: Cluster) -> None:
     code = (
         "import multiprocessing, time\n"
         "codes = []\n"
@@ -196,7 +184,7 @@ def test_a_child_process_ends_as_a_script_s_does(ranks: Cluster) -> None:
         "    child.start(); child.terminate(); child.join(); codes.append(child.exitcode)\n"
         "set(codes)"
     )
-    assert ranks.run(code, 0).results == {0: {-signal.SIGTERM}}
+    assert torchless.run(code, 0).results == {0: {-signal.SIGTERM}}
 
 
 def test_ranks_start_inside_a_job_that_numbers_jupyter_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +193,7 @@ def test_ranks_start_inside_a_job_that_numbers_jupyter_itself(monkeypatch: pytes
         assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
-def test_ranks_start_with_a_python_that_was_built_for_an_old_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_start_with_a_python_built_for_an_old_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\n"
         "for module, name in (os, 'memfd_create'), (os, 'pidfd_open'), (signal, 'pidfd_send_signal'):\n"
@@ -218,11 +204,11 @@ def test_ranks_start_with_a_python_that_was_built_for_an_old_system(
         assert cluster.run("import os; hasattr(os, 'pidfd_open')").results == {0: False}
 
 
-def test_logs_of_a_cluster_that_runs_are_kept(ranks: Cluster) -> None:
-    ranks.run("print('in the log')")
+def test_logs_of_a_running_cluster_are_kept(torchless: Cluster) -> None:
+    torchless.run("print('in the log')")
     others = [Folders.make("other") for _ in range(KEPT_RUNS + 1)]
     try:
-        assert "in the log" in ranks._session.launch.folders.rank_log(0).read_text()
+        assert "in the log" in torchless._session.launch.folders.rank_log(0).read_text()
     finally:
         for folders in others:
             folders.remove()

@@ -1,4 +1,4 @@
-"""Stop gives the prompt back while ranks go on: the notebook still reaches them."""
+"""Ranks that continue after an interrupted cell returned control can still be reached from the notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import STUBBORN
+from ...support.recovery_tools import IGNORE_INTERRUPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def patience(notebook: Notebook) -> Iterator[None]:
-    """The notebook gives ranks up soon after the third press, and %dist_interrupt waits for them for long."""
+def short_timeouts(notebook: Notebook) -> Iterator[None]:
+    """The notebook returns control soon after the third interrupt, and %dist_interrupt waits long for the ranks."""
     names = "cell_run.GIVE_UP_SECONDS, executor.GIVE_UP_SECONDS"
     notebook.run(
         f"from jupyter_disttrain.client.cells import cell_run, executor\nlimits = {names}\n{names} = 0, 60"
@@ -28,92 +28,88 @@ def patience(notebook: Notebook) -> Iterator[None]:
     notebook.run(f"{names} = limits").check()
 
 
-def press_after(notebook: Notebook, *words: str) -> Callable[[dict[str, Any], Outcome], None]:
-    """Press stop once after each of these words has appeared."""
-    pressed: list[str] = []
+def interrupt_after(notebook: Notebook, *message: str) -> Callable[[dict[str, Any], Outcome], None]:
+    """Interrupt once after each of these texts has appeared."""
+    found: list[str] = []
 
     def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
-        for word in words:
-            if word not in pressed and word in outcome.text:
-                pressed.append(word)
+        for name in message:
+            if name not in found and name in outcome.text:
+                found.append(name)
                 notebook.interrupt()
 
     return on_message
 
 
-def give_up(notebook: Notebook, path: Path) -> Outcome:
-    """Have rank 1 run a cell that no interrupt ends before ``path`` is there, and press stop three times."""
+def leave_running(notebook: Notebook, path: Path) -> Outcome:
+    """Run a cell on rank 1 that no interrupt ends before ``path`` exists, and interrupt it three times."""
     return notebook.run(
-        f"%%rank 1\n{STUBBORN}kept = rank * 11\nheard = stay({str(path)!r})",
-        on_message=press_after(notebook, "heard 0", "heard 1", "heard 2"),
+        f"%%rank 1\n{IGNORE_INTERRUPTS}kept = rank * 11\nheard = stay({str(path)!r})",
+        on_message=interrupt_after(notebook, "heard 0", "heard 1", "heard 2"),
     )
 
 
-def test_ranks_whose_cell_has_given_the_prompt_back_are_waited_for_and_interrupted(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "let-go"
-    given_up = give_up(notebook, path)
+    given_up = leave_running(notebook, path)
     assert given_up.error.startswith("GivenUpError: interrupted three times; rank 1 has not come back yet: ")
     assert "%dist_interrupt interrupts again" in given_up.error
     where = notebook.run("%dist_where").check().text
     assert re.search(r"rank 1: in Python code at line \d", where), where
-    # Stop reaches the ranks that a cell waits for, and what they print is shown there.
+    # An interrupt reaches the ranks that a cell waits for, and their output is shown there.
     waits = notebook.client.execute("%dist_wait", allow_stdin=False)
-    press = press_after(notebook, "rank 1 running")
+    interrupt_once = interrupt_after(notebook, "rank 1 running")
 
-    def press_and_let_go(message: dict[str, Any], outcome: Outcome) -> None:
-        press(message, outcome)
+    def interrupt_and_finish(message: dict[str, Any], outcome: Outcome) -> None:
+        interrupt_once(message, outcome)
         if "heard 4" in outcome.text:
             path.touch()
 
-    assert "heard 4" in notebook.outcome(waits, on_message=press_and_let_go).check().text
+    assert "heard 4" in notebook.outcome(waits, on_message=interrupt_and_finish).check().text
     assert notebook.run("%%rank 1\nprint(kept, heard)").check().text == "11 4"
     assert notebook.run("%dist_wait").error.startswith("UsageError: no cell runs in the background")
 
 
-@pytest.mark.usefixtures("patience")
-def test_each_press_reaches_ranks_while_dist_wait_or_dist_interrupt_waits_for_them(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebook: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "let-go"
-    give_up(notebook, path)
-    again = notebook.run("%dist_wait", on_message=press_after(notebook, "rank 1 running", "heard 4", "heard 5"))
+    leave_running(notebook, path)
+    again = notebook.run("%dist_wait", on_message=interrupt_after(notebook, "rank 1 running", "heard 4", "heard 5"))
     assert again.error.startswith("GivenUpError: interrupted three times; rank 1 has not come back yet: ")
     log = Path(notebook.run("print(cluster.log_folder)").check().text) / "rank1.log"
 
-    def is_heard(count: int) -> bool:
+    def interrupt_arrived(count: int) -> bool:
         return f"heard {count}\n" in log.read_text().rpartition("heard 0\n")[2]
 
-    assert wait_until(lambda: is_heard(6))
-    asked = notebook.client.execute("%dist_interrupt", allow_stdin=False)
-    assert wait_until(lambda: is_heard(7))  # its own interrupt
+    assert wait_until(lambda: interrupt_arrived(6))
+    requests = notebook.client.execute("%dist_interrupt", allow_stdin=False)
+    assert wait_until(lambda: interrupt_arrived(7))  # its own interrupt
     notebook.interrupt()
-    assert wait_until(lambda: is_heard(8))
+    assert wait_until(lambda: interrupt_arrived(8))
     notebook.interrupt()
-    assert wait_until(lambda: is_heard(9))
+    assert wait_until(lambda: interrupt_arrived(9))
     path.touch()
-    assert re.match(r"rank 1 has ended cell \d+$", notebook.outcome(asked).check().lines[0])
+    assert re.match(r"rank 1 has ended cell \d+$", notebook.outcome(requests).check().lines[0])
     assert notebook.run("%%rank 1\nprint(kept, heard)").check().text == "11 9"
 
 
-@pytest.mark.usefixtures("patience")
-def test_dist_status_tells_once_that_ranks_have_come_back(notebook: Notebook, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_dist_status_reports_once_that_ranks_are_back(notebook: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "let-go"
-    give_up(notebook, path)
+    leave_running(notebook, path)
     status = notebook.run("%dist_status --text").check().text
     assert re.search(r"^ *1 +running ", status, re.MULTILINE), status
     assert "come back" not in status
     refused = notebook.run("%%rank 1\npass").error
     assert re.match(r"UsageError: rank 1 still runs cell \d+; .*%dist_wait.*%dist_interrupt", refused), refused
     path.touch()
-    told: list[str] = []
+    messages: list[str] = []
 
-    def is_told() -> bool:
-        told.extend(notebook.run("%dist_status --text").check().lines)
-        return any(re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", line) for line in told)
+    def status_shows_return() -> bool:
+        messages.extend(notebook.run("%dist_status --text").check().lines)
+        return any(re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", line) for line in messages)
 
-    assert wait_until(is_told)
-    assert re.search(r"^ *1 +idle ", "\n".join(told), re.MULTILINE)
+    assert wait_until(status_shows_return)
+    assert re.search(r"^ *1 +idle ", "\n".join(messages), re.MULTILINE)
     assert "come back" not in notebook.run("%dist_status --text").check().text
     assert notebook.run("%%rank 1\nprint(kept)").check().text == "11"

@@ -1,4 +1,4 @@
-"""A hang explains itself, and whoever hangs is released."""
+"""A hang is explained, and waiting ranks are released."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 from jupyter_disttrain.protocol.time_limits import LONG_SECONDS
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import deaf, is_whole, waits
+from ...support.recovery_tools import failure_of, holding_gil, is_intact, stop, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_a_hang_explains_itself(three: Cluster, pids: dict[int, int]) -> None:
+def test_hang_is_explained(three: Cluster, pids: dict[int, int]) -> None:
     code = "import time\nx = torch.ones(30, 2)\nif rank != 1:\n    dist.all_reduce(x)\nelse:\n    time.sleep(1000)"
     run = three.run(code, block=False)
     assert wait_until(waits(run, {0, 2}, "all_reduce"))
@@ -35,37 +35,31 @@ def test_a_hang_explains_itself(three: Cluster, pids: dict[int, int]) -> None:
     ]
     assert wait_until(lambda: run.hang == lines)
     assert wait_until(lambda: (run._supervisor.stacks.collect({0}, 5)[0].waits_s or 0) > LONG_SECONDS)
-    three.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert f"when it was interrupted: {'; '.join(lines)}" in caught.value.notes
+    failure = stop(three, run)
+    assert f"when it was interrupted: {'; '.join(lines)}" in failure.notes
     assert three.where() == ["ranks 0-2: idle"]
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_who_has_ended_the_cell_and_who_never_ran_it_is_told_apart(three: Cluster, pids: dict[int, int]) -> None:
+def test_ended_ranks_and_ranks_without_the_cell_are_distinguished(three: Cluster, pids: dict[int, int]) -> None:
     run = three.run("if rank == 0: dist.barrier()", "0-1", block=False)
     assert wait_until(waits(run, {0}))
     assert wait_until(lambda: "rank 1: has ended the cell" in three.where())
     assert "rank 2: in no cell" in three.where()
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(three, pids)
+    stop(three, run)
+    assert is_intact(three, pids)
 
 
-def test_a_rank_whose_cell_failed_is_called_that_while_others_go_on(three: Cluster, pids: dict[int, int]) -> None:
+def test_failed_rank_is_reported_as_failed_while_others_continue(three: Cluster, pids: dict[int, int]) -> None:
     code = "import time\nif rank == 1: raise ValueError('the cause\\nand more')\nwhile True: time.sleep(0.01)"
     run = three.run(code, block=False)
     assert wait_until(lambda: "rank 1: its cell failed: ValueError: the cause" in three.where())
     assert wait_until(lambda: "ranks 0,2: in Python code at line 3: while True: time.sleep(0.01)" in three.where())
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(three, pids)
+    stop(three, run)
+    assert is_intact(three, pids)
 
 
-def test_collectives_that_do_not_match_are_called_that(three: Cluster, pids: dict[int, int]) -> None:
+def test_mismatched_collectives_are_reported(three: Cluster, pids: dict[int, int]) -> None:
     code = "x = torch.ones(4)\nif rank == 0: dist.all_reduce(x)\nelif rank == 1: dist.broadcast(x, 2)"
     run = three.run(code, block=False)
     assert wait_until(waits(run, {0, 1}))
@@ -75,22 +69,20 @@ def test_collectives_that_do_not_match_are_called_that(three: Cluster, pids: dic
         "is not the same on all ranks, so it can't end well: "
         "rank 0 in all_reduce (Float 4); rank 1 in broadcast (Float 4)" in first
     )
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(three, pids)
+    stop(three, run)
+    assert is_intact(three, pids)
 
 
 @pytest.fixture(scope="module")
-def patient() -> Iterator[Cluster]:
-    """Ranks whose cells say nothing of a wait, however long it takes."""
+def no_hang_reports() -> Iterator[Cluster]:
+    """Ranks whose cells report no wait, however long it takes."""
     with Cluster(n=3, launcher="local", grace_s=0.5, hang_after_s=1e6, name="patient") as cluster:
         cluster.run("import time; x = torch.ones(4)")
         yield cluster
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "output"),
     [
         pytest.param(
             "dist.all_reduce(x) if rank else dist.broadcast(x, 1)",
@@ -110,73 +102,64 @@ def patient() -> Iterator[Cluster]:
         ),
     ],
 )
-def test_what_can_t_end_well_is_told_at_once(patient: Cluster, code: str, said: str) -> None:
-    run = patient.run(code, block=False)
-    assert wait_until(lambda: any(said in line for line in run.hang))
-    assert said in patient.where()[0]
-    patient.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert any(note.startswith("when it was interrupted") and said in note for note in caught.value.notes)
+def test_certain_mismatch_is_reported_at_once(no_hang_reports: Cluster, code: str, output: str) -> None:
+    run = no_hang_reports.run(code, block=False)
+    assert wait_until(lambda: any(output in line for line in run.hang))
+    assert output in no_hang_reports.where()[0]
+    failure = stop(no_hang_reports, run)
+    assert any(note.startswith("when it was interrupted") and output in note for note in failure.notes)
 
 
-def test_groups_are_told_apart_and_a_root_that_differs_is_guessed(patient: Cluster) -> None:
-    patient.run("pair, other = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])")
-    run = patient.run("dist.all_reduce(x, group=other if rank == 1 else pair)", block=False)
+def test_groups_are_distinguished_and_a_differing_root_is_suggested(no_hang_reports: Cluster) -> None:
+    no_hang_reports.run("pair, other = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])")
+    run = no_hang_reports.run("dist.all_reduce(x, group=other if rank == 1 else pair)", block=False)
     assert wait_until(waits(run, {0, 1, 2}))
-    assert [line.split(" (")[0].rpartition(" of ")[0] for line in patient.where()] == [
+    assert [line.split(" (")[0].rpartition(" of ")[0] for line in no_hang_reports.where()] == [
         "ranks 0,2: waits in all_reduce number 1",
         "rank 1: waits in all_reduce number 1",
     ]
-    patient.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    run = patient.run("dist.broadcast(x, src=0 if rank else 1)", block=False)
+    stop(no_hang_reports, run)
+    run = no_hang_reports.run("dist.broadcast(x, src=0 if rank else 1)", block=False)
     assert wait_until(waits(run, {0, 1, 2}))
-    assert patient.where()[1:] == ["all of them wait in it: do they name the same src or dst?"]
-    patient.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
+    assert no_hang_reports.where()[1:] == ["all of them wait in it: do they name the same src or dst?"]
+    stop(no_hang_reports, run)
 
 
-def test_a_hang_of_an_earlier_cell_is_not_told_of_the_next(patient: Cluster) -> None:
-    first = patient.run("if rank: dist.barrier()", block=False)
+def test_hang_of_an_earlier_cell_is_not_attributed_to_the_next(no_hang_reports: Cluster) -> None:
+    first = no_hang_reports.run("if rank: dist.barrier()", block=False)
     assert wait_until(waits(first, {1, 2}))
-    patient.change(hang_after_s=0.2)
+    no_hang_reports.change(hang_after_s=0.2)
     assert wait_until(lambda: first.hang != [])
-    patient.interrupt()
-    with pytest.raises(RankFailure):
-        first.wait()
-    following = patient.run("time.sleep(0.5)", block=False)
-    told = []
+    stop(no_hang_reports, first)
+    following = no_hang_reports.run("time.sleep(0.5)", block=False)
+    messages = []
     while not following.done:
-        told += following.hang
+        messages += following.hang
     assert following.done
-    assert told == []
-    patient.change(hang_after_s=0.0)
-    calm = patient.run("time.sleep(1.5)", block=False)
+    assert messages == []
+    no_hang_reports.change(hang_after_s=0.0)
+    calm = no_hang_reports.run("time.sleep(1.5)", block=False)
     while not calm.done:
-        told += calm.hang
-    assert told == []
-    patient.change(hang_after_s=1e6)
+        messages += calm.hang
+    assert messages == []
+    no_hang_reports.change(hang_after_s=1e6)
 
 
-def test_a_time_out_says_who_had_waited_for_whom(patient: Cluster) -> None:
+def test_timeout_reports_which_rank_waited_for_which(no_hang_reports: Cluster) -> None:
     with pytest.raises(CellTimeoutError) as caught:
-        patient.run("if rank: dist.barrier()", timeout_s=2 * LONG_SECONDS)
+        no_hang_reports.run("if rank: dist.barrier()", timeout_s=2 * LONG_SECONDS)
     (note,) = caught.value.notes
     assert note.startswith("when it was interrupted: ranks 1-2: waits in barrier number")
     assert note in "".join(caught.value._render_traceback_())
 
 
-def test_a_process_that_gloo_ends_over_a_size_says_so(patient: Cluster) -> None:
-    with pytest.raises(RankFailure) as caught:
-        patient.run("dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
-    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(caught.value))
-    text = "\n".join(caught.value._render_traceback_())
+def test_process_aborted_by_gloo_over_a_size_is_reported(no_hang_reports: Cluster) -> None:
+    failure = failure_of(no_hang_reports, "dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
+    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(failure))
+    text = "\n".join(failure._render_traceback_())
     assert "sizes or types to one collective" in text
     assert "Extension modules" not in text
-    patient.run("import time; x = torch.ones(4)")
+    no_hang_reports.run("import time; x = torch.ones(4)")
 
 
 @pytest.mark.parametrize(
@@ -201,20 +184,20 @@ def test_a_process_that_gloo_ends_over_a_size_says_so(patient: Cluster) -> None:
         ),
     ],
 )
-def test_what_may_end_well_is_not_called_a_mismatch(patient: Cluster, code: str, waiting: set[int]) -> None:
-    for _ in range(2):  # the second time in a new group, whose numbers have stood for something else before
-        patient.run("for _ in range(3): dist.all_reduce(x)")
-        run = patient.run(code, block=False)
+def test_collectives_that_may_complete_are_not_reported_as_mismatch(
+    no_hang_reports: Cluster, code: str, waiting: set[int]
+) -> None:
+    for _ in range(2):  # the second time in a new group, whose sequence numbers meant other collectives before
+        no_hang_reports.run("for _ in range(3): dist.all_reduce(x)")
+        run = no_hang_reports.run(code, block=False)
         assert wait_until(waits(run, waiting))
-        assert not any("can't end well" in line for line in patient.where())
+        assert not any("can't end well" in line for line in no_hang_reports.where())
         assert run.hang == []
-        patient.interrupt()
-        with pytest.raises(RankFailure):
-            run.wait()
-        assert patient.where() == ["ranks 0-2: idle"]
+        stop(no_hang_reports, run)
+        assert no_hang_reports.where() == ["ranks 0-2: idle"]
 
 
-def test_a_rank_that_is_stopped_is_seen_to_be_silent(three: Cluster, pids: dict[int, int]) -> None:
+def test_stopped_rank_is_reported_as_not_responding(three: Cluster, pids: dict[int, int]) -> None:
     run = three.run("import time\nif rank == 1: time.sleep(1000)\ndist.barrier()", block=False)
     assert wait_until(waits(run, {0, 2}))
     os.kill(pids[1], signal.SIGSTOP)
@@ -222,10 +205,8 @@ def test_a_rank_that_is_stopped_is_seen_to_be_silent(three: Cluster, pids: dict[
         assert wait_until(lambda: any("rank 1: not responding for" in line for line in three.where(0.1)))
     finally:
         os.kill(pids[1], signal.SIGCONT)
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(three, pids)
+    stop(three, run)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +216,7 @@ def test_a_rank_that_is_stopped_is_seen_to_be_silent(three: Cluster, pids: dict[
         ("dist.isend(big, 0).wait()", "dist.recv(big, 1)"),  # half of it is received
     ],
 )
-def test_who_waits_for_the_rest_of_a_message_is_released(
+def test_rank_waiting_for_the_rest_of_a_message_is_released(
     three: Cluster, pids: dict[int, int], stopped: str, waiting: str
 ) -> None:
     receiver = 1 if "irecv" in stopped else 0
@@ -254,13 +235,13 @@ if rank == {receiver}:
     os.kill(pids[1], signal.SIGCONT)
     with pytest.raises(RankFailure):
         run.wait()
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_an_interrupt_of_a_stopped_rank_is_not_lost_when_it_goes_on(three: Cluster, pids: dict[int, int]) -> None:
-    for _ in range(5):  # while it is stopped, Linux may give a process's signal to any of its threads
+def test_interrupt_of_a_stopped_rank_is_delivered_when_it_continues(three: Cluster, pids: dict[int, int]) -> None:
+    for _ in range(5):  # while it is stopped, Linux may deliver a process's signal to any of its threads
         run = three.run("import time\ntime.sleep(1000)", 1, block=False)
-        # Python looks for signals before it calls sleep(), and not in there until that is cut short.
+        # Python checks for signals before it calls sleep(), and in there only after a wake-up.
         assert wait_until(lambda: Path(f"/proc/{pids[1]}/wchan").read_text() == "hrtimer_nanosleep")
         os.kill(pids[1], signal.SIGSTOP)
         three.interrupt()
@@ -270,18 +251,16 @@ def test_an_interrupt_of_a_stopped_rank_is_not_lost_when_it_goes_on(three: Clust
             run.wait()
 
 
-def test_c_code_is_not_cut_short_by_a_look_before_it_counts_as_a_hang(torchless: Cluster) -> None:
-    code = "import ctypes\n0 if rank else ctypes.PyDLL(None).sleep(6)"  # returns what was left of it
+def test_stack_collection_does_not_interrupt_c_code_before_it_counts_as_a_hang(torchless: Cluster) -> None:
+    code = "import ctypes\n0 if rank else ctypes.PyDLL(None).sleep(6)"  # returns the remaining time
     assert torchless.run(code).results == {0: 0, 1: 0}
 
 
-def test_a_rank_that_lets_no_thread_run_is_seen_from_outside(
-    three: Cluster, pids: dict[int, int], tmp_path: Path
-) -> None:
-    with deaf(tmp_path) as call:
+def test_rank_that_holds_the_gil_is_detected_from_outside(three: Cluster, pids: dict[int, int], tmp_path: Path) -> None:
+    with holding_gil(tmp_path) as call:
         run = three.run(f"import ctypes, os\nif rank == 1:\n    {call}\ndist.barrier()", block=False)
         assert wait_until(
             lambda: any("in code that lets no other thread run, at line 3" in line for line in three.where(1.1))
         )
     run.wait()
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)

@@ -1,4 +1,4 @@
-"""Interrupts at a moment at which KeyboardInterrupt would do lasting harm, or be lost."""
+"""Interrupts at moments at which KeyboardInterrupt would do lasting harm, or be lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import is_whole
+from ...support.recovery_tools import failure_of, is_intact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from jupyter_disttrain import CellRun, Cluster
 
 
-def interrupt_at(cluster: Cluster, code: str, words: str) -> CellRun:
-    """Run code that never ends, interrupt it once all ranks are at a line with these words, return how it ended."""
+def interrupt_at(cluster: Cluster, code: str, message: str) -> CellRun:
+    """Run endless code, interrupt it once all ranks are at a line with this text, return how it ended."""
     run = cluster.run(code, block=False)
-    assert wait_until(lambda: all(words in line for line in cluster.where()))
+    assert wait_until(lambda: all(message in line for line in cluster.where()))
     cluster.interrupt()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         run.wait()
     return run
 
 
-def test_the_import_of_a_library(three: Cluster, pids: dict[int, int], tmp_path: Path) -> None:
+def test_during_a_library_import(three: Cluster, pids: dict[int, int], tmp_path: Path) -> None:
     package = tmp_path / "site-packages" / "slowly"
     package.mkdir(parents=True)
     (package / "part.py").touch()
@@ -37,7 +37,7 @@ def test_the_import_of_a_library(three: Cluster, pids: dict[int, int], tmp_path:
     run = interrupt_at(three, "import slowly\nimport time\ntime.sleep(100)", "line 1: import slowly")
     assert {failure.line for failure in run.failures} <= {1, 2, 3}
     assert three.run("import slowly; slowly.part and slowly.whole").results == {0: 1, 1: 1, 2: 1}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 LOGGING = """
@@ -60,7 +60,7 @@ finally:
 """
 
 
-def test_a_lock_of_logging(three: Cluster, pids: dict[int, int]) -> None:
+def test_while_logging_holds_a_lock(three: Cluster, pids: dict[int, int]) -> None:
     interrupt_at(three, LOGGING, "sleep(0.2)")
     free = """
 found = []
@@ -73,7 +73,7 @@ thread.join()
 found
 """
     assert three.run(free).results == {0: [True], 1: [True], 2: [True]}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 FINALIZERS = """
@@ -109,25 +109,23 @@ while True:
 
 
 @pytest.mark.parametrize("code", [FINALIZERS, FORKS, CALLBACKS], ids=["finalizers", "forks", "callbacks"])
-def test_where_python_only_prints_what_is_raised(three: Cluster, pids: dict[int, int], code: str) -> None:
+def test_where_python_only_prints_exceptions(three: Cluster, pids: dict[int, int], code: str) -> None:
     run = interrupt_at(three, code, "0.2")
     assert "Exception ignored" not in "".join(run.stderr.values())
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("_attempt", range(3))
-def test_an_interrupt_that_was_put_off_does_not_reach_the_next_cell(
-    three: Cluster, pids: dict[int, int], _attempt: int
-) -> None:
+def test_deferred_interrupt_does_not_reach_the_next_cell(three: Cluster, pids: dict[int, int], _attempt: int) -> None:
     code = "import time\nclass Slow:\n    def __del__(self): time.sleep(0.5)\nSlow() and None"
     run = three.run(code, block=False)
     assert wait_until(lambda: all("sleep(0.5)" in line for line in three.where()))
     three.interrupt()
     try:
         run.wait()
-    except RankFailure as error:  # else the cell ended before
+    except RankFailure as error:  # otherwise the cell had ended before
         assert "KeyboardInterrupt" in str(error)  # noqa: PT017
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 LOADERS = """
@@ -146,12 +144,12 @@ finally:
 """
 
 
-def test_workers_of_a_data_loader_that_is_being_made(three: Cluster, pids: dict[int, int]) -> None:
+def test_while_data_loader_workers_are_created(three: Cluster, pids: dict[int, int]) -> None:
     left = "import multiprocessing; [str(child) for child in multiprocessing.active_children()]"
     for _ in range(3):
         interrupt_at(three, LOADERS, "time.sleep(0.4)")
         assert wait_until(lambda: three.run(left).results == {0: [], 1: [], 2: []})
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 END_OF_STEP = """
@@ -169,18 +167,18 @@ finally:
 """
 
 
-def test_the_end_of_a_step_that_turns_gradients_on_again(three: Cluster, pids: dict[int, int]) -> None:
+def test_at_the_end_of_an_optimizer_step_that_enables_gradients(three: Cluster, pids: dict[int, int]) -> None:
     run = interrupt_at(three, END_OF_STEP, "time.sleep(0.01)")
     assert three.run("calls").results == {rank: [False, False] for rank in range(3)}
     assert "torch's gradient mode is on again, as before the cell" in run.stderr[0]
     assert three.run("torch.is_grad_enabled()").results == dict.fromkeys(range(3), True)
     run = interrupt_at(three, "import time\ntorch.set_autocast_enabled('cpu', True)\ntime.sleep(100)", "sleep(100)")
     assert "torch.autocast('cpu') is off again" in run.stderr[2]
-    # What a cell that ends by itself has set, stays.
+    # Settings made by a cell that ends normally are kept.
     assert three.run("torch.set_grad_enabled(False); 1").stderr == dict.fromkeys(range(3), "")
     assert three.run("torch.is_grad_enabled()").results == dict.fromkeys(range(3), False)
     three.run("torch.set_grad_enabled(True)")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 ENTERED = """
@@ -196,7 +194,7 @@ time.sleep(100)
 """
 
 
-def test_modes_that_an_interrupt_kept_code_from_leaving(three: Cluster, pids: dict[int, int]) -> None:
+def test_torch_modes_are_restored(three: Cluster, pids: dict[int, int]) -> None:
     run = interrupt_at(three, ENTERED, "time.sleep(100)")
     for name in ("FakeTensorMode", "DeviceContext", "a transform of torch.func", "torch.compile"):
         assert f"{name} was left, as before the cell" in run.stderr[0]
@@ -206,10 +204,10 @@ def test_modes_that_an_interrupt_kept_code_from_leaving(three: Cluster, pids: di
     ).results
     assert found == dict.fromkeys(range(3), (2.0, False, "cpu"))
     three.run("torch.set_default_device(None)")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_what_ipython_calls_before_a_cell(three: Cluster, pids: dict[int, int]) -> None:
+def test_in_ipython_code_before_a_cell(three: Cluster, pids: dict[int, int]) -> None:
     three.run("""
     import signal
     def early(*_): get_ipython().events.unregister("pre_execute", early); signal.raise_signal(signal.SIGINT)
@@ -221,7 +219,7 @@ def test_what_ipython_calls_before_a_cell(three: Cluster, pids: dict[int, int]) 
     caught = "try: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: pass\nran = True"
     three.run(caught)
     assert three.run("ran").results == dict.fromkeys(range(3), True)
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 BETWEEN = """import asyncio, signal, time
@@ -237,17 +235,14 @@ ran = True
 
 
 @pytest.mark.parametrize("ends", ["time.sleep(100)", "await asyncio.sleep(100)"])
-def test_a_moment_between_two_statements_is_at_the_line_of_the_next(
-    three: Cluster, pids: dict[int, int], ends: str
-) -> None:
+def test_between_two_statements_is_at_the_line_of_the_next(three: Cluster, pids: dict[int, int], ends: str) -> None:
     three.run("ran = False")
-    with pytest.raises(RankFailure) as caught:
-        three.run(BETWEEN.format(ends=ends))
-    (failure,) = caught.value.failures
+    error = failure_of(three, BETWEEN.format(ends=ends))
+    (failure,) = error.failures
     assert (failure.ranks, failure.line, failure.ename) == ((0, 1, 2), 8, "KeyboardInterrupt")
     assert "IPython" not in "\n".join(failure.traceback)
     assert three.run("ran").results == dict.fromkeys(range(3), False)
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 AT_ANY_LINE = """
@@ -287,8 +282,8 @@ def strike_at(number):
 @pytest.mark.parametrize(
     "cell", ["ended = 1", "await asyncio.sleep(0); ended = 1", "signal.raise_signal(signal.SIGINT)"]
 )
-def test_any_line_of_the_kernel_around_a_cell(three: Cluster, pids: dict[int, int], cell: str) -> None:
-    """Each comes once; with the last cell it is the second interrupt, while the first is being told."""
+def test_at_any_line_of_the_kernel_around_a_cell(three: Cluster, pids: dict[int, int], cell: str) -> None:
+    """At each line once; with the last cell it is the second interrupt, while the first is being reported."""
     three.run("import asyncio" + AT_ANY_LINE)
     number, left = 0, {-1}
     while left == {-1}:
@@ -300,4 +295,4 @@ def test_any_line_of_the_kernel_around_a_cell(three: Cluster, pids: dict[int, in
             assert set(error.by_rank) == {0, 1, 2}  # noqa: PT017
             assert "KeyboardInterrupt" in str(error) or "CancelledError" in str(error)  # noqa: PT017
     assert number > 50
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)

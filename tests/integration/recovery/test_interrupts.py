@@ -1,4 +1,4 @@
-"""An interrupt at any moment: none falls between sending a cell and waiting for it."""
+"""An interrupt at any moment: none is lost between sending a cell and waiting for it."""
 
 from __future__ import annotations
 
@@ -8,79 +8,71 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
-from ...support.process_tools import press, wait_until
+from ...support.listeners import IgnoringListener
+from ...support.process_tools import send_sigint, wait_until
+from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from jupyter_disttrain import Cluster
     from jupyter_disttrain.client.cells.cell_run import CellRun
     from jupyter_disttrain.client.cells.events import Event
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Cluster]:
-    """Two ranks without torch or MPI."""
-    with Cluster(n=2, launcher="local", backend="none", name="interrupts") as cluster:
-        yield cluster
-
-
-def test_two_that_come_together_are_two_for_the_ranks(
-    ranks: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_two_simultaneous_interrupts_are_two_for_the_ranks(
+    torchless: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     stubborn = f"import time\n{begin}\ntry: time.sleep(100)\nexcept KeyboardInterrupt: pass\ntime.sleep(100)"
-    interrupt = ranks._session.interrupt
+    interrupt = torchless._session.interrupt
 
-    def interrupt_and_press(chosen: object, *, forced: bool) -> None:
+    def interrupt_and_signal(chosen: object, *, forced: bool) -> None:
         interrupt(chosen, forced=forced)  # type: ignore[arg-type]
         if not forced:
-            press()  # a double click
+            send_sigint()  # a double click
 
-    monkeypatch.setattr(ranks._session, "interrupt", interrupt_and_press)
+    monkeypatch.setattr(torchless._session, "interrupt", interrupt_and_signal)
 
-    def press_once_both_run() -> None:
+    def interrupt_once_both_run() -> None:
         assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-        press()
+        send_sigint()
 
-    person = threading.Thread(target=press_once_both_run)
-    person.start()
+    user = threading.Thread(target=interrupt_once_both_run)
+    user.start()
     with pytest.raises(RankFailure, match="KeyboardInterrupt") as caught:
-        ranks.run(stubborn)
-    person.join()
+        torchless.run(stubborn)
+    user.join()
     (failure,) = caught.value.failures
     assert (failure.ranks, failure.line) == ((0, 1), 5)
 
 
-class Burst:
-    """Press stop again and again once the cell has spoken, as a key that is held down."""
+class InterruptBurst(IgnoringListener):
+    """Interrupt repeatedly once the cell has printed something, as a held key does."""
 
-    def __init__(self, presses: int = 2 * PATIENT_INTERRUPTS) -> None:
-        self.pressed = 0
-        self._presses = presses
+    def __init__(self, count: int = 2 * PATIENT_INTERRUPTS) -> None:
+        self.sent = 0
+        self._count = count
 
-    def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
-        while events and self.pressed < self._presses:
-            self.pressed += 1
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+        while events and self.sent < self._count:
+            self.sent += 1
             signal.raise_signal(signal.SIGINT)
 
-    def on_end(self, run: CellRun) -> None:
-        pass
 
-
-def test_who_presses_in_a_burst_does_not_give_up_ranks_that_hear(ranks: Cluster) -> None:
-    burst = Burst()
+def test_burst_of_interrupts_does_not_abandon_responding_ranks(torchless: Cluster) -> None:
+    burst = InterruptBurst()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-        ranks.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
-    assert burst.pressed == 2 * PATIENT_INTERRUPTS
-    assert ranks.run("rank").results == {0: 0, 1: 1}
+        torchless.run("import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", listener=burst)
+    assert burst.sent == 2 * PATIENT_INTERRUPTS
+    assert torchless.run("rank").results == {0: 0, 1: 1}
 
 
-def test_ranks_that_react_late_to_a_burst_are_not_given_up(ranks: Cluster) -> None:
+def test_ranks_that_react_late_to_a_burst_are_not_abandoned(torchless: Cluster) -> None:
     code = """import time
 heard = 0
 while heard < 3:
@@ -90,11 +82,11 @@ while heard < 3:
     except KeyboardInterrupt: heard += 1
 time.sleep(2)
 heard"""
-    assert ranks.run(code, 0, listener=Burst(presses=3)).results == {0: 3}
+    assert torchless.run(code, 0, listener=InterruptBurst(count=3)).results == {0: 3}
 
 
-def test_an_interrupt_while_an_error_is_told_loses_neither(ranks: Cluster) -> None:
-    """The error's text is read while its traceback is made: that is when the interrupt comes."""
+def test_interrupt_while_an_error_is_reported_loses_neither(torchless: Cluster) -> None:
+    """The error's text is read while its traceback is formatted: that is when the interrupt comes."""
     interrupting = """
 import signal
 class SlowError(Exception):
@@ -107,42 +99,39 @@ class SlowError(Exception):
 def later():
     return len(range(3))
 """
-    ranks.run(interrupting)
-    with pytest.raises(RankFailure) as caught:
-        ranks.run("raise SlowError()")
-    (failure,) = caught.value.failures
+    torchless.run(interrupting)
+    outcome = failure_of(torchless, "raise SlowError()")
+    (failure,) = outcome.failures
     assert (failure.ename, failure.evalue, failure.line) == ("SlowError", "what happened", 1)
     assert failure.traceback[-1].endswith("SlowError\x1b[39m: what happened")
-    # One that comes while an error is told that does not end the cell still interrupts it.
-    with pytest.raises(RankFailure) as caught:
-        ranks.run("try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass")
-    (failure,) = caught.value.failures
+    # An interrupt while a handled error is formatted still interrupts the cell.
+    error = failure_of(
+        torchless, "try: raise SlowError()\nexcept SlowError: get_ipython().showtraceback()\nwhile later(): pass"
+    )
+    (failure,) = error.failures
     assert failure.ename == "KeyboardInterrupt"
-    assert ranks.run("later()").results == {0: 3, 1: 3}
+    assert torchless.run("later()").results == {0: 3, 1: 3}
 
 
-def test_an_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
-    ranks: Cluster, monkeypatch: pytest.MonkeyPatch
+def test_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
+    torchless: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = ranks._session.open_cells
+    cells = torchless._session.open_cells
     send = cells._send_to_rank
 
-    def send_and_press(run: object, rank: int, *rest: object) -> None:
+    def send_and_interrupt(run: object, rank: int, *rest: object) -> None:
         if rank == 1:
-            press()  # rank 0 has its request by now
+            send_sigint()  # rank 0 has its request by now
         send(run, rank, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "_send_to_rank", send_and_press)
-        with pytest.raises(RankFailure) as caught:
-            ranks.run("import time\nwhile True: time.sleep(0.01)")
-    assert set(caught.value.by_rank) == {0, 1}
-    assert ranks.run("rank").results == {0: 0, 1: 1}
+        patch.setattr(cells, "_send_to_rank", send_and_interrupt)
+        failure = failure_of(torchless, "import time\nwhile True: time.sleep(0.01)")
+    assert set(failure.by_rank) == {0, 1}
+    assert torchless.run("rank").results == {0: 0, 1: 1}
 
 
-def test_an_interrupt_right_before_a_build_leaves_no_file_that_others_wait_for(
-    started: Callable[[str], Cluster], tmp_path: Path
-) -> None:
+def test_interrupt_right_before_a_build_leaves_no_lock_file(started: Callable[[str], Cluster], tmp_path: Path) -> None:
     ranks = started("local")  # with torch, whose builds they are
     ranks.run("""
 import functools, os, psutil, signal
@@ -157,7 +146,7 @@ def build(folder):
         finally:
             baton.release()
 """)
-    for way in ("press", "lambda process: press()"):  # in this package's code, where it is put off, and in the cell's
+    for way in ("press", "lambda process: press()"):  # in this package's code, where it is deferred, and in the cell's
         ranks.run(f"psutil.Process.create_time = {way}")
         with pytest.raises(RankFailure, match="KeyboardInterrupt"):
             ranks.run(f"build({str(tmp_path)!r})", ranks=0)
@@ -167,7 +156,7 @@ def build(folder):
         ranks.run(f"build({str(tmp_path)!r})", ranks=1)
 
 
-def test_a_rank_that_is_killed_as_it_begins_a_build_leaves_no_file_that_others_wait_for(
+def test_rank_killed_at_the_start_of_a_build_leaves_no_lock_file(
     started: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     ranks = started("local")
@@ -183,11 +172,11 @@ baton = FileBaton({str(tmp_path / "lock")!r})
     assert wait_until(lambda: ranks.table[0].state == "idle", 60)
 
 
-def test_a_build_that_ends_while_another_rank_looks_at_its_file_is_no_error(
+def test_build_that_ends_while_another_rank_checks_its_file_is_no_error(
     started: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     ranks = started("local")
-    told = ranks.run(f"""
+    text = ranks.run(f"""
 import os, psutil
 from torch.utils.file_baton import FileBaton
 baton, create_time = FileBaton({str(tmp_path / "lock")!r}), psutil.Process.create_time
@@ -204,11 +193,11 @@ if rank == 1:
 dist.barrier()
 rank == 0 or begins
 """)
-    assert told.results == {0: True, 1: True}
+    assert text.results == {0: True, 1: True}
 
 
-def test_a_thread_that_has_left_gloo_since_the_last_look_is_left_alone(started: Callable[[str], Cluster]) -> None:
-    """Its buffer is freed by then; so the looks at threads are made up, and what is to be ended is only noted."""
+def test_thread_that_left_gloo_since_the_last_sample_is_not_touched(started: Callable[[str], Cluster]) -> None:
+    """Its buffer is freed by then; so the samples are simulated, and releases are only recorded."""
     ranks = started("local")  # with torch, which brings Gloo
     code = """
 import threading
@@ -230,10 +219,10 @@ ended, end.call_count
     assert ranks.run(code, 0).results == {0: (0, 0)}
 
 
-def test_a_thread_that_sleeps_in_memory_which_gloo_has_freed_is_left_alone(
+def test_thread_that_sleeps_in_memory_freed_by_gloo_is_not_touched(
     started: Callable[[str], Cluster],
 ) -> None:
-    """Where the freed buffer's condition variable was is something else to wait for by now."""
+    """The address of the freed buffer's condition variable now belongs to something else."""
     code = """
 import ctypes, platform, threading
 from pathlib import Path
@@ -263,12 +252,10 @@ ended, end.call_count
         "%%bash\necho begun; sleep 100",
     ],
 )
-def test_what_awaits_and_bash_end_by_an_interrupt_like_any_other_code(ranks: Cluster, code: str) -> None:
-    run = ranks.run(code, block=False)
+def test_await_and_bash_are_interrupted_like_any_other_code(torchless: Cluster, code: str) -> None:
+    run = torchless.run(code, block=False)
     assert wait_until(lambda: set(run.stdout.values()) == {"begun\n"})
-    ranks.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    (failure,) = caught.value.failures
+    error = stop(torchless, run)
+    (failure,) = error.failures
     assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 1, "KeyboardInterrupt")
     assert not any("site-packages" in line or "asyncio/" in line for line in failure.traceback)

@@ -1,4 +1,4 @@
-"""What holds an old process group holds the next one, wherever that is; nothing keeps the old one."""
+"""References to an old process group are replaced by the new one, wherever they are; nothing keeps the old one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
+
+from ...support.recovery_tools import failure_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,19 +21,19 @@ def mine(x, group=dist.group.WORLD): return x
 class Settings: group = dist.group.WORLD
 pairs = [(1, (dist.group.WORLD,))]
 import gc; gc.freeze()"""
-WHAT_IS_HELD = """
+HELD = """
 held = (default_of(mine), Settings.group, pairs[0][1][0])
 [each is dist.group.WORLD for each in held]"""
 OPEN_FILES = "import psutil; len(psutil.Process().net_connections())"
 
 
-def test_what_cells_hold_of_a_group_is_the_next_one(three: Cluster) -> None:
+def test_references_held_by_cells_are_replaced(three: Cluster) -> None:
     three.run(HELD)
     sockets = three.run(OPEN_FILES).results
     for _ in range(3):
         with pytest.raises(RankFailure, match="on purpose"):
             three.run("if rank == 0: raise ValueError('on purpose')\ndist.barrier()")
-    assert three.run(WHAT_IS_HELD).results == {rank: [True, True, True] for rank in range(3)}
+    assert three.run(HELD).results == {rank: [True, True, True] for rank in range(3)}
     assert three.run(OPEN_FILES).results == sockets
 
 
@@ -43,14 +45,13 @@ dist.destroy_process_group()
 """
 
 
-def test_functions_of_torch_use_the_default_group_of_the_moment(folder: Path) -> None:
-    # Theirs would be that of the moment in which a script, or any optimizer in a cell, has imported them.
+def test_torch_functions_use_the_current_default_group(folder: Path) -> None:
+    # Otherwise it would be the group at the time when a script, or any optimizer in a cell, imported them.
     (folder / "own.py").write_text(OWN_GROUP)
     with Cluster(n=2, launcher="local", grace_s=0.5, name="defaults") as cluster:
         cluster.scripts.run("own.py")
         total = "torch.distributed.nn.functional.all_reduce(torch.ones(1)).item()"
         assert cluster.run(total).results == {0: 2.0, 1: 2.0}
-        with pytest.raises(RankFailure) as caught:
-            cluster.run(f"if rank == 0: raise ValueError('on purpose')\n{total}")
-        assert set(caught.value.waited) == {1}
+        failure = failure_of(cluster, f"if rank == 0: raise ValueError('on purpose')\n{total}")
+        assert set(failure.waited) == {1}
         assert cluster.run(total).results == {0: 2.0, 1: 2.0}

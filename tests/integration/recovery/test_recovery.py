@@ -1,8 +1,7 @@
-"""The session always comes back: interrupts and failures in the midst of collectives."""
+"""The session recovers from interrupts and failures within collectives."""
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,15 +11,12 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import CellTimeoutError, GivenUpError, RankFailure
 
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import DEAF, HOST, SUM, interrupted, is_whole, waits
+from ...support.recovery_tools import HOLD_GIL, HOST, SUM, failure_of, interrupted, is_intact, stop, waits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from jupyter_disttrain import CellRun
-    from jupyter_disttrain.client.cells.events import Event
 
 
 # Interrupts
@@ -39,29 +35,28 @@ if TYPE_CHECKING:
     ],
     ids=["barrier", "all_reduce", "broadcast", "recv", "finally", "rendezvous", "new_group"],
 )
-def test_an_interrupt_reaches_ranks_that_wait_for_others(
+def test_interrupt_reaches_ranks_that_wait_for_others(
     three: Cluster, pids: dict[int, int], code: str, waiting: set[int]
 ) -> None:
     error = interrupted(three, code, waiting)
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_a_model_whose_constructor_failed_is_not_missed_later(three: Cluster, pids: dict[int, int]) -> None:
+def test_model_whose_constructor_failed_is_ignored_later(three: Cluster, pids: dict[int, int]) -> None:
     model = "s = torch.nn.parallel.DistributedDataParallel(torch.nn.SyncBatchNorm(3))"  # needs a GPU
     with pytest.raises(RankFailure, match="SyncBatchNorm layers only work with GPU"):
         three.run(model)
     three.run(f"import torch\ntry: {model}\nexcept ValueError as error: kept_error = error")
-    with pytest.raises(RankFailure) as caught:
-        three.run("if rank == 1: 1/0\ndist.barrier()")
-    assert not [note for note in caught.value.notes if note.startswith("gone with")]
+    failure = failure_of(three, "if rank == 1: 1/0\ndist.barrier()")
+    assert not [note for note in failure.notes if note.startswith("gone with")]
     three.run("del kept_error")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_groups_meshes_and_models_that_a_person_holds_go_on_working(three: Cluster, pids: dict[int, int]) -> None:
+def test_groups_meshes_and_models_of_the_user_keep_working(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
         "from torch.nn.parallel import DistributedDataParallel\n"
         "from torch.distributed.device_mesh import init_device_mesh\n"
@@ -78,7 +73,7 @@ def test_groups_meshes_and_models_that_a_person_holds_go_on_working(three: Clust
         "        model.zero_grad()\n"
         "step(torch.full((2, 4), float(rank)))"
     )
-    # In the midst of a backward pass, which leaves a reducer that waits for the end of its iteration.
+    # Within a backward pass, which leaves a reducer that waits for the end of its iteration.
     error = interrupted(three, "if rank: step(torch.ones(2, 4))", {1, 2})
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
     three.run("model.zero_grad()\nfor number in range(3): step(torch.full((2, 4), float(rank + number)))")
@@ -87,10 +82,10 @@ def test_groups_meshes_and_models_that_a_person_holds_go_on_working(three: Clust
     code = "one = torch.ones(1)\nif rank != 1: dist.all_reduce(one, group=held['in a list'][0])\none.item()"
     assert three.run(code).results == {0: 2.0, 1: 1.0, 2: 2.0}
     assert three.run("held['default'] is dist.group.WORLD and mesh.get_group().size()").results[1] == 3
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_only_the_group_s_own_connections_end(three: Cluster, pids: dict[int, int]) -> None:
+def test_only_connections_of_the_group_are_closed(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
         "import socket, asyncio, selectors\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
@@ -103,11 +98,11 @@ def test_only_the_group_s_own_connections_end(three: Cluster, pids: dict[int, in
     interrupted(three, "if rank == 0: dist.barrier()", {0})
     code = "client.send(b'still here'); mine.set('a', 'b'); (other.recv(100), mine.get('a'))"
     assert three.run(code).results == dict.fromkeys(range(3), (b"still here", b"b"))
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["mpi"], indirect=True)
-def test_nothing_grows_with_the_interrupts(three: Cluster, pids: dict[int, int]) -> None:
+def test_repeated_interrupts_leak_nothing(three: Cluster, pids: dict[int, int]) -> None:
     count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     interrupted(three, "if rank == 0: dist.barrier()", {0})
     before = three.run(count).results
@@ -116,43 +111,29 @@ def test_nothing_grows_with_the_interrupts(three: Cluster, pids: dict[int, int])
     after = three.run(count).results
     assert all(after[rank][0] <= before[rank][0] + 1 for rank in range(3)), (before, after)
     assert all(after[rank][1] <= before[rank][1] for rank in range(3)), (before, after)
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_a_group_that_a_person_destroys_is_gone(three: Cluster, pids: dict[int, int]) -> None:
+def test_group_destroyed_by_the_user_is_freed(three: Cluster, pids: dict[int, int]) -> None:
     count = "len(os.listdir('/proc/self/task'))"
     before = three.run(count).results
     three.run("for _ in range(3):\n    pg = dist.new_group([0, 1, 2])\n    dist.destroy_process_group(pg)\n    del pg")
     assert wait_until(lambda: three.run(count).results == before)  # it is kept for a second: engine.ended_groups
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["mpi"], indirect=True)
-def test_a_cell_sent_right_after_an_interrupt_runs_on_every_rank(three: Cluster, pids: dict[int, int]) -> None:
+def test_cell_sent_right_after_an_interrupt_runs_on_every_rank(three: Cluster, pids: dict[int, int]) -> None:
     for number in range(10):
         run = three.run("while True: pass" if number % 2 else "if rank: dist.barrier()\nwhile True: pass", block=False)
         threading.Timer(0.02 * number, three.interrupt).start()
         with pytest.raises(RankFailure):
             run.wait()
         assert three.run(f"{number} + rank").results == {rank: number + rank for rank in range(3)}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-class Presser:
-    """Press stop again and again, once only some ranks still run."""
-
-    def __init__(self, left: set[int]) -> None:
-        self._left = left
-
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        if run.state.running == self._left:
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        pass
-
-
-def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_unresponsive_ranks_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
     with Cluster(n=2, launcher="local", name="deaf") as cluster:
         cluster.run("kept = rank")
@@ -160,11 +141,11 @@ def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.M
             f"import os, signal, time\nbegun = {str(tmp_path / 'begun')!r}\n"
             "if rank == 1:\n"
             "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
-            f"    open(begun, 'w').close()\n    exec({DEAF!r})\n"
+            f"    open(begun, 'w').close()\n    exec({HOLD_GIL!r})\n"
             "while not os.path.exists(begun): time.sleep(0.01)"
         )
         with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
-            cluster.run(code, listener=Presser({1}))
+            cluster.run(code, listener=Interrupter(lambda run: run.state.running == {1}))
         killed, replaced = cluster.replace([1])
         assert killed.startswith(f"rank 1 on {cluster.table[1].info.host} was killed: it did not react within 3 s")
         assert replaced == (
@@ -175,23 +156,23 @@ def test_what_hears_nothing_is_given_up_and_replaced_alone(monkeypatch: pytest.M
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-def test_an_error_holds_no_memory(three: Cluster, pids: dict[int, int]) -> None:
+def test_error_keeps_no_memory(three: Cluster, pids: dict[int, int]) -> None:
     three.run("import weakref, gc\nclass Big: pass\nseen = []")
     code = "def fail():\n    big = Big(); seen.append(weakref.ref(big))\n    raise MemoryError('none left')\nfail()"
     with pytest.raises(RankFailure, match="MemoryError"):
         three.run(code)
     assert three.run("gc.collect(); seen[0]()").results == {0: None, 1: None, 2: None}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_an_interrupt_in_a_library_shows_the_cell_alone(three: Cluster, pids: dict[int, int]) -> None:
+def test_interrupt_in_a_library_shows_only_the_cell(three: Cluster, pids: dict[int, int]) -> None:
     code = "import subprocess\nsubprocess.run(['kill', '-INT', str(os.getpid())])\nsubprocess.run(['sleep', '100'])"
     with pytest.raises(RankFailure, match="KeyboardInterrupt") as caught:
         three.run(code)
     (failure,) = caught.value.failures
     assert failure.line in (2, 3)
     assert "subprocess.py" not in "".join(failure.traceback)
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 STEP = """
@@ -212,7 +193,7 @@ step()
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_a_sharded_model_goes_on_after_an_interrupt_at_any_point_of_a_step(
+def test_sharded_model_continues_after_an_interrupt_at_any_point_of_a_step(
     three: Cluster, pids: dict[int, int]
 ) -> None:
     three.run(STEP)
@@ -225,7 +206,7 @@ def test_a_sharded_model_goes_on_after_an_interrupt_at_any_point_of_a_step(
             run.wait()
         losses = three.run("step()", timeout_s=30).results
         assert losses[0] == losses[1] == losses[2]
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 CUT_OFF = """
@@ -241,44 +222,43 @@ step()
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_a_sharded_model_of_which_one_parameter_went_ahead_goes_on(three: Cluster, pids: dict[int, int]) -> None:
+def test_sharded_model_with_one_parameter_ahead_continues(three: Cluster, pids: dict[int, int]) -> None:
     three.run(STEP)
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         three.run(CUT_OFF)
     losses = three.run("step()", timeout_s=30).results
     assert losses[0] == losses[1] == losses[2]
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 # Failures
 
 
-def test_ranks_that_wait_for_one_that_failed_are_released(three: Cluster, pids: dict[int, int]) -> None:
-    with pytest.raises(RankFailure) as caught:
-        three.run("x = torch.ones(1)\nif rank == 1:\n    raise ValueError('the cause')\ndist.all_reduce(x)")
-    error = caught.value
+def test_ranks_that_wait_for_a_failed_one_are_released(three: Cluster, pids: dict[int, int]) -> None:
+    code = "x = torch.ones(1)\nif rank == 1:\n    raise ValueError('the cause')\ndist.all_reduce(x)"
+    error = failure_of(three, code)
     assert str(error) == f"rank 1 ({HOST}), line 3: ValueError: the cause"
     assert set(error.waited) == {0, 2}
-    told = "\n".join(error._render_traceback_())
-    assert told.endswith("ranks 0,2 waited for rank 1 at line 4 and were released")
-    assert told.count("Traceback") == 1
-    assert is_whole(three, pids)
+    text = "\n".join(error._render_traceback_())
+    assert text.endswith("ranks 0,2 waited for rank 1 at line 4 and were released")
+    assert text.count("Traceback") == 1
+    assert is_intact(three, pids)
 
 
-def test_ranks_that_do_not_wait_go_on_after_a_failure(three: Cluster, pids: dict[int, int]) -> None:
+def test_ranks_that_do_not_wait_continue_after_a_failure(three: Cluster, pids: dict[int, int]) -> None:
     code = "import time\nif rank == 1: 1 / 0\ntime.sleep(1.5)\ndone = True"
     with pytest.raises(RankFailure, match="ZeroDivisionError"):
         three.run(code)
     assert three.run("globals().pop('done', False)").results == {0: True, 1: False, 2: True}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_a_group_that_timed_out_is_formed_anew(three: Cluster, pids: dict[int, int]) -> None:
+def test_group_that_timed_out_is_formed_again(three: Cluster, pids: dict[int, int]) -> None:
     code = "from datetime import timedelta\npg = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))\n"
     with pytest.raises(RankFailure):
         three.run(code + "if rank == 0: dist.all_reduce(torch.ones(1), group=pg)")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
@@ -291,20 +271,18 @@ def test_a_group_that_timed_out_is_formed_anew(three: Cluster, pids: dict[int, i
         ),
     ],
 )
-def test_who_waits_for_a_message_that_was_begun_before_is_seen_and_released(
+def test_rank_waiting_for_a_message_begun_earlier_is_detected_and_released(
     three: Cluster, pids: dict[int, int], code: str
 ) -> None:
     run = three.run(f"if rank == 0: {code}", block=False)
     assert wait_until(waits(run, {0}, "wait() of a send or recv"))
     assert three.where()[0].startswith("rank 0: waits in wait() of a send or recv at line 1")
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(three, pids)
+    stop(three, run)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_a_time_out_ends_what_only_a_second_interrupt_ends(three: Cluster, pids: dict[int, int]) -> None:
+def test_timeout_ends_what_only_a_second_interrupt_ends(three: Cluster, pids: dict[int, int]) -> None:
     stubborn = """
 import time
 presses = 0
@@ -313,4 +291,4 @@ while rank == 0 and presses < 2:
     except KeyboardInterrupt: presses += 1"""
     with pytest.raises(CellTimeoutError, match=r"the cell ran longer than 0.5 s and was interrupted$"):
         three.run(stubborn, timeout_s=0.5)
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)

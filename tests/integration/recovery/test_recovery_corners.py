@@ -1,4 +1,4 @@
-"""The session comes back: what goes wrong while it does, and what must not be touched by it."""
+"""Recovery, rare cases: faults during a recovery, and state that it must not touch."""
 
 from __future__ import annotations
 
@@ -16,68 +16,36 @@ from jupyter_disttrain.client import lifecycle, session
 from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import STUBBORN, SUM, interrupted, is_whole, waits
+from ...support.recovery_tools import IGNORE_INTERRUPTS, SUM, failure_of, interrupted, is_intact, stop, waits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from jupyter_disttrain import CellRun
-    from jupyter_disttrain.client.cells.events import Event
 
-
-class PressWhileComingBack:
-    """Press stop when the cell has ended and the session is just coming back."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def on_events(self, _events: Sequence[Event], run: CellRun) -> None:
-        if run.state.done and run.coming_back and not self.pressed:
-            self.pressed = True
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, run: CellRun) -> None:
-        pass
-
-
-def test_a_stop_that_comes_too_late_hides_no_failure(three: Cluster) -> None:
-    presser = PressWhileComingBack()
+def test_late_interrupt_hides_no_failure(three: Cluster) -> None:
+    interrupter = Interrupter(lambda run: run.state.done and run.coming_back, times=1)
     with pytest.raises(RankFailure, match="RankDied"):
-        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", listener=presser)
-    assert presser.pressed
+        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", listener=interrupter)
+    assert interrupter.sent
     run = three.run(SUM)
     assert run.results == {rank: [6.0] for rank in range(3)}
-    assert any(note.startswith("rank 1 was replaced") for note in run.notes), "what the person did not wait for"
+    assert any(note.startswith("rank 1 was replaced") for note in run.notes), (
+        "the interrupted wait is reported with the next cell"
+    )
 
 
-class PressThrice:
-    """Press stop again and again, and count the ends."""
-
-    def __init__(self) -> None:
-        self.ends = 0
-        self._begun = False  # it has said something
-
-    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
-        self._begun = self._begun or bool(events)
-        if self._begun and run.interrupts < 3:
-            signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, _run: CellRun) -> None:
-        self.ends += 1
-
-
-def test_a_cell_that_is_given_up_ends_once_and_its_rank_may_come_back(
+def test_abandoned_cell_ends_once_and_its_rank_may_return(
     torchless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
-    presser = PressThrice()
+    interrupter = Interrupter(lambda run: any(run.stdout.values()) and run.interrupts < 3)
     path = tmp_path / "let-go"
-    code = f"{STUBBORN}kept = 'as it was'\nstay({str(path)!r})"
+    code = f"{IGNORE_INTERRUPTS}kept = 'as it was'\nstay({str(path)!r})"
     with pytest.raises(GivenUpError, match=r"rank 1 has not come back yet: .* the last resort, which loses variables"):
-        torchless.run(code, 1, listener=presser)
-    assert presser.ends == 1
+        torchless.run(code, 1, listener=interrupter)
+    assert interrupter.ends == 1
     (left,) = torchless.running_cells
     assert left.running_now == {1}
     assert torchless.run("rank", 0).results == {0: 0}
@@ -90,7 +58,7 @@ def test_a_cell_that_is_given_up_ends_once_and_its_rank_may_come_back(
     assert torchless.running_cells == []
 
 
-def test_ranks_that_nobody_ends_are_not_said_to_be_replaced(
+def test_ranks_that_are_not_killed_are_not_reported_as_replaced(
     torchless: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "CLUSTER_END_SECONDS", 0.1)
@@ -114,7 +82,7 @@ def test_ranks_that_nobody_ends_are_not_said_to_be_replaced(
     assert "of another rank" in run.notes
 
 
-def test_one_rank_that_can_t_form_the_group_holds_nobody_up(three: Cluster, pids: dict[int, int]) -> None:
+def test_rank_that_cannot_form_the_group_delays_no_other(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
         "from jupyter_disttrain.rank.process_group.group import Group\n"
         "prove = Group._prove\n"
@@ -127,10 +95,10 @@ def test_one_rank_that_can_t_form_the_group_holds_nobody_up(three: Cluster, pids
     (note,) = [note for note in error.notes if "can't be formed" in note]
     assert note.startswith("the process group can't be formed anew: rank 1 on ")
     assert "Too many open files" in note
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_a_person_may_replace_a_rank_whatever_deaths_lead_to() -> None:
+def test_user_may_replace_a_rank_under_any_death_policy() -> None:
     with Cluster(n=2, launcher="local", on_rank_death="stop", name="asked") as cluster:
         for _ in range(5):
             pid = cluster.table[1].info.pid
@@ -139,7 +107,7 @@ def test_a_person_may_replace_a_rank_whatever_deaths_lead_to() -> None:
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-def test_a_failure_in_one_cell_leaves_alone_who_waits_in_another(three: Cluster, pids: dict[int, int]) -> None:
+def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another(three: Cluster, pids: dict[int, int]) -> None:
     waiting = three.run("x = torch.ones(1); dist.all_reduce(x); x.item()", 0, block=False)
     assert wait_until(waits(waiting, {0}))
     with pytest.raises(RankFailure, match="ZeroDivisionError"):
@@ -147,7 +115,7 @@ def test_a_failure_in_one_cell_leaves_alone_who_waits_in_another(three: Cluster,
     assert wait_until(lambda: (waiting._supervisor.stacks.collect({0}, 5)[0].waits_s or 0) > 2 * three.config.grace_s)
     three.run("x = torch.ones(1); dist.all_reduce(x)", "1-2")
     assert waiting.wait().results == {0: 3.0}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 # Models
@@ -167,17 +135,17 @@ model(torch.full((2, 4), float(rank + 1))).sum().backward()
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_what_was_frozen_during_a_recovery_is_reduced_once_it_thaws(three: Cluster, pids: dict[int, int]) -> None:
+def test_parameters_frozen_during_a_recovery_are_reduced_once_unfrozen(three: Cluster, pids: dict[int, int]) -> None:
     three.run(MODEL + "net[0].requires_grad_(False)")
     interrupted(three, "if rank == 0: dist.barrier()", {0})
     assert three.run("[each.requires_grad for each in net.parameters()]").results[0] == [False, False, True, True]
     three.run("net[0].requires_grad_(True)")
     gradients = three.run(SAME).results
     assert gradients[0] == gradients[1] == gradients[2]
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_a_model_that_can_t_get_a_new_reducer_costs_itself_alone(three: Cluster, pids: dict[int, int]) -> None:
+def test_model_that_cannot_get_a_new_reducer_affects_only_itself(three: Cluster, pids: dict[int, int]) -> None:
     three.run(
         MODEL + "class Fails(DistributedDataParallel):\n"
         "    def _build_params_for_reducer(self):\n"
@@ -193,7 +161,7 @@ def test_a_model_that_can_t_get_a_new_reducer_costs_itself_alone(three: Cluster,
     assert "no memory for the buckets" in note
     gradients = three.run(SAME).results
     assert gradients[0] == gradients[1] == gradients[2]
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 SHARDED = """
@@ -206,7 +174,7 @@ net(torch.ones(2, 8)).sum().backward()
 """
 
 
-def test_a_typo_between_two_halves_of_a_step_leaves_the_step_whole(three: Cluster, pids: dict[int, int]) -> None:
+def test_typo_between_two_halves_of_a_step_keeps_the_step(three: Cluster, pids: dict[int, int]) -> None:
     three.run(SHARDED)
     three.run("net.zero_grad(); loss = net(torch.ones(2, 8)).sum()")
     with pytest.raises(RankFailure, match="NameError"):
@@ -214,13 +182,13 @@ def test_a_typo_between_two_halves_of_a_step_leaves_the_step_whole(three: Cluste
     three.run("loss.backward()", timeout_s=30)
     found = three.run("net[0].weight.grad.full_tensor().sum().item()", timeout_s=30).results
     assert found[0] == found[1] == found[2]
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 # Groups
 
 
-def test_messages_between_two_ranks_are_no_collectives(three: Cluster, pids: dict[int, int]) -> None:
+def test_point_to_point_messages_are_not_collectives(three: Cluster, pids: dict[int, int]) -> None:
     pipeline = """
 for _ in range(4):
     x = torch.ones(4)
@@ -234,14 +202,13 @@ dist.monitored_barrier()
 dist.all_reduce(x)
 """
     assert three.run(pipeline).notes == []
-    with pytest.raises(RankFailure) as caught:
-        three.run(pipeline + "if rank == 1: 1 / 0")
-    assert caught.value.notes == []
-    assert is_whole(three, pids)
+    failure = failure_of(three, pipeline + "if rank == 1: 1 / 0")
+    assert failure.notes == []
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)
-def test_a_collective_that_nobody_waits_for_holds_nothing_up(three: Cluster) -> None:
+def test_unawaited_collective_delays_nothing(three: Cluster) -> None:
     three.run("import os; big = torch.ones(125_000_000)")
     begun = "work = dist.all_reduce(big, async_op=True)\ndel work"
     stop = "if rank == 1: __import__('threading').Timer(0.02, os.kill, (os.getpid(), 19)).start()"
@@ -255,30 +222,30 @@ def test_a_collective_that_nobody_waits_for_holds_nothing_up(three: Cluster) -> 
     assert three.run(SUM, timeout_s=30).results == {rank: [6.0] for rank in range(3)}
 
 
-def test_a_group_of_a_cell_s_own_counts_from_its_beginning(three: Cluster, pids: dict[int, int]) -> None:
+def test_group_created_by_a_cell_counts_from_its_beginning(three: Cluster, pids: dict[int, int]) -> None:
     three.run("for _ in range(4): rank < 2 and (dist.send if rank == 0 else dist.recv)(torch.ones(1), 1 - rank)")
     three.run("dist.barrier()")
     again = three.run("dist.destroy_process_group(); dist.init_process_group('gloo'); dist.all_reduce(torch.ones(4))")
     assert again.notes == []
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_a_group_that_counts_nothing_is_no_hindrance(three: Cluster, pids: dict[int, int]) -> None:
+def test_group_without_counts_is_ignored(three: Cluster, pids: dict[int, int]) -> None:
     three.run("import torch.testing._internal.distributed.fake_pg\nfake = dist.new_group([0, 1, 2], backend='fake')")
     assert three.run("dist.get_backend(fake)").results == dict.fromkeys(range(3), "fake")
     interrupted(three, "if rank == 0: dist.barrier()", {0})
     three.run("dist.destroy_process_group(fake)")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-def test_a_variable_that_a_person_calls_comm_stays_theirs() -> None:
+def test_user_variable_named_comm_is_kept() -> None:
     with Cluster(n=2, backend="none", name="theirs") as cluster:
         cluster.run("comm = 'mine'")
         cluster.replace([1])
         assert cluster.run("comm", 0).results == {0: "mine"}
 
 
-def test_a_deep_stack_still_names_the_cell_s_own_line(three: Cluster, pids: dict[int, int]) -> None:
+def test_deep_stack_names_the_cell_line(three: Cluster, pids: dict[int, int]) -> None:
     deep = (
         "net = torch.nn.ReLU()\n"
         "class Waits(torch.nn.Module):\n"
@@ -292,13 +259,11 @@ def test_a_deep_stack_still_names_the_cell_s_own_line(three: Cluster, pids: dict
     run = three.run(deep, block=False)
     assert wait_until(waits(run, {0}))
     assert "at line 4: dist.barrier() if rank == 0 else None" in three.where()[0]
-    three.interrupt()
-    with pytest.raises(RankFailure):
-        run.wait()
-    assert is_whole(three, pids)
+    stop(three, run)
+    assert is_intact(three, pids)
 
 
-def test_a_rank_whose_nanny_is_gone_is_replaced(three: Cluster) -> None:
+def test_rank_without_a_nanny_is_replaced(three: Cluster) -> None:
     entry = three.table[1]
     os.kill(entry.nanny_pid, signal.SIGKILL)
     assert wait_until(lambda: three.table[1].info.pid != entry.info.pid)
@@ -321,18 +286,18 @@ dist.ProcessGroupGloo(store, 0, 2, timedelta(hours=1))
 """
 
 
-def test_who_waits_for_a_peer_that_never_connects_is_released(three: Cluster, pids: dict[int, int]) -> None:
+def test_rank_waiting_for_a_peer_that_never_connects_is_released(three: Cluster, pids: dict[int, int]) -> None:
     run = three.run(NO_PEER, 1, block=False)
     assert wait_until(lambda: any("ProcessGroupGloo" in line for line in three.where()))
     three.interrupt(forced=True)
     with pytest.raises(RankFailure) as caught:
         run.wait()
     assert "The peer did not connect" in str(caught.value) or "KeyboardInterrupt" in str(caught.value)
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("three", ["local"], indirect=True)  # in one MPI job it takes half a minute longer
-def test_a_rank_is_replaced_where_no_more_threads_are_allowed(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_replaced_where_no_more_threads_are_allowed(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     start, refused = threading.Thread.start, []
 
     def refuse(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Slurm: what is asked for, the scripts, the queue, jobs that end in every way, allocations."""
+"""Ranks in jobs of a real Slurm: training, deaths, allocations."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ for step in range(20):
 """
 
 
-def test_a_notebook_trains_on_two_nodes_and_the_job_ends_with_the_cluster(
-    batch: Slurm, bare_notebook: Notebook
-) -> None:
+def test_notebook_trains_on_two_nodes_and_the_job_ends_with_the_cluster(batch: Slurm, bare_notebook: Notebook) -> None:
     notebook = bare_notebook
     notebook.run(f"import os; os.environ.update({batch.environment!r})").check()
-    told = notebook.run("%dist_init --launcher slurm -N 2 --ntasks-per-node 2 --time 30 --comment training").check()
-    assert "ranks 0-3 ready" in told.text
+    outcome = notebook.run("%dist_init --launcher slurm -N 2 --ntasks-per-node 2 --time 30 --comment training").check()
+    assert "ranks 0-3 ready" in outcome.text
     notebook.run(f"%%distributed -o values\nimport os\n{TRAINING}").check()
     values = eval(notebook.run("values").check().text)
     assert len({value[:3] for value in values.values()}) == 1
@@ -57,7 +55,7 @@ def test_a_notebook_trains_on_two_nodes_and_the_job_ends_with_the_cluster(
     assert "JobState=COMPLETED" in batch.run("scontrol", "show", "job", "-o", job)
 
 
-def end(slurm: Slurm, job: str, how: str) -> None:
+def cancel_job(slurm: Slurm, job: str, how: str) -> None:
     if how == "cancelled":
         slurm.run("scancel", job)
     elif how == "preempted":
@@ -69,7 +67,7 @@ def end(slurm: Slurm, job: str, how: str) -> None:
         slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=0")
 
 
-ENDS = {
+CANCELLATIONS = {
     "cancelled": "was cancelled from outside",
     "preempted": "a job of higher priority took its nodes",
     "requeued": "was put back into the queue",
@@ -77,25 +75,15 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_a_job_that_is_ended_ends_the_cell_with_one_message(batch: Slurm, how: str) -> None:
+@pytest.mark.parametrize("how", CANCELLATIONS)
+def test_cancelled_job_ends_the_cell_with_one_message(batch: Slurm, how: str) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", name="ends", tell=lambda _words: None) as cluster:
-        began = threading.Event()
-
-        class Listener:
-            def on_events(self, events: object, _run: object) -> None:
-                if events:
-                    began.set()
-
-            def on_end(self, _run: object) -> None:
-                """Nothing."""
-
-        run = cluster.run("print('began'); import time; time.sleep(300)", block=False, listener=Listener())
-        end(batch, cluster.job.split()[1], how)
+        run = cluster.run("import time; time.sleep(300)", block=False)
+        cancel_job(batch, cluster.job.split()[1], how)
         with pytest.raises(ClusterClosedError) as caught:
             run.wait(60)
-        assert ENDS[how] in str(caught.value)
+        assert CANCELLATIONS[how] in str(caught.value)
         assert "(node1, node2)" in str(caught.value)
         folder = cluster._session.launch.folders.profile
     for thread in threading.enumerate():
@@ -104,11 +92,11 @@ def test_a_job_that_is_ended_ends_the_cell_with_one_message(batch: Slurm, how: s
     assert not folder.exists()
 
 
-def secrets_of(cluster: Cluster) -> list[str]:
-    """What tells how to reach the controller, and must stand in files of the user's own alone."""
-    told = json.loads(cluster._session.launch.folders.engine_file.read_text())
+def secret_files_of(cluster: Cluster) -> list[str]:
+    """The strings that give access to the controller, and may be in private files only."""
+    content = json.loads(cluster._session.launch.folders.engine_file.read_text())
     assert cluster._session.launch.folders.engine_file.stat().st_mode & 0o077 == 0
-    return [value for name, value in told.items() if "key" in name and value]
+    return [value for name, value in content.items() if "key" in name and value]
 
 
 def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]:
@@ -122,7 +110,7 @@ def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]
             yield f"{process.cmdline()} {process.environ()}"
 
 
-def test_a_rank_that_dies_is_replaced_on_its_node_while_the_others_go_on(batch: Slurm, lab: Lab) -> None:
+def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slurm, lab: Lab) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
         before = cluster.run("import os, socket; kept = rank; (os.getpid(), socket.gethostname())").results
@@ -132,21 +120,20 @@ def test_a_rank_that_dies_is_replaced_on_its_node_while_the_others_go_on(batch: 
         assert after[0] == before[0]
         assert after[1][1] == "node2"
         assert after[1] != before[1]
-        secrets = secrets_of(cluster)
+        secrets = secret_files_of(cluster)
         assert secrets
         for text in readable_by_slurm(cluster, batch, lab):
             assert not [secret for secret in secrets if secret in text]
 
 
 def test_ranks_start_in_the_allocation_around_the_notebook(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=2 --no-shell 2>&1")
-    job = said.split("Granted job allocation ")[1].split()[0]
+    job = batch.allocate("-N2", "--ntasks-per-node=2")
     nodes = batch.run("squeue", "-h", "-j", job, "-o", "%N").strip()
     for name, value in {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="3 nodes with 2 ranks each"):
         Cluster(launcher="slurm", slurm=SlurmOptions(nodes=3))
     with Cluster(launcher="slurm", backend="none") as cluster:
-        told = cluster.run("import os; (node_rank, comm.allreduce(rank), os.environ['SLURM_JOB_ID'])").results
-        assert told == {rank: (rank // 2, 6, job) for rank in range(4)}
-    assert SlurmJob(job).state().runs, "it is not ours to end"
+        values = cluster.run("import os; (node_rank, comm.allreduce(rank), os.environ['SLURM_JOB_ID'])").results
+        assert values == {rank: (rank // 2, 6, job) for rank in range(4)}
+    assert SlurmJob(job).state().runs, "the allocation of the user is kept"

@@ -1,7 +1,6 @@
-"""Slurm: what other versions and sites of it say, what is set around the notebook, answers that are late or odd.
+"""Slurm, rare cases with real ranks: nested allocations, a silent controller, user defaults.
 
-Covers: text that the lab's Slurm does not print, variables that it does not set, commands that fail in rare ways.
-Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``test_slurm_start``).
+Does not cover: jobs that succeed or are cancelled (``test_slurm``), the queue (``test_slurm_start``).
 """
 
 from __future__ import annotations
@@ -25,30 +24,26 @@ if TYPE_CHECKING:
     from ...lab.slurm import Slurm
 
 
-def test_a_job_of_its_own_starts_from_within_an_allocation_whatever_that_was_made_with(
-    batch: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = batch.run("sh", "-c", "salloc -N1 --no-shell 2>&1")
-    job = said.split("Granted job allocation ")[1].split()[0]
-    # As salloc sets them for a job of one node with more than a node of ours has.
+def test_new_job_starts_from_within_any_allocation(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = batch.allocate("-N1")
+    # As salloc sets them for a job of one node with more than a node of the lab has.
     around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "SLURM_MEM_PER_NODE": "64000"}
     for name, value in {**around, "SLURM_GPUS": "8", "SLURM_CLUSTERS": "other"}.items():
         monkeypatch.setenv(name, value)
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun", new_job=True)
     with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
-        told = cluster.run("import os; os.environ['SLURM_JOB_ID']").results
-        assert job not in told.values()
+        job_ids = cluster.run("import os; os.environ['SLURM_JOB_ID']").results
+        assert job not in job_ids.values()
         with pytest.raises(Exception, match="RankDied"):
             cluster.run("os.kill(os.getpid(), 9)", ranks=1)
-        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == told
+        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == job_ids
     monkeypatch.delenv("SLURM_CLUSTERS")  # with which the lab's own commands would not find it
 
 
 def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = batch.run("sh", "-c", "salloc -N2 --ntasks-per-node=1 --no-shell 2>&1")
-    job = said.split("Granted job allocation ")[1].split()[0]
+    job = batch.allocate("-N2", "--ntasks-per-node=1")
     around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS": "8", "SLURM_HOSTFILE": "/nowhere"}
     for name, value in around.items():
         monkeypatch.setenv(name, value)
@@ -58,7 +53,7 @@ def test_ranks_start_in_an_allocation_with_more_gpus_than_a_node_has(
 
 @contextlib.contextmanager
 def silent(slurm: Slurm) -> Iterator[None]:
-    """Stop Slurm's controller meanwhile: whoever asks it waits."""
+    """Suspend Slurm's controller meanwhile: requests to it block."""
     controllers = [
         process
         for process in psutil.process_iter(["name", "cmdline"])
@@ -75,7 +70,7 @@ def silent(slurm: Slurm) -> Iterator[None]:
         assert wait_until(lambda: not slurm.run("squeue", "-h", "--states=COMPLETING"))
 
 
-def test_a_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Slurm) -> None:
+def test_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Slurm) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
         with silent(batch):
@@ -89,7 +84,7 @@ def test_a_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Sl
         assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
-def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
+def test_given_options_override_user_defaults_and_others_are_kept(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defaults = {"TIMELIMIT": "7", "PARTITION": "urgent", "MEM_PER_NODE": "10", "OUTPUT": "/nowhere", "JOB_NAME": "mine"}
@@ -98,13 +93,13 @@ def test_what_is_asked_for_beats_a_persons_defaults_and_those_stay_otherwise(
     options = SlurmOptions(partition="all", more=("--mem=200", "--comment=a\\b 'c' #d"), start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
         number = cluster.job.split()[1]
-        said = batch.run("scontrol", "show", "job", "-o", number)
-        for words in (
+        text = batch.run("scontrol", "show", "job", "-o", number)
+        for option in (
             "Partition=all",
             "TimeLimit=00:07:00",
             "MinMemoryNode=200M",
             "Comment=a\\b 'c' #d",
             "=disttrain-",
         ):
-            assert words in said
-        assert from_scontrol(said).log != "/nowhere"
+            assert option in text
+        assert from_scontrol(text).log != "/nowhere"

@@ -1,6 +1,6 @@
-"""Slurm: from the question for nodes until ranks are up, with everything that can end that.
+"""Starts with Slurm, from the request for nodes until ranks are up, and whatever can end them.
 
-Covers: the queue, interrupts, a notebook that is killed, what Slurm refuses, nodes that can't be used.
+Covers: the queue, interrupts, a notebook that is killed, requests that Slurm refuses, unusable nodes.
 Does not cover: ranks that run in a job (``test_slurm``).
 """
 
@@ -18,7 +18,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import LaunchError, StartInterruptedError
 
-from ...support.process_tools import folders, interrupt_the_start, wait_until
+from ...support.process_tools import folders, interrupt_start, wait_until
 
 if TYPE_CHECKING:
     from ...lab import Lab
@@ -31,68 +31,68 @@ Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=lambda words: print(
 """
 
 
-def test_an_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
+def test_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
     batch.submit("-N3", "--exclusive")
     batch.submit("-N3", "--exclusive")
-    told: list[str] = []
+    messages: list[str] = []
 
-    def tell(words: str) -> None:
-        told.append(words)
-        if "position 2" in words:
+    def report(message: str) -> None:
+        messages.append(message)
+        if "position 2" in message:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(StartInterruptedError, match="nothing of it is left"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), tell=tell)
-    assert "is pending: position 2 in partition all" in told[-1]
-    number = told[-1].split()[1]
-    said = batch.run("scontrol", "show", "job", "-o", number)
-    assert "JobState=CANCELLED" in said
-    assert "Comment=a\\b 'c' #d" in said
+        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), tell=report)
+    assert "is pending: position 2 in partition all" in messages[-1]
+    number = messages[-1].split()[1]
+    text = batch.run("scontrol", "show", "job", "-o", number)
+    assert "JobState=CANCELLED" in text
+    assert "Comment=a\\b 'c' #d" in text
 
 
-def test_an_interrupt_once_the_nodes_are_there_cancels_the_job_and_leaves_no_file(
+def test_interrupt_after_the_allocation_cancels_the_job_and_leaves_no_file(
     batch: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, told = folders(), list[str]()
-    interrupt_the_start(monkeypatch)
+    there, messages = folders(), list[str]()
+    interrupt_start(monkeypatch)
     with pytest.raises(StartInterruptedError, match="nothing of it is left"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=told.append)
-    number = told[-1].split()[1]
+        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=messages.append)
+    number = messages[-1].split()[1]
     assert "JobState=CANCELLED" in batch.run("scontrol", "show", "job", "-o", number)
     assert folders() == there
 
 
 @pytest.mark.usefixtures("batch")
-def test_what_slurm_refuses_is_told_in_its_words() -> None:
+def test_request_refused_by_slurm_is_reported_in_its_words() -> None:
     with pytest.raises(LaunchError, match=r"Slurm did not take the job: .*[Ii]nvalid partition"):
         Cluster(launcher="slurm", slurm=SlurmOptions(partition="nowhere"))
 
 
-def test_a_notebook_that_is_killed_while_its_job_waits_leaves_no_job_and_no_file(batch: Slurm) -> None:
+def test_notebook_killed_while_its_job_waits_leaves_no_job_and_no_file(batch: Slurm) -> None:
     there = folders()
     for _ in range(2):
         batch.submit("-N3", "--exclusive")
     notebook = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
     assert notebook.stdout is not None
-    told = next(line for line in notebook.stdout if "is pending" in line)
-    number = told.split()[1]
+    output = next(line for line in notebook.stdout if "is pending" in line)
+    number = output.split()[1]
     notebook.kill()
     notebook.communicate()
     assert wait_until(lambda: "JobState=CANCELLED" in batch.run("scontrol", "show", "job", "-o", number))
     assert wait_until(lambda: folders() == there)
 
 
-def test_a_node_that_can_t_be_used_is_named_and_the_job_is_ended(batch: Slurm, lab: Lab) -> None:
-    there, told = folders(), list[str]()
+def test_unusable_node_is_named_and_the_job_is_ended(batch: Slurm, lab: Lab) -> None:
+    there, messages = folders(), list[str]()
     runtime = os.environ["JUPYTER_RUNTIME_DIR"]
-    lab.run("node2", f"mount -t tmpfs nothing {runtime}")  # as if it were no part of a shared file system
+    lab.run("node2", f"mount -t tmpfs nothing {runtime}")  # as if it were not part of a shared file system
     try:
         with pytest.raises(LaunchError, match=rf"node2: .*{runtime}") as caught:
-            Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=told.append)
+            Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=messages.append)
     finally:
         lab.run("node2", f"umount {runtime}")
     assert "node1: " not in str(caught.value)
     assert "--exclude=HOST asks Slurm for other nodes" in str(caught.value)
-    number = told[-1].split()[1]
+    number = messages[-1].split()[1]
     assert "JobState=RUNNING" not in batch.run("scontrol", "show", "job", "-o", number)
     assert folders() == there

@@ -1,4 +1,4 @@
-"""A cluster outlives its notebook, and comes back with everything."""
+"""A cluster outlives its notebook, and is attached again with its state."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, RankFailure, UsageError
 
 from ...support.notebook_driver import Notebook
-from ...support.process_tools import of_cluster, wait_until
+from ...support.process_tools import processes_of_cluster, wait_until
+from ...support.recovery_tools import SUM, stop
 from ...support.shell_tools import command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CONTROLLER = "jupyter_disttrain.client.transport.controller"
-SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 COUNT = """
 import pathlib, time
 for number in range(10_000):
@@ -33,37 +33,33 @@ number
 """
 
 
-def back(name: str) -> Cluster:
-    return Cluster.attach(name)
-
-
-def said(cluster: Cluster, rank: int) -> str:
-    """What a rank's log holds."""
+def log_of(cluster: Cluster, rank: int) -> str:
+    """Return the content of a rank's log."""
     path = cluster._session.launch.folders.rank_log(rank)
     return path.read_text() if path.exists() else ""
 
 
-def test_ranks_come_back_with_their_variables(kept: Cluster) -> None:
-    pids = kept.run("import os; mine = torch.arange(3) * rank; os.getpid()").results
-    last = kept.run("1").number
-    kept.detach()
+def test_variables_are_kept(persistent: Cluster) -> None:
+    pids = persistent.run("import os; mine = torch.arange(3) * rank; os.getpid()").results
+    last = persistent.run("1").number
+    persistent.detach()
     with pytest.raises(ClusterClosedError, match="was left to itself"):
-        kept.run("1")
-    with back("kept") as again:
+        persistent.run("1")
+    with Cluster.attach("kept") as again:
         assert again.missed == []
         assert again.run("os.getpid()").results == pids
         assert again.pull("mine", 1)[1]["mine"].tolist() == [0, 1, 2]
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
-        assert again.run("1").number > last, "cells are counted on"
+        assert again.run("1").number > last, "cell numbers continue"
 
 
-def test_the_cell_that_ran_goes_on_and_nothing_of_its_output_is_missing(light: Cluster, tmp_path: Path) -> None:
+def test_running_cell_continues_without_losing_output(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     light.run(COUNT.format(path=str(stop)), block=False)
-    assert wait_until(lambda: "line 20\n" in said(light, 0))
+    assert wait_until(lambda: "line 20\n" in log_of(light, 0))
     light.detach()
-    assert wait_until(lambda: "line 60\n" in said(light, 0) and "line 60\n" in said(light, 1))
-    with back("light") as again:
+    assert wait_until(lambda: "line 60\n" in log_of(light, 0) and "line 60\n" in log_of(light, 1))
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert {entry.state for entry in again.table} == {"running"}
         with pytest.raises(UsageError, match="still run"):
@@ -75,14 +71,14 @@ def test_the_cell_that_ran_goes_on_and_nothing_of_its_output_is_missing(light: C
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
-def test_what_ended_meanwhile_is_told_with_its_value(light: Cluster, tmp_path: Path) -> None:
+def test_cell_that_ended_meanwhile_is_reported_with_its_value(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     light.run(COUNT.format(path=str(stop)), block=False)
-    assert wait_until(lambda: "line 1\n" in said(light, 0))
+    assert wait_until(lambda: "line 1\n" in log_of(light, 0))
     light.detach()
     stop.touch()
     assert wait_until(lambda: "idle" in command("list").stdout)
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert run.done
         run.wait()
@@ -90,34 +86,34 @@ def test_what_ended_meanwhile_is_told_with_its_value(light: Cluster, tmp_path: P
             assert run.stdout[rank].splitlines() == [f"line {number}" for number in range(last + 1)]
 
 
-def test_a_cell_whose_end_was_seen_is_not_told_again(light: Cluster) -> None:
+def test_cell_whose_end_was_shown_is_not_reported_again(light: Cluster) -> None:
     light.run("print('seen')")
     light.detach()
-    again = back("light")
+    again = Cluster.attach("light")
     assert again.missed == []
     again.detach()
 
 
-def test_a_cell_that_nobody_waited_for_is_no_ghost(light: Cluster) -> None:
+def test_cell_without_a_waiter_is_not_reported(light: Cluster) -> None:
     never_waited = light.run("'of the first'", 0, block=False)
     assert wait_until(lambda: never_waited.done)
     light.run("'of the second'")
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         assert again.missed == []
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
-def test_a_given_up_cell_is_taken_up_and_ends(light: Cluster, tmp_path: Path) -> None:
-    deaf = f"""
+def test_abandoned_cell_is_resumed_and_ends(light: Cluster, tmp_path: Path) -> None:
+    holding_gil = f"""
 import pathlib, signal, time
 signal.signal(signal.SIGINT, lambda *_: None)
 while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
 """
     with pytest.raises(CellTimeoutError):
-        light.run(deaf, 1, timeout_s=0.1)
+        light.run(holding_gil, 1, timeout_s=0.1)
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert again.run("rank", 0).results == {0: 0}
         (tmp_path / "stop").touch()
@@ -125,72 +121,72 @@ while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
-def test_a_reply_that_only_the_dead_notebook_heard_is_said_to_be_lost(light: Cluster, tmp_path: Path) -> None:
+def test_reply_received_only_by_the_dead_notebook_is_reported_as_lost(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     ledger = light._session.launch.folders.ledger
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
     run = light.run(waits, 0, block=False)
-    as_if_nobody_had_heard = ledger.read_text()
+    without_reply = ledger.read_text()
     stop.touch()
     run.wait()
     light.run("'later'")
     light.detach()
-    ledger.write_text(as_if_nobody_had_heard)
-    with back("light") as again:
+    ledger.write_text(without_reply)
+    with Cluster.attach("light") as again:
         (lost,) = again.missed
         with pytest.raises(RankFailure, match="ReplyLost: the cell has ended here"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
-def test_a_cell_that_is_on_its_way_when_the_notebook_leaves_is_not_lost(light: Cluster) -> None:
-    controller = [each for each in of_cluster(light.cluster_id) if CONTROLLER in each.cmdline()]
+def test_cell_in_transit_when_the_notebook_leaves_is_not_lost(light: Cluster) -> None:
+    controller = [each for each in processes_of_cluster(light.cluster_id) if CONTROLLER in each.cmdline()]
     for process in controller:
         process.suspend()
     later = threading.Timer(0.3, lambda: [process.resume() for process in controller])
     later.start()
     light.run("kept = rank * 2", block=False)
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         later.join()
         for run in again.missed:  # none, if it had ended by then
             run.wait()
         assert again.run("kept").results == {0: 0, 1: 2}
 
 
-def test_a_cell_that_never_came_is_told_so(light: Cluster, tmp_path: Path) -> None:
+def test_cell_that_never_arrived_is_reported(light: Cluster, tmp_path: Path) -> None:
     ledger, stop = light._session.launch.folders.ledger, tmp_path / "stop"
     run = light.run(COUNT.format(path=str(stop)), 0, block=False)
-    as_if_nobody_had_heard = ledger.read_text()
+    without_reply = ledger.read_text()
     stop.touch()
     run.wait()
     light.detach()
-    ledger.write_text(as_if_nobody_had_heard.replace(light.table[0].request, "of-a-cell-that-was-lost"))
-    with back("light") as again:
+    ledger.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
+    with Cluster.attach("light") as again:
         (lost,) = again.missed
         with pytest.raises(RankFailure, match=r"ReplyLost: the cell was lost on its way here .* run it again"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
-def test_cells_that_still_run_are_taken_up_apart(light: Cluster, tmp_path: Path) -> None:
+def test_running_cells_are_resumed_separately(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     light.run(COUNT.format(path=str(stop)), 0, block=False)
     light.run(COUNT.format(path=str(stop)), 1, block=False)
     light.detach()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         assert [run.ranks for run in again.missed] == [(0,), (1,)]
         stop.touch()
         for run in again.missed:
             assert list(run.wait().results) == list(run.ranks)
 
 
-@pytest.mark.parametrize("kept", ["local"], indirect=True)
-def test_a_failure_that_nobody_saw_is_told_and_who_waited_is_released(kept: Cluster) -> None:
-    kept.run("mine = rank")
-    kept.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
-    kept.detach()
-    with back("kept") as again:
+@pytest.mark.parametrize("persistent", ["local"], indirect=True)
+def test_unseen_failure_is_reported_and_waiting_ranks_are_released(persistent: Cluster) -> None:
+    persistent.run("mine = rank")
+    persistent.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
+    persistent.detach()
+    with Cluster.attach("kept") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure) as caught:
             run.wait()
@@ -200,15 +196,15 @@ def test_a_failure_that_nobody_saw_is_told_and_who_waited_is_released(kept: Clus
         assert again.run("mine").results == {0: 0, 1: 1}
 
 
-def test_a_rank_that_died_meanwhile_is_replaced(kept: Cluster) -> None:
-    kept.run("mine = rank")
-    pid = kept.table[1].info.pid
-    kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
-    kept.detach()
+def test_rank_that_died_meanwhile_is_replaced(persistent: Cluster) -> None:
+    persistent.run("mine = rank")
+    pid = persistent.table[1].info.pid
+    persistent.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    persistent.detach()
     process = psutil.Process(pid)
     process.kill()
     assert wait_until(lambda: not process.is_running())
-    with back("kept") as again:
+    with Cluster.attach("kept") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure, match=f"process {pid} was killed by SIGKILL"):
             run.wait()
@@ -216,13 +212,13 @@ def test_a_rank_that_died_meanwhile_is_replaced(kept: Cluster) -> None:
         assert again.run("mine", 0).results == {0: 0}
 
 
-def test_a_replaced_rank_is_known_to_who_comes_later(kept: Cluster) -> None:
-    first, second = (entry.info.pid for entry in kept.table)
+def test_replaced_rank_is_known_to_later_clients(persistent: Cluster) -> None:
+    first, second = (entry.info.pid for entry in persistent.table)
     psutil.Process(second).kill()
-    assert wait_until(lambda: kept.table[1].info.pid != second)
-    kept.run("mine = rank")
-    kept.detach()
-    with back("kept") as again:
+    assert wait_until(lambda: persistent.table[1].info.pid != second)
+    persistent.run("mine = rank")
+    persistent.detach()
+    with Cluster.attach("kept") as again:
         assert again.run("mine").results == {0: 0, 1: 1}
         if again.config.launcher == "mpi":
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
@@ -232,14 +228,13 @@ def test_a_replaced_rank_is_known_to_who_comes_later(kept: Cluster) -> None:
         if again.config.launcher == "mpi" and not again._session.launch.mpi_lost:
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
-        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-@pytest.mark.parametrize("kept", ["local"], indirect=True)
-def test_an_interrupt_reaches_a_cell_that_was_taken_up(kept: Cluster) -> None:
-    kept.run("while True: dist.all_reduce(torch.ones(3))", block=False)
-    kept.detach()
-    with back("kept") as again:
+@pytest.mark.parametrize("persistent", ["local"], indirect=True)
+def test_interrupt_reaches_a_resumed_cell(persistent: Cluster) -> None:
+    persistent.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    persistent.detach()
+    with Cluster.attach("kept") as again:
         (run,) = again.missed
         again.interrupt()
         with pytest.raises(RankFailure, match="KeyboardInterrupt"):
@@ -247,28 +242,26 @@ def test_an_interrupt_reaches_a_cell_that_was_taken_up(kept: Cluster) -> None:
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-def test_a_rank_that_answers_nobody_is_still_taken_up(light: Cluster) -> None:
+def test_unresponsive_rank_is_attached(light: Cluster) -> None:
     light.run("import time\nif rank == 1: time.sleep(1000)", block=False)
     assert wait_until(lambda: light.table[0].state == "idle")
     light.detach()
     os.kill(light.table[1].info.pid, signal.SIGSTOP)
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert run.running_now == {1}
         os.kill(light.table[1].info.pid, signal.SIGCONT)
-        again.interrupt()
-        with pytest.raises(RankFailure):
-            run.wait()
+        stop(again, run)
 
 
-def test_more_output_than_is_kept_is_said_to_be_in_the_log(light: Cluster, tmp_path: Path) -> None:
+def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
     light.run(f"for _ in range(30): print('x' * 1_000_000)\nprint('the end')\n{waits}", 0, block=False)
-    assert wait_until(lambda: said(light, 0).endswith("the end\n"))
+    assert wait_until(lambda: log_of(light, 0).endswith("the end\n"))
     light.detach()
     stop.touch()
-    with back("light") as again:
+    with Cluster.attach("light") as again:
         (run,) = again.missed
         assert run.wait().stdout[0].endswith("the end\n")
         log = again._session.launch.folders.rank_log(0)
@@ -276,14 +269,14 @@ def test_more_output_than_is_kept_is_said_to_be_in_the_log(light: Cluster, tmp_p
 
 
 @pytest.mark.usefixtures("light")
-def test_who_holds_a_cluster_keeps_it() -> None:
+def test_cluster_with_an_owner_cannot_be_attached() -> None:
     with pytest.raises(UsageError, match=f"is held by process {os.getpid()}, which still runs"):
-        back("light")
+        Cluster.attach("light")
     with pytest.raises(UsageError, match="no cluster 'nowhere' runs"):
-        back("nowhere")
+        Cluster.attach("nowhere")
 
 
-def test_a_cluster_that_ends_with_its_notebook_can_t_be_left() -> None:
+def test_cluster_that_ends_with_its_notebook_cannot_be_detached() -> None:
     with (
         Cluster(n=1, launcher="local", backend="none", name="bound") as cluster,
         pytest.raises(UsageError, match="--keep"),
@@ -294,7 +287,7 @@ def test_a_cluster_that_ends_with_its_notebook_can_t_be_left() -> None:
 # From notebooks and shells
 
 
-def test_a_killed_kernel_leaves_its_ranks_and_the_next_one_takes_them_up(tmp_path: Path) -> None:
+def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     first = Notebook()
     first.run("%load_ext jupyter_disttrain").check()
@@ -308,9 +301,9 @@ def test_a_killed_kernel_leaves_its_ranks_and_the_next_one_takes_them_up(tmp_pat
         second.run("%load_ext jupyter_disttrain").check()
         assert "'default', which was kept, still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
         second.run("%dist_shutdown").check()
-        told = second.run("%dist_attach --noblock").check().text
-        assert "ranks 0-1 are back with their variables" in told
-        assert "still runs on ranks 0-1" in told
+        output = second.run("%dist_attach --noblock").check().text
+        assert "ranks 0-1 are back with their variables" in output
+        assert "still runs on ranks 0-1" in output
         assert "running" in second.run("%dist_status").text
         stop.touch()
         lines = second.run("%dist_wait").check().lines

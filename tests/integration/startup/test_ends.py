@@ -1,4 +1,4 @@
-"""The end of whoever started a cluster, at any moment, and starts that are cut off: nothing is left."""
+"""Exit of the process that started a cluster, at any moment, and interrupted starts: nothing is left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInterruptedError
 
 from ...support.notebook_driver import Notebook
-from ...support.process_tools import folders, interrupt_the_start, is_all_gone, of_cluster, shelves, start, wait_until
+from ...support.process_tools import (
+    folders,
+    interrupt_start,
+    nothing_is_left_of,
+    processes_of_cluster,
+    shelves,
+    start,
+    wait_until,
+)
 
 
 @pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
-def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
+def test_everything_ends_with_the_kernel(how: str) -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         cluster_id = start(notebook)
@@ -29,11 +37,11 @@ def test_the_kernel_s_end_is_the_end_of_all(how: str) -> None:
             notebook._manager.shutdown_kernel(now=True)  # SIGKILL to the kernel's process group
         else:
             os.kill(notebook.pid, getattr(signal, how))
-        assert wait_until(lambda: is_all_gone(cluster_id))
+        assert wait_until(lambda: nothing_is_left_of(cluster_id))
 
 
 @pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
-def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
+def test_kernel_is_killed_while_ranks_start(after: str) -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         before = folders()
@@ -41,25 +49,25 @@ def test_the_kernel_is_killed_while_ranks_start(after: str) -> None:
         assert wait_until(lambda: bool(folders() - before))
         (cluster_id,) = folders() - before
         count = {"folder": 1, "controller": 2, "ranks": 4}[after]
-        assert wait_until(lambda: len(of_cluster(cluster_id)) >= count)
+        assert wait_until(lambda: len(processes_of_cluster(cluster_id)) >= count)
         os.kill(notebook.pid, signal.SIGKILL)
-        assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
+        assert wait_until(lambda: nothing_is_left_of(cluster_id)), processes_of_cluster(cluster_id)
 
 
-def test_no_file_is_there_that_the_end_would_write_again(plain: Cluster) -> None:
+def test_files_written_at_shutdown_are_not_there_before(plain: Cluster) -> None:
     files = {path.name.partition("-")[0] for path in (plain._session.launch.folders.profile / "security").iterdir()}
     assert files == {"ipcontroller"}  # the connection files, which the controller writes once
 
 
-def test_an_interrupt_between_deciding_and_starting_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_between_placement_and_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before, shelves_before = folders(), shelves()
-    interrupt_the_start(monkeypatch)
+    interrupt_start(monkeypatch)
     with pytest.raises(StartInterruptedError, match="nothing of it is left running"):
         Cluster(n=2, launcher="local", backend="none", name="interrupted")
     assert (folders(), shelves()) == (before, shelves_before)
 
 
-# What stays with a host's nannies, and tells which it still knows when the number of one becomes free for others.
+# Stays with a host's nannies, and prints which pids it still knows when one is free for reuse.
 STAY = """
 import os
 from jupyter_disttrain.rank import __main__ as main
@@ -77,14 +85,14 @@ main._stay_with(nannies)
 """
 
 
-def test_a_nanny_that_has_ended_is_forgotten_before_another_process_can_have_its_number() -> None:
+def test_ended_nanny_is_forgotten_before_its_pid_can_be_reused() -> None:
     done = subprocess.run([sys.executable, "-c", STAY], capture_output=True, text=True, check=True, timeout=60)
-    told = done.stdout.split("\n")[:-1]
-    assert [line for line in told if line.startswith("True")] == []
-    assert told[-1] == "False 0"
+    lines = done.stdout.split("\n")[:-1]
+    assert [line for line in lines if line.startswith("True")] == []
+    assert lines[-1] == "False 0"
 
 
-def test_processes_of_another_user_keep_nobody_from_ending_the_others() -> None:
+def test_processes_of_another_user_do_not_prevent_ending_the_others() -> None:
     code = "import os, psutil, subprocess\nfrom jupyter_disttrain.rank_sessions import kill\n"
     code += "if os.geteuid() == 0: os.setuid(65534)\n"
     code += (
@@ -94,7 +102,7 @@ def test_processes_of_another_user_keep_nobody_from_ending_the_others() -> None:
 
 
 @pytest.mark.parametrize("what", ["shutdown", "reset"])
-def test_an_end_that_fails_is_the_end_of_the_cell_that_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_shutdown_ends_the_running_cell(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(n=1, launcher="local", backend="none")
     launch, stop = cluster._session.launch, cluster._session.launch.stop
 
@@ -112,7 +120,7 @@ def test_an_end_that_fails_is_the_end_of_the_cell_that_runs(what: str, monkeypat
         stop()
 
 
-def test_a_folder_with_a_colon_in_its_name_is_removed_and_none_beside_it(
+def test_folder_with_a_colon_in_its_name_is_removed_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "exp").mkdir()
@@ -121,6 +129,6 @@ def test_a_folder_with_a_colon_in_its_name_is_removed_and_none_beside_it(
     with Cluster(n=1, launcher="local", backend="none") as cluster:
         controller = cluster._session.launch.state.processes._cluster.controller  # type: ignore[union-attr]
         profile = cluster._session.launch.folders.profile
-        os.kill(controller.process.pid, signal.SIGTERM)  # so that it alone removes them
+        os.kill(controller.process.pid, signal.SIGTERM)  # so that only the cleanup removes them
         assert wait_until(lambda: not profile.exists())
     assert (tmp_path / "exp" / "results").exists()

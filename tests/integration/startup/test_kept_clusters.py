@@ -1,4 +1,4 @@
-"""Clusters that no notebook holds: from a shell, and how long they stay."""
+"""Clusters without a notebook: from a shell, and their idle timeout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook
 
 
-def test_a_shell_lists_and_ends_clusters(light: Cluster) -> None:
+def test_shell_lists_and_ends_clusters(light: Cluster) -> None:
     light.run("import time\nwhile True: time.sleep(0.01)", 1, block=False)
     light.detach()
     listed = command("list")
@@ -38,12 +38,12 @@ def test_a_shell_lists_and_ends_clusters(light: Cluster) -> None:
     assert command("stop", "light").returncode == 1
 
 
-def test_a_shell_is_told_when_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_reports_that_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     assert "no cluster of yours runs" in command("list").stdout
 
 
-def test_who_holds_a_cluster_that_a_shell_ends_is_told_and_starts_nothing_anew(light: Cluster) -> None:
+def test_owner_of_a_cluster_ended_by_a_shell_is_notified_and_restarts_nothing(light: Cluster) -> None:
     pids = [entry.info.pid for entry in light.table]
     assert command("stop", "light").returncode == 0
     assert wait_until(lambda: light.closed)
@@ -52,10 +52,10 @@ def test_who_holds_a_cluster_that_a_shell_ends_is_told_and_starts_nothing_anew(l
     assert [entry.info.pid for entry in light.table] == pids
 
 
-# Nobody uses it
+# Idle timeout
 
 
-def test_use_before_the_end_puts_it_off() -> None:
+def test_use_postpones_the_idle_timeout() -> None:
     with Cluster(n=1, launcher="local", backend="none", idle_timeout_s=2.0, name="late") as cluster:
         for _ in range(3):
             assert wait_until(lambda: cluster.idle_s > 1.2)
@@ -63,16 +63,16 @@ def test_use_before_the_end_puts_it_off() -> None:
         assert not cluster.closed
 
 
-def test_a_cluster_that_nobody_uses_ends_after_its_time() -> None:
+def test_unused_cluster_ends_after_its_timeout() -> None:
     cluster = Cluster(n=1, launcher="local", backend="none", idle_timeout_s=1.0, name="unused")
-    cluster.run("import time; time.sleep(2.5)")  # which is use, however long it takes
+    cluster.run("import time; time.sleep(2.5)")  # a running cell is use, however long it takes
     assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match="was ended, because nobody had used it for 1 s"):
         cluster.run("1")
     assert wait_until(lambda: not cluster._session.launch.folders.profile.exists())
 
 
-def test_a_kept_cluster_that_nobody_came_back_to_ends_after_its_time() -> None:
+def test_persistent_cluster_without_a_client_ends_after_its_timeout() -> None:
     cluster = Cluster(n=1, launcher="local", backend="none", keep=True, idle_timeout_s=1.0, name="forgotten")
     rank = psutil.Process(cluster.table[0].info.pid)
     cluster.detach()
@@ -81,7 +81,7 @@ def test_a_kept_cluster_that_nobody_came_back_to_ends_after_its_time() -> None:
     assert wait_until(lambda: not cluster._session.launch.folders.profile.exists())
 
 
-def test_the_status_warns_before_the_end(bare_notebook: Notebook) -> None:
+def test_status_warns_before_the_timeout(bare_notebook: Notebook) -> None:
     bare_notebook.run("%dist_init -n 1 --launcher local --backend none --idle-timeout 3").check()
     assert wait_until(lambda: "it ends in" in bare_notebook.run("%dist_status").text)
     bare_notebook.run("%%distributed\n1").check()

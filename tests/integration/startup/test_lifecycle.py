@@ -1,4 +1,4 @@
-"""What a cluster starts, and what it leaves when it ends, resets or runs beside others."""
+"""What a cluster starts, and what remains when it ends, resets or runs beside others."""
 
 from __future__ import annotations
 
@@ -27,33 +27,41 @@ from jupyter_disttrain.notebook.views.status_text import status_text
 from jupyter_disttrain.protocol.shared_memory import NANNIES
 
 from ...support.notebook_driver import Notebook
-from ...support.process_tools import FAST, are_gone, controllers_of, is_all_gone, of_cluster, start, wait_until
+from ...support.process_tools import (
+    FAST,
+    are_gone,
+    controllers_of,
+    nothing_is_left_of,
+    processes_of_cluster,
+    start,
+    wait_until,
+)
 
 HOST = socket.gethostname()
 
 
-def test_a_shutdown_leaves_nothing(plain: Cluster) -> None:
+def test_shutdown_leaves_nothing(plain: Cluster) -> None:
     cluster_id = plain._session.launch.folders.cluster_id
-    assert len(of_cluster(cluster_id)) >= 5
+    assert len(processes_of_cluster(cluster_id)) >= 5
     plain.shutdown()
-    assert is_all_gone(cluster_id)
+    assert nothing_is_left_of(cluster_id)
     plain.shutdown()
     with pytest.raises(ClusterClosedError, match="the cluster 'plain' was shut down; start one with %dist_init"):
         plain.run("1")
 
 
 @pytest.mark.parametrize("how", ["shutdown", "killed"])
-def test_what_multiprocessing_and_mpi_made_for_ranks_goes_with_them(plain: Cluster, how: str) -> None:
+def test_resources_of_multiprocessing_and_mpi_are_removed_with_the_ranks(plain: Cluster, how: str) -> None:
     before = set(Path(tempfile.gettempdir()).iterdir())
     plain.run("import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1")
     if how == "killed":
-        for process in of_cluster(plain._session.launch.folders.cluster_id):
+        for process in processes_of_cluster(plain._session.launch.folders.cluster_id):
             process.kill()
     plain.shutdown()
     assert set(Path(tempfile.gettempdir()).iterdir()) <= before
 
 
-def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
+def test_files_and_folders_are_private(plain: Cluster) -> None:
     folder, run = plain._session.launch.folders.profile, plain._session.launch.folders.run
     for path in (folder, folder / "security", folder / "log", run):
         assert path.stat().st_mode & 0o777 == 0o700, path
@@ -62,23 +70,23 @@ def test_files_and_folders_are_the_user_s_alone(plain: Cluster) -> None:
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
-def test_only_the_store_is_heard_and_on_loopback(cluster: Cluster) -> None:
+def test_only_the_store_listens_beyond_loopback(cluster: Cluster) -> None:
     cluster.run("dist.barrier()")
     ports = set()
-    for process in of_cluster(cluster._session.launch.folders.cluster_id):
+    for process in processes_of_cluster(cluster._session.launch.folders.cluster_id):
         if "prterun" in process.cmdline()[0]:
             continue  # its own channel, which Open MPI 5 refuses to bind to loopback
         for connection in process.net_connections():
             if connection.status == psutil.CONN_LISTEN:
                 is_local = connection.laddr.ip in ("127.0.0.1", "::1")
-                assert is_local or not is_heard_elsewhere(connection.laddr.port), process.cmdline()
+                assert is_local or not is_reachable_beyond_loopback(connection.laddr.port), process.cmdline()
                 ports.add(connection.laddr.port)
     assert int(cluster.run("import os; os.environ['MASTER_PORT']").results[0]) in ports
     assert cluster._session.launch.folders.local.stat().st_mode & 0o777 == 0o700
 
 
-def is_heard_elsewhere(port: int) -> bool:
-    """Whether a port can be reached from another address than loopback's; every one of this host is tried."""
+def is_reachable_beyond_loopback(port: int) -> bool:
+    """Return whether a port can be reached from another address than loopback's; every one of this host is tried."""
     for addresses in psutil.net_if_addrs().values():
         for each in addresses:
             if each.family == socket.AF_INET and not each.address.startswith("127."):
@@ -90,17 +98,17 @@ def is_heard_elsewhere(port: int) -> bool:
     return False
 
 
-def test_a_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
+def test_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
     plain.run("x = 1")
     before = {entry.info.pid for entry in plain.table}
     cluster_id = plain._session.launch.folders.cluster_id
     plain.reset()
     assert plain.run("'x' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
     assert not before & {entry.info.pid for entry in plain.table}
-    assert is_all_gone(cluster_id)
+    assert nothing_is_left_of(cluster_id)
 
 
-def test_ranks_that_outlive_what_started_them_have_ended_after_a_shutdown(plain: Cluster) -> None:
+def test_ranks_that_outlive_their_starter_end_at_shutdown(plain: Cluster) -> None:
     plain.run("import atexit, time; atexit.register(time.sleep, 1)")
     nannies = [entry.nanny_pid for entry in plain.table]
     launcher = psutil.Process(nannies[0]).parent()
@@ -126,7 +134,7 @@ ORPHANS = (
 )
 
 
-def test_what_a_rank_started_ends_with_it(plain: Cluster) -> None:
+def test_child_processes_end_with_their_rank(plain: Cluster) -> None:
     started = plain.run(ORPHANS).results
     plain.signal(0, signal.SIGKILL)
     assert wait_until(lambda: plain.table[0].state == "dead")
@@ -136,7 +144,7 @@ def test_what_a_rank_started_ends_with_it(plain: Cluster) -> None:
     assert wait_until(lambda: are_gone(started[1]))
 
 
-def test_a_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook) -> None:
+def test_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook) -> None:
     start(bare_notebook)
     bare_notebook.run("%%distributed -o pids\nimport os; kept = rank; os.getpid()").check()
     pid = int(bare_notebook.run("print(pids[1])").text)
@@ -152,21 +160,21 @@ def test_a_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook)
     assert bare_notebook.run("%%distributed\nprint(comm.allreduce(1))").check().lines == ["ranks 0-1 │ 2"]
 
 
-def test_the_controller_s_death_ends_the_cell_with_the_remedy(plain: Cluster) -> None:
+def test_death_of_the_controller_ends_the_cell_with_advice(plain: Cluster) -> None:
     run = plain.run("import time; time.sleep(1000)", block=False)
     for process in controllers_of(plain._session.launch.folders.cluster_id):
         with suppress(psutil.NoSuchProcess):  # it ends with the one before
             process.kill()
-    says = (
+    text = (
         rf"the controller of cluster 'plain' on {HOST} was killed by SIGKILL: kill -9, or .*out-of-memory killer; "
         "nobody can be reached without it, so all ranks end; %dist_reset starts them anew$"
     )
-    with pytest.raises(ClusterClosedError, match=says):
+    with pytest.raises(ClusterClosedError, match=text):
         run.wait()
     for later in (lambda: plain.run("1"), lambda: plain.push({"one": 1}), lambda: plain.replace([0])):
-        with pytest.raises(ClusterClosedError, match=says):
+        with pytest.raises(ClusterClosedError, match=text):
             later()
-    assert re.search(says.rstrip("$"), status_text(plain))
+    assert re.search(text.rstrip("$"), status_text(plain))
     plain.reset()
     assert plain.run("rank").results == {0: 0, 1: 1}
 
@@ -177,32 +185,32 @@ def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
     assert bare_notebook.run("%%distributed --name other\nprint(world_size)").check().text == "1"
     assert bare_notebook.run("%%distributed --name default\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
     assert bare_notebook.run("%dist_shutdown --name other").check().text == "other: rank 0 ended"
-    assert is_all_gone(second)
+    assert nothing_is_left_of(second)
     assert bare_notebook.run("%%distributed\nprint('here')").check().lines == ["ranks 0-1 │ here"]
     assert bare_notebook.run("%dist_shutdown").check().text == "ranks 0-1 ended"
-    assert is_all_gone(first)
+    assert nothing_is_left_of(first)
 
 
-def test_ranks_that_are_kept_outlive_the_kernel() -> None:
+def test_persistent_ranks_outlive_the_kernel() -> None:
     with Notebook() as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         cluster_id = start(notebook, f"-n 2 {FAST} --keep")
         pids = notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
         pids = notebook.run("print(*pids.values())").text.split()
         notebook._manager.shutdown_kernel(now=False)
-    left = of_cluster(cluster_id)
+    left = processes_of_cluster(cluster_id)
     assert {int(pid) for pid in pids} <= {process.pid for process in left}
     for process in controllers_of(cluster_id):
         with suppress(psutil.NoSuchProcess):  # it ends with the one before
             process.terminate()
-    assert wait_until(lambda: is_all_gone(cluster_id)), of_cluster(cluster_id)
+    assert wait_until(lambda: nothing_is_left_of(cluster_id)), processes_of_cluster(cluster_id)
 
 
-def test_a_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Notebook) -> None:
+def test_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Notebook) -> None:
     def held() -> tuple[int, int]:
         bare_notebook.run("import os, threading").check()
-        said = bare_notebook.run("print(threading.active_count(), len(os.listdir('/proc/self/fd')))").text
-        threads, files = map(int, said.split())
+        output = bare_notebook.run("print(threading.active_count(), len(os.listdir('/proc/self/fd')))").text
+        threads, files = map(int, output.split())
         return threads, files
 
     start(bare_notebook)
@@ -218,13 +226,13 @@ def test_a_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: N
 def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> None:
     cluster_id = start(bare_notebook)
     bare_notebook.run("%unload_ext jupyter_disttrain").check()
-    assert is_all_gone(cluster_id)
+    assert nothing_is_left_of(cluster_id)
     assert "UsageError: Line magic function `%dist_init` not found." in bare_notebook.run("%dist_init").text
     bare_notebook.run("%load_ext jupyter_disttrain").check()
     start(bare_notebook, f"-n 1 {FAST} --launcher local")
 
 
-def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster) -> None:
+def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(plain: Cluster) -> None:
     def make(cluster_id: str, age_s: float) -> Path:
         folder = Path("/dev/shm") / f"disttrain-{cluster_id}"
         folder.mkdir(mode=0o700)
@@ -238,20 +246,20 @@ def test_what_a_killed_cluster_left_is_removed_by_the_next_start(plain: Cluster)
     stale = make(f"stale-{ended.pid}-abcdef", age_s=3600)
     young = make(f"young-{ended.pid}-abcdef", age_s=0)
     ours = make(f"ours-{os.getpid()}-abcdef", age_s=3600)
-    kept = make(f"kept-{ended.pid}-abcdef", age_s=3600)
+    persistent = make(f"kept-{ended.pid}-abcdef", age_s=3600)
     try:
         with socket.socket(socket.AF_UNIX) as controller:
-            controller.bind(str(kept / "s-1"))
+            controller.bind(str(persistent / "s-1"))
             controller.listen()
-            os.utime(kept, (0, 0))
+            os.utime(persistent, (0, 0))
             plain.reset()
-            assert [folder.exists() for folder in (stale, young, ours, kept)] == [False, True, True, True]
+            assert [folder.exists() for folder in (stale, young, ours, persistent)] == [False, True, True, True]
     finally:
-        for folder in (stale, young, ours, kept):
+        for folder in (stale, young, ours, persistent):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_another_user_s_clusters_on_this_host_are_no_hindrance(tmp_path: Path) -> None:
+def test_clusters_of_another_user_on_this_host_are_ignored(tmp_path: Path) -> None:
     if os.getuid():
         pytest.skip("needs root, to be another user")
     theirs = Path("/dev/shm/disttrain-theirs-1-abcdef")
@@ -272,7 +280,7 @@ def test_another_user_s_clusters_on_this_host_are_no_hindrance(tmp_path: Path) -
         link.unlink()
 
 
-def test_what_a_cluster_of_another_host_s_notebook_has_here_stays() -> None:
+def test_files_of_a_cluster_of_another_host_are_kept() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     cluster_id = f"elsewhere-{ended.pid}-abcdef"
@@ -296,7 +304,7 @@ def test_what_a_cluster_of_another_host_s_notebook_has_here_stays() -> None:
             ours.remove()
 
 
-def test_a_notebook_s_folder_may_hold_modules_of_any_name(bare_notebook: Notebook, tmp_path: Path) -> None:
+def test_notebook_folder_may_contain_modules_of_any_name(bare_notebook: Notebook, tmp_path: Path) -> None:
     for name in ("comm", "queue", "traitlets", "zmq"):
         (tmp_path / f"{name}.py").write_text("raise SystemError('imported by what should not')")
     bare_notebook.run(f"import os; os.chdir({str(tmp_path)!r})").check()

@@ -1,4 +1,4 @@
-"""Start ranks in an odd environment, and take from them what processes rely on."""
+"""Start ranks in an unusual environment, and take from them what processes rely on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESTORED = "closed or redirected by this cell, and restored for the next one"
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
 def odd(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two ranks whose Python leaves out assertions, which the controller can't do without."""
+    """Two ranks whose Python skips assertions, which the controller needs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONOPTIMIZE", "2")
         patch.setenv("PYTHONINSPECT", "1")
@@ -35,19 +35,19 @@ def odd(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             yield cluster
 
 
-def test_a_cell_that_closes_all_descriptors_up_to_1024_costs_nothing(odd: Cluster) -> None:
+def test_cell_that_closes_all_descriptors_up_to_1024_does_no_harm(odd: Cluster) -> None:
     odd.run("import os, subprocess, sys; os.closerange(3, 1024)")  # the first cell: later ones open some there
     assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-def test_a_cell_with_more_than_1024_open_files_runs_commands(odd: Cluster) -> None:
+def test_cell_with_more_than_1024_open_files_runs_commands(odd: Cluster) -> None:
     run = odd.run(
         "import os; files = [open(os.devnull) for _ in range(1100)]\n!echo hi\nfor file in files: file.close()"
     )
     assert [text.split() for text in run.stdout.values()] == [["hi"], ["hi"]]
 
 
-def test_python_variables_are_the_ranks_alone(odd: Cluster) -> None:
+def test_python_variables_apply_to_ranks_only(odd: Cluster) -> None:
     assert odd.run("(__debug__, sys.flags.optimize)").results == {0: (False, 2), 1: (False, 2)}
 
 
@@ -69,13 +69,13 @@ def test_standard_descriptors_are_restored_for_the_next_cell(odd: Cluster, cell:
     assert run.stderr == dict.fromkeys((0, 1), "error\n")
 
 
-def test_a_rank_that_closes_what_the_session_needs_is_replaced_and_says_why(odd: Cluster) -> None:
+def test_rank_that_closes_session_descriptors_is_replaced_and_reports_why(odd: Cluster) -> None:
     with pytest.raises(RankFailure, match="ended, most likely because the cell had closed file desc"):
         odd.run("import os\nif rank == 1: os.closerange(3, os.sysconf('SC_OPEN_MAX'))")
     assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     with pytest.raises(LaunchError) as caught, Cluster(n=2, launcher="local"):
         pass
@@ -85,7 +85,7 @@ def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_a_full_disk_is_named_and_the_version_before_stays(cluster: Cluster, tmp_path: Path) -> None:
+def test_full_disk_is_named_and_the_previous_version_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=False).returncode:
@@ -108,7 +108,7 @@ def test_a_full_disk_is_named_and_the_version_before_stays(cluster: Cluster, tmp
 
 
 @pytest.mark.parametrize("error", ["TimeoutError", "ValueError", "KeyboardInterrupt"])
-def test_a_signal_handler_that_raises_while_no_cell_runs_is_reported_and_costs_nothing(
+def test_signal_handler_that_raises_while_idle_is_reported_and_harmless(
     torchless: Cluster, error: str, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
@@ -117,10 +117,10 @@ def test_a_signal_handler_that_raises_while_no_cell_runs_is_reported_and_costs_n
     )
     run = torchless.run(f"{code}signal.signal(signal.SIGALRM, handler); os.getpid()")
     os.kill(run.results[1], signal.SIGALRM)
-    assert wait_until(called.exists)  # else it is raised in the next cell
-    told: list[str] = []
-    assert wait_until(lambda: told.append(torchless.run("kept").stderr[1]) or f"{error}: late" in "".join(told))
-    assert "a signal handler raised this while no cell ran:" in "".join(told)
-    assert "line 5, in handler" in "".join(told)
-    assert "site-packages" not in "".join(told)
+    assert wait_until(called.exists)  # otherwise it is raised in the next cell
+    reports: list[str] = []
+    assert wait_until(lambda: reports.append(torchless.run("kept").stderr[1]) or f"{error}: late" in "".join(reports))
+    assert "a signal handler raised this while no cell ran:" in "".join(reports)
+    assert "line 5, in handler" in "".join(reports)
+    assert "site-packages" not in "".join(reports)
     assert torchless.run("kept, os.getpid()").results == {rank: (rank, pid) for rank, pid in run.results.items()}

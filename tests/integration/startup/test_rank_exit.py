@@ -1,4 +1,4 @@
-"""What a rank does at its end: as at the end of a program, within a limit."""
+"""A rank at its exit: like the exit of a program, within a time limit."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         log = cluster._session.launch.folders.rank_log(1).read_text()
         assert "cut off at the rank's end: pooled_0, waits" in log
         assert (folder / "late").read_text() == "buffered"
-        # Also in the midst of a cell; what waits for ever is ended by the limit, and the others are not.
+        # Also within a cell; endless waits are ended by the limit, and the others are not.
         code = "import atexit, time\natexit.register(time.sleep, 1000 * rank)\n"
         code += f"kept = open(f'{folder}/kept-{{rank}}', 'w'); kept.write('buffered')\n"
         code += "import gc; gc.freeze()\n"  # as some training loops do
@@ -118,7 +118,7 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         assert "this rank was killed: its atexit functions" in cluster._session.launch.folders.rank_log(1).read_text()
 
 
-def test_a_rank_that_is_ended_while_it_sends_can_send_at_its_end(torchless: Cluster, tmp_path: Path) -> None:
+def test_rank_that_ends_while_sending_can_still_send(torchless: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "exited"
     with pytest.raises(RankFailure, match="SIGTERM"):
         torchless.run(SENDS.format(path=str(path)))
@@ -136,13 +136,13 @@ tensor.share_memory_()
 """
 
 
-def test_shared_memory_of_a_rank_that_is_killed_is_removed(torchless: Cluster) -> None:
+def test_shared_memory_of_a_killed_rank_is_removed(torchless: Cluster) -> None:
     paths = [Path(path) for path in torchless.run(SHARED, 1).results[1]]
     assert [path.exists() for path in paths] == [True] * 3
     killed = torchless.table[1]
     os.kill(killed.info.pid, signal.SIGKILL)
     assert wait_until(lambda: not any(path.exists() for path in paths)), paths
-    assert killed.pid_gone.wait(60), "a cell that is sent before fails by the death"
+    assert killed.pid_gone.wait(60), "a cell sent earlier fails because of the death"
     assert torchless.run("rank").results == {0: 0, 1: 1}
 
 
@@ -155,7 +155,7 @@ program = subprocess.Popen(["sleep", "1000"])
 """
 
 
-def test_what_a_rank_started_ends_when_its_nanny_is_killed(torchless: Cluster) -> None:
+def test_child_processes_end_when_the_nanny_is_killed(torchless: Cluster) -> None:
     nanny, *left = torchless.run(STARTS, 1).results[1]
     os.kill(nanny, signal.SIGKILL)
     assert wait_until(lambda: torchless.table[1].state == "dead")
@@ -163,7 +163,7 @@ def test_what_a_rank_started_ends_when_its_nanny_is_killed(torchless: Cluster) -
     assert wait_until(lambda: not any(map(runs, left))), left
 
 
-def test_what_ranks_started_ends_with_the_cluster_when_all_nannies_are_killed() -> None:
+def test_child_processes_end_with_the_cluster_when_all_nannies_are_killed() -> None:
     with Cluster(n=2, launcher="local", backend="none", name="left") as cluster:
         found = cluster.run(STARTS).results
         for nanny, *_ in found.values():
@@ -191,7 +191,7 @@ time.sleep(1000)  # and reap neither
 """
 
 
-def test_a_start_does_not_wait_for_a_parent_that_reaps_nothing(tmp_path: Path) -> None:
+def test_start_does_not_wait_for_a_parent_that_reaps_nothing(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         rank = int(parent.stdout.readline())
@@ -208,7 +208,7 @@ def test_a_start_does_not_wait_for_a_parent_that_reaps_nothing(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of process IDs")
-def test_what_another_container_left_is_left_to_who_starts_there(tmp_path: Path) -> None:
+def test_leftovers_of_another_container_are_kept(tmp_path: Path) -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", KILLED]
     with subprocess.Popen([*command, str(tmp_path)], stdout=subprocess.PIPE) as container:
         assert container.stdout is not None

@@ -1,4 +1,4 @@
-"""Who a rank is: its names, its variables, its process group, its device."""
+"""A rank's identity: names, variables, process group, device."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def three() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_every_name_of_the_design_is_there(three: Cluster) -> None:
+def test_documented_names_are_defined(three: Cluster) -> None:
     names = three.run("(rank, local_rank, node_rank, world_size, local_world_size, str(device), gpu_id)").results
     assert names == {rank: (rank, rank, 0, 3, 3, "cpu", None) for rank in range(3)}
     kinds = three.run("(torch.__name__, dist.__name__, comm.Get_rank(), comm.Get_size(), log_metrics.__name__)").results
     assert kinds == {rank: ("torch", "torch.distributed", rank, 3, "log_metrics") for rank in range(3)}
 
 
-def test_torchrun_s_variables_and_open_mpi_s_are_right(three: Cluster) -> None:
+def test_variables_of_torchrun_and_open_mpi_are_set(three: Cluster) -> None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR"]
     names += [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")]
-    told = three.run(f"import os; [os.environ[name] for name in {names}]").results
+    values = three.run(f"import os; [os.environ[name] for name in {names}]").results
     for rank in range(3):
         own = str(rank)
-        assert told[rank] == [own, "3", own, "3", "0", "0", "127.0.0.1", own, "3", own, "3", own]
+        assert values[rank] == [own, "3", own, "3", "0", "0", "127.0.0.1", own, "3", own, "3", own]
 
 
-def test_the_store_can_be_reached_at_the_master_port(three: Cluster) -> None:
+def test_store_is_reachable_at_the_master_port(three: Cluster) -> None:
     ports = three.run("os.environ['MASTER_PORT']").results
     assert len(set(ports.values())) == 1
     from torch.distributed import TCPStore  # noqa: PLC0415
@@ -50,9 +50,7 @@ def test_the_store_can_be_reached_at_the_master_port(three: Cluster) -> None:
     ).results[2] == (b"hello")
 
 
-def test_threads_are_shared_out_and_left_alone_where_the_user_set_them(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_divided_unless_the_user_set_them(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     each = max(1, len(psutil.Process().cpu_affinity()) // 3)
     assert set(three.run("(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())").results.values()) == {
         (str(each), each)
@@ -62,7 +60,7 @@ def test_threads_are_shared_out_and_left_alone_where_the_user_set_them(
         assert cluster.run("import os; os.environ['OMP_NUM_THREADS']").results == {0: "5"}
 
 
-def test_the_group_s_time_out_is_what_was_asked_for(three: Cluster) -> None:
+def test_group_timeout_is_the_given_one(three: Cluster) -> None:
     code = "dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
     assert three.run(code).results == {0: 77.0, 1: 77.0, 2: 77.0}
 
@@ -76,7 +74,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("arguments", ["'gloo'", "'gloo', init_method='env://', rank=rank, world_size=world_size", ""])
-def test_a_script_that_makes_and_ends_its_own_group_runs_in_a_cell(three: Cluster, arguments: str) -> None:
+def test_script_that_creates_and_destroys_its_group_runs_in_a_cell(three: Cluster, arguments: str) -> None:
     script = SCRIPT.format(arguments=arguments)
     for _ in range(2):
         three.run(script)
@@ -87,7 +85,7 @@ def test_a_script_that_makes_and_ends_its_own_group_runs_in_a_cell(three: Cluste
     assert three.run("y = torch.ones(1); dist.all_reduce(y); float(y)").results == dict.fromkeys(range(3), 3.0)
 
 
-def test_a_script_s_group_stays_while_the_script_keeps_it(three: Cluster) -> None:
+def test_group_of_a_script_lives_as_long_as_the_script_keeps_it(three: Cluster) -> None:
     three.run("from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=55))")
     code = "dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
     assert three.run(code).results == dict.fromkeys(range(3), 55.0)
@@ -95,7 +93,7 @@ def test_a_script_s_group_stays_while_the_script_keeps_it(three: Cluster) -> Non
     assert three.run(code).results == dict.fromkeys(range(3), 77.0)
 
 
-def test_a_group_that_only_some_ended_is_named_with_the_remedy(three: Cluster) -> None:
+def test_group_destroyed_by_some_ranks_is_named_with_the_remedy(three: Cluster) -> None:
     three.run("dist.destroy_process_group()", ranks="0,2")
     with pytest.raises(UsageError) as caught:
         three.run("dist.barrier()")
@@ -108,7 +106,7 @@ def test_a_group_that_only_some_ended_is_named_with_the_remedy(three: Cluster) -
     assert three.run("y = torch.ones(1); dist.all_reduce(y); float(y)").results == dict.fromkeys(range(3), 3.0)
 
 
-def test_ranks_may_speak_while_they_make_a_new_group(three: Cluster) -> None:
+def test_ranks_may_print_while_they_create_a_group(three: Cluster) -> None:
     three.run(
         "import threading, time\n"
         "def talk():\n"
@@ -122,11 +120,11 @@ def test_ranks_may_speak_while_they_make_a_new_group(three: Cluster) -> None:
     three.run("talker.join(); dist.barrier()")
 
 
-def test_a_cell_that_fails_after_ending_the_group_is_repaired_too(three: Cluster) -> None:
+def test_group_is_repaired_after_a_cell_that_fails_after_destroying_it(three: Cluster) -> None:
     with pytest.raises(RankFailure):
         three.run("dist.destroy_process_group(); 1 / 0")
     three.run("dist.barrier()")
 
 
-def test_this_machine_s_gpus_are_counted_as_the_ranks_count_them(three: Cluster) -> None:
+def test_gpus_of_this_machine_are_counted_as_on_the_ranks(three: Cluster) -> None:
     assert three.run("torch.cuda.device_count()").results[0] == len(gpus.visible_gpus())

@@ -1,4 +1,4 @@
-"""The README's first steps, by both launchers."""
+"""The README's first steps, with both launchers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook
 
 
-def test_the_design_s_example(cluster: Cluster) -> None:
+def test_documented_example(cluster: Cluster) -> None:
     run = cluster.run("x = torch.ones(3) * rank; dist.all_reduce(x); x")
     assert {rank: value.tolist() for rank, value in run.results.items()} == {0: [1.0] * 3, 1: [1.0] * 3}
 
 
-def test_a_cell_says_who_spoke(notebook: Notebook) -> None:
+def test_output_is_labelled_with_its_rank(notebook: Notebook) -> None:
     outcome = notebook.run("%%distributed\nprint('hello')\nprint('I am', rank)").check()
     assert outcome.lines == ["ranks 0-1 │ hello", "rank 0 │ I am 0", "rank 1 │ I am 1"]
 
 
-def test_a_notebook_that_trains_has_no_torch(notebook: Notebook) -> None:
+def test_notebook_that_trains_does_not_import_torch(notebook: Notebook) -> None:
     notebook.run("%%distributed\ntorch.ones(1)").check()
     loaded = notebook.run("import sys; sorted({'torch', 'mpi4py', 'numpy.core'} & set(sys.modules))").check()
     assert loaded.text == "[]"

@@ -1,4 +1,4 @@
-"""How far a start has come is shown in the cell, to Python and to the side panel's server."""
+"""Progress of a start, shown in the cell, to Python and to the side panel's server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook, Outcome
 
 
-def test_a_cell_shows_how_far_its_start_has_come_and_keeps_the_last_line(bare_notebook: Notebook) -> None:
+def test_cell_shows_start_progress_and_keeps_the_last_line(bare_notebook: Notebook) -> None:
     shown: list[str] = []
 
     def note(message: dict[str, Any], outcome: Outcome) -> None:
@@ -45,7 +45,7 @@ def test_a_cell_shows_how_far_its_start_has_come_and_keeps_the_last_line(bare_no
     assert again.text.strip().startswith("ranks 0-1 ready in ")
 
 
-def test_the_server_sees_a_cluster_from_its_start_on() -> None:
+def test_server_sees_a_cluster_from_its_start_on() -> None:
     server = Clusters(logging.getLogger("test"))
     seen: list[tuple[str, dict[str, Any]]] = []
     with Cluster(
@@ -56,13 +56,13 @@ def test_the_server_sees_a_cluster_from_its_start_on() -> None:
             found = [each for each in snapshot["starting"] if each["id"] == cluster.cluster_id]
             assert [(each["name"], each["text"]) for each in found] == [("slow", text)]
             assert cluster.cluster_id not in [each["id"] for each in snapshot["clusters"]]
-        assert cluster.cluster_id in [each["id"] for each in after["clusters"]], "the server looks at once"
+        assert cluster.cluster_id in [each["id"] for each in after["clusters"]], "the server checks at once"
         assert not [each for each in after["starting"] if each["id"] == cluster.cluster_id]
         assert seen[0][0] == "starting 2 ranks"
     server.close()
 
 
-def test_a_start_that_was_cut_off_is_none() -> None:
+def test_interrupted_start_is_not_listed() -> None:
     folders = Folders.make("cut")
     try:
         progress = start_progress.StartProgress(ClusterConfig(n=3), print, lambda _text: None)
@@ -82,13 +82,13 @@ def test_a_start_that_was_cut_off_is_none() -> None:
         folders.remove()
 
 
-def test_a_start_that_fails_leaves_no_sign_of_itself() -> None:
+def test_failed_start_leaves_no_presence_file() -> None:
     with pytest.raises(LaunchError):
         Cluster(n=2, launcher="local", backend="none", name="fails", start_timeout_s=0.01)
     assert "fails" not in [each.name for each in cluster_file.starting()]
 
 
-def test_a_terminal_shows_one_line_that_changes() -> None:
+def test_terminal_shows_one_line_that_changes() -> None:
     child = pexpect.spawn(
         sys.executable,
         ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor", "--HistoryManager.enabled=False"],

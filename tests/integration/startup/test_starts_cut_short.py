@@ -1,4 +1,4 @@
-"""Processes that die while ranks start, or start again; MPI without shared memory."""
+"""Processes that die while ranks start, or restart; MPI without shared memory."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def running(module: str, name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            words, identity = process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")
+            command_line, identity = process.cmdline(), process.environ().get("DISTTRAIN_CLIENT", "")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if words[1:3] == ["-m", module] and f"{name}-" in identity + " ".join(words):
+        if command_line[1:3] == ["-m", module] and f"{name}-" in identity + " ".join(command_line):
             found.append(process)
     return found
 
@@ -71,18 +71,18 @@ def parent_of(process: psutil.Process) -> int:
 
 
 def start_and_kill(choose: Callable[[], psutil.Process | None], launcher: str) -> tuple[str, float]:
-    """Start ranks, kill a process as soon as it is there; return the error, and the seconds from then to it."""
+    """Start ranks, kill a process as soon as it exists; return the error, and the seconds from the kill to it."""
     killed: list[float] = []
 
     def kill() -> None:
-        def look() -> bool:
+        def collect() -> bool:
             process = choose()
             if process is not None:
                 process.kill()
                 killed.append(time.monotonic())
             return bool(killed)
 
-        wait_until(look)
+        wait_until(collect)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -103,16 +103,14 @@ def nanny(launcher: str) -> psutil.Process | None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_process_that_is_killed_during_the_start_is_reported_at_once(launcher: str) -> None:
-    said, seconds = start_and_kill(lambda: nanny(launcher), launcher)
-    assert f"a rank's process on {socket.gethostname()}" in said
-    assert "ended while starting, before it could report: by SIGKILL" in said
-    assert seconds < 20  # and not when the time for a start is over
+def test_rank_killed_during_the_start_is_reported_at_once(launcher: str) -> None:
+    text, seconds = start_and_kill(lambda: nanny(launcher), launcher)
+    assert f"a rank's process on {socket.gethostname()}" in text
+    assert "ended while starting, before it could report: by SIGKILL" in text
+    assert seconds < 20  # and not when the start times out
 
 
-def test_processes_of_ranks_that_come_seconds_apart_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_processes_that_start_seconds_apart_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = tmp_path / "mpiexec"
     slow.write_text(SLOW.format(python=sys.executable, mpiexec=find_mpiexec()))
     slow.chmod(0o700)
@@ -121,15 +119,15 @@ def test_processes_of_ranks_that_come_seconds_apart_are_waited_for(
         assert cluster.run("comm.allreduce(rank + 1)").results == {0: 3, 1: 3}
 
 
-def test_a_controller_that_is_killed_while_it_starts_is_reported_with_its_signal() -> None:
+def test_controller_killed_while_starting_is_reported_with_its_signal() -> None:
     def controller() -> psutil.Process | None:
         return next(iter(running("jupyter_disttrain.client.transport.controller", "killed")), None)
 
-    said, _ = start_and_kill(controller, "local")
-    assert said.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
+    text, _ = start_and_kill(controller, "local")
+    assert text.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
 
 
-def test_two_nannies_killed_at_once_cost_comm_and_say_so() -> None:
+def test_comm_reports_two_nannies_killed_at_once() -> None:
     with Cluster(n=3, launcher="mpi", name="nannies", grace_s=0.5) as cluster:
         pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
         run = cluster.run("kept = rank; __import__('time').sleep(1000)", block=False)

@@ -1,4 +1,4 @@
-"""The user's IPython profile holds on ranks, and a fault in it costs nothing but what it is in."""
+"""The user's IPython profile on ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ c.InlineBackend.figure_format = "svg"
 READ = "by_file == os.environ['RANK'], rank, by_line, by_exec_file, last, os.environ['BY_IPYTHON'], type(rank).__name__"
 
 
-def test_startup_files_and_configuration_hold_on_ranks(tmp_path: Path) -> None:
+def test_startup_files_and_configuration_apply_to_ranks(tmp_path: Path) -> None:
     profile = tmp_path / "profile_default"
     (profile / "startup").mkdir(parents=True)
     for name, text in STARTUP.items():
@@ -43,14 +43,14 @@ def test_startup_files_and_configuration_hold_on_ranks(tmp_path: Path) -> None:
     with Notebook(env=os.environ | {"IPYTHONDIR": str(tmp_path)}) as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         started = notebook.run("%dist_init -n 2 --launcher local --backend none").check().text
-        for said in (
+        for message in (
             "10-fails.py, line 2: ValueError: no such thing",
             "20-exits.py, line 1: SystemExit: 3",
             "40-misspelt.py, line 1: SyntaxError",
             "exec_lines '1/0': ZeroDivisionError",
             "no_such_extension",
         ):
-            (line,) = [line for line in started.splitlines() if said in line]
+            (line,) = [line for line in started.splitlines() if message in line]
             assert line.startswith("ranks 0-1, in your IPython profile: ")
         assert len(started.splitlines()) == 6, started
         assert notebook.run(f"%%distributed\nimport os\n{READ}").check().lines == [

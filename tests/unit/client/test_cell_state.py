@@ -1,4 +1,4 @@
-"""State machines of one cell and of ranks in step, with made-up events; ``test_collective_steps`` has real ranks."""
+"""State machines of a cell and of collective counts, with simulated events; ``test_collective_steps`` runs ranks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def replied(rank: int, *, quiet: bool = False, time_s: float = 1.0, **failure: o
     return Replied(rank=rank, time_s=time_s, content=content, buffers=[], quiet=quiet)
 
 
-def silent(rank: int) -> Silent:
+def idle(rank: int) -> Silent:
     return Silent(rank=rank, time_s=1.0)
 
 
 def died(rank: int, stderr: str = "", **how: int | None) -> Died:
-    told = {"exit_code": None, "signal_number": None} | how
+    status = {"exit_code": None, "signal_number": None} | how
     common = {
         "engine": f"e{rank}",
         "pid": 7,
@@ -41,12 +41,12 @@ def died(rank: int, stderr: str = "", **how: int | None) -> Died:
         "crash": "",
         "expected": False,
     }
-    record = RankDeath.from_content(common | told)
+    record = RankDeath.from_content(common | status)
     return Died(rank=rank, time_s=1.0, record=record)
 
 
 EVENTS = st.one_of(
-    st.builds(silent, st.integers(0, RANKS - 1)),
+    st.builds(idle, st.integers(0, RANKS - 1)),
     st.builds(replied, st.integers(0, RANKS - 1), quiet=st.booleans()),
     st.builds(lambda rank: replied(rank, ename="ValueError", evalue="bad"), st.integers(0, RANKS - 1)),
     st.builds(lambda rank: died(rank, exit_code=3), st.integers(0, RANKS - 1)),
@@ -55,14 +55,14 @@ EVENTS = st.one_of(
 
 
 def has_ended(rank: int, events: Sequence[Event]) -> bool:
-    """A death ends a rank; a reply does when it was quiet, or when the idle message is there too."""
+    """A death ends a rank; so does a reply after its last output, or together with the idle message."""
     own = [event for event in events if event.rank == rank]
     is_silent = any(isinstance(event, Silent) for event in own)
     return any(isinstance(event, Died) or (isinstance(event, Replied) and (event.quiet or is_silent)) for event in own)
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_it_is_done_exactly_when_every_rank_has_ended(events: list[Event]) -> None:
+def test_cell_is_done_exactly_when_every_rank_has_ended(events: list[Event]) -> None:
     state = CellState(range(RANKS), HOSTS)
     for count, event in enumerate(events, start=1):
         state.apply(event)
@@ -71,8 +71,8 @@ def test_it_is_done_exactly_when_every_rank_has_ended(events: list[Event]) -> No
         assert state.done == (len(ended) == RANKS)
 
 
-@given(st.permutations([event for rank in range(RANKS) for event in (replied(rank), silent(rank))]))
-def test_the_order_of_replies_and_idle_messages_does_not_matter(events: list[Event]) -> None:
+@given(st.permutations([event for rank in range(RANKS) for event in (replied(rank), idle(rank))]))
+def test_order_of_replies_and_idle_messages_does_not_matter(events: list[Event]) -> None:
     state = CellState(range(RANKS), HOSTS)
     for event in events:
         assert not state.done
@@ -83,7 +83,7 @@ def test_the_order_of_replies_and_idle_messages_does_not_matter(events: list[Eve
 
 
 @given(st.lists(EVENTS, max_size=10))
-def test_what_comes_after_the_end_changes_nothing(late: list[Event]) -> None:
+def test_messages_after_the_end_change_nothing(late: list[Event]) -> None:
     state = CellState(range(RANKS), HOSTS)
     for rank in range(RANKS):
         state.apply(replied(rank, quiet=True))
@@ -93,7 +93,7 @@ def test_what_comes_after_the_end_changes_nothing(late: list[Event]) -> None:
     assert not state.failures
 
 
-def test_ranks_that_fail_alike_are_one_failure_with_the_earliest_first() -> None:
+def test_equal_failures_are_merged_and_sorted_by_time() -> None:
     state = CellState(range(RANKS), HOSTS)
     trace = ["File ipykernel_{}/12.py:3, at 0x7f{}"]
     for rank, time_s in ((0, 5.0), (2, 4.0)):
@@ -105,7 +105,7 @@ def test_ranks_that_fail_alike_are_one_failure_with_the_earliest_first() -> None
     assert second.headline == "ranks 0,2 (node0, node2), line 3: RuntimeError: peer gone"
 
 
-def test_an_error_is_one_however_deep_each_rank_was_when_it_came() -> None:
+def test_equal_errors_are_merged_whatever_their_stack_depth() -> None:
     state = CellState(range(2), HOSTS)
     for rank, times in ((0, 958), (1, 959)):
         text = ["Traceback", f"    \x1b[31m[... skipping similar frames: f at line 1 ({times} times)]\x1b[39m"]
@@ -113,7 +113,7 @@ def test_an_error_is_one_however_deep_each_rank_was_when_it_came() -> None:
     assert [failure.ranks for failure in state.distinct_failures()] == [(0, 1)]
 
 
-def test_a_death_is_named_with_its_signal_and_last_words() -> None:
+def test_death_is_reported_with_signal_and_last_stderr_lines() -> None:
     state = CellState([0], HOSTS)
     state.apply(died(0, stderr="first\nlast\n", signal_number=9))
     (failure,) = state.distinct_failures()
@@ -130,7 +130,7 @@ def in_step() -> Steps:
 
 
 def cell(steps: Steps, totals: dict[int, int], failed: set[int] | None = None, group: str = "0") -> bool:
-    """Run a cell on some ranks; returns whether the groups have to be formed again."""
+    """Run a cell on some ranks; return whether the groups have to be formed again."""
     steps.sent(totals)
     failed = failed or set()
     reports = {rank: {"collectives": {group: total}} for rank, total in totals.items()}
@@ -139,7 +139,7 @@ def cell(steps: Steps, totals: dict[int, int], failed: set[int] | None = None, g
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, RANKS - 1), min_size=1), st.booleans(), st.data()), max_size=8))
-def test_whatever_cells_left_a_failed_one_finds_it(cells: list[tuple[set[int], bool, st.DataObject]]) -> None:
+def test_failed_cell_detects_mismatch_left_by_earlier_cells(cells: list[tuple[set[int], bool, st.DataObject]]) -> None:
     steps = in_step()
     totals = dict.fromkeys(range(RANKS), 1)
     for ranks, fails, data in cells:
@@ -152,7 +152,7 @@ def test_whatever_cells_left_a_failed_one_finds_it(cells: list[tuple[set[int], b
             totals = dict.fromkeys(range(RANKS), 1)
 
 
-def test_a_rank_whose_reply_is_not_in_is_compared_once_it_is() -> None:
+def test_rank_with_pending_reply_is_compared_after_its_reply() -> None:
     steps = in_step()
     steps.sent(range(RANKS))
     assert not steps.replied(0, "session/1", {"collectives": {"0": 2}}, failed=True), (
@@ -165,7 +165,7 @@ def test_a_rank_whose_reply_is_not_in_is_compared_once_it_is() -> None:
     )
 
 
-def test_ranks_that_lag_over_cells_that_end_well_are_noted_once() -> None:
+def test_lag_over_successful_cells_is_reported_once() -> None:
     steps = in_step()
     assert not cell(steps, {0: 3})
     assert not cell(steps, {1: 2})
@@ -176,7 +176,7 @@ def test_ranks_that_lag_over_cells_that_end_well_are_noted_once() -> None:
     assert steps.notes() == []
     assert not cell(steps, {1: 3, 2: 3})
     assert steps.notes() == []
-    assert not cell(steps, {0: 3, 1: 3, 2: 3}, {0, 1, 2}), "all are in step again"
+    assert not cell(steps, {0: 3, 1: 3, 2: 3}, {0, 1, 2}), "all counts are equal again"
 
 
 def test_only_members_of_one_group_are_compared() -> None:
@@ -187,18 +187,18 @@ def test_only_members_of_one_group_are_compared() -> None:
     assert cell(steps, {0: 5}, {0}, group="1 of ranks 0-1")
 
 
-def test_a_rank_that_died_or_was_formed_with_others_begins_again() -> None:
+def test_counts_restart_for_replaced_ranks_and_new_groups() -> None:
     steps = in_step()
     cell(steps, {0: 5})
     steps.died(0)
     assert not cell(steps, {1: 1, 2: 1}, {1, 2})
-    steps.sent([0])  # a reply of the group before says nothing of this one
+    steps.sent([0])  # a reply from the previous group does not count for this one
     steps.formed({rank: {"collectives": {"0": 1}} for rank in (1, 2)}, "session/2")
     assert not steps.replied(0, "session/1", {"collectives": {"0": 7}}, failed=True)
 
 
 def messages(steps: Steps, ranks: dict[int, dict[str, int]], failed: set[int] | None = None) -> bool:
-    """Run a cell on ranks that have sent and received so many messages by its end."""
+    """Run a cell on ranks that have sent and received this many messages when it ends."""
     steps.sent(ranks)
     report = {rank: {"collectives": {"0": 1}, "messages": counts} for rank, counts in ranks.items()}
     failed = failed or set()
@@ -206,21 +206,21 @@ def messages(steps: Steps, ranks: dict[int, dict[str, int]], failed: set[int] | 
     return any(replies)
 
 
-def test_a_message_that_a_failed_cell_has_left_is_not_taken_for_another_s() -> None:
+def test_unreceived_message_of_failed_cell_is_not_matched_to_a_later_cell() -> None:
     for order in ((0, 1, 2), (2, 1, 0)):
         steps = in_step()
         messages(steps, {0: {}, 1: {}, 2: {}})
         counts = {0: {"0>1": 1}, 1: {}, 2: {}}
-        assert messages(steps, {rank: counts[rank] for rank in order}, {0}), "sent, and not received"
+        assert messages(steps, {rank: counts[rank] for rank in order}, {0}), "sent but not received"
     steps = in_step()
     messages(steps, {0: {}, 1: {}, 2: {}})
     assert not messages(steps, {0: {"0>1": 1}, 1: {"0>1": 1}, 2: {}}, {0, 1}), "sent and received"
     assert not messages(steps, {0: {"0>1": 2}}), "it is received in a later cell"
-    assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "which has not begun to when it fails"
+    assert not messages(steps, {1: {"0>1": 1}, 2: {}}, {1, 2}), "the receiving cell has not started when it fails"
     assert messages(steps, {1: {"0>1": 3}}, {1}), "more than was sent"
 
 
-def test_many_ranks_that_differ_stay_readable_in_the_order_of_the_ranks() -> None:
+def test_mismatch_among_many_ranks_stays_readable_in_rank_order() -> None:
     hosts = dict.fromkeys(range(64), "node0")
     state = CellState(range(64), hosts)
     for rank in reversed(range(64)):
@@ -231,15 +231,15 @@ def test_many_ranks_that_differ_stay_readable_in_the_order_of_the_ranks() -> Non
     assert failure.where == "ranks 0-63 (node0), line 3"
     assert "cat0.jpg" in failure.evalue
     lines = RankFailure([failure], state.failures)._render_traceback_()
-    told = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[3:]]
-    assert [line.partition(":")[0] for line in told] == [*(f"rank {rank}" for rank in range(1, 24)), "ranks 24-63"]
-    assert told[0].startswith("rank 1: OSError: … no file cat1.jpg in /a/very")
-    assert told[0].endswith("; note: shard 1")
-    assert all(len(line) < 500 for line in told)
-    assert told[-1] == "ranks 24-63: others; each rank's is in by_rank of this RankFailure"
+    shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[3:]]
+    assert [line.partition(":")[0] for line in shown] == [*(f"rank {rank}" for rank in range(1, 24)), "ranks 24-63"]
+    assert shown[0].startswith("rank 1: OSError: … no file cat1.jpg in /a/very")
+    assert shown[0].endswith("; note: shard 1")
+    assert all(len(line) < 500 for line in shown)
+    assert shown[-1] == "ranks 24-63: others; each rank's is in by_rank of this RankFailure"
 
 
-def test_failures_without_a_line_are_one_only_if_they_say_the_same() -> None:
+def test_failures_without_a_line_merge_only_if_their_text_is_equal() -> None:
     state = CellState(range(3), HOSTS)
     for rank, text in enumerate(("no file 1", "no file 2", "no space")):
         state.apply(replied(rank, ename="ScriptError", evalue=text, traceback=[f"ScriptError: {text}"]))
@@ -247,5 +247,5 @@ def test_failures_without_a_line_are_one_only_if_they_say_the_same() -> None:
 
 
 @given(st.text(max_size=400), st.text(max_size=400))
-def test_what_differs_is_never_long(text: str, other: str) -> None:
+def test_mismatch_summary_is_bounded(text: str, other: str) -> None:
     assert len(differing_part(text, other)) <= 2 * SHORT_TEXT + 200

@@ -1,4 +1,4 @@
-"""What is made of other hosts' answers, with made-up times and answers (``test_host_faults`` has real hosts)."""
+"""Decisions from heartbeat replies of hosts, with simulated times and replies (``test_host_faults`` has real hosts)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.features.telemetry.client import Telemetry
 from jupyter_disttrain.protocol.messages import RankDeath
-from jupyter_disttrain.protocol.ranks import RankInfo
+
+from ...support.records import rank_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 TURN = 0.25
 
 
-class Asked:
-    """In place of the link: the questions, for which nobody waits any more once they are done."""
+class FakeLink:
+    """Stand in for the link: requests, of which finished ones are dropped."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[str, Future[Any]]] = []
@@ -52,20 +53,8 @@ class Asked:
 
 
 def entry(rank: int, launch_host: str, host: str) -> RankEntry:
-    info = RankInfo(
-        rank=rank,
-        world_size=2,
-        local_rank=rank,
-        local_world_size=2,
-        node_rank=0,
-        node_count=1,
-        host=host,
-        pid=10**7 + rank,
-        backend="gloo",
-        device="cpu",
-    )
     return RankEntry(
-        info=info,
+        info=rank_info(rank, 2, host=host, pid=10**7 + rank),
         engine=f"engine{rank}",
         nanny=f"nanny{rank}",
         nanny_pid=2 * 10**7 + rank,
@@ -81,8 +70,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_questions_to_a_host_that_is_lost_for_good_are_not_kept(clock: list[float]) -> None:
-    link, deaths = Asked(), list[RankDeath]()
+def test_requests_to_a_lost_host_are_dropped(clock: list[float]) -> None:
+    link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1")]
     hosts = host_heartbeat.Reach(deaths.append, lambda _words: None)
     for _ in range(1000):
@@ -92,8 +81,8 @@ def test_questions_to_a_host_that_is_lost_for_good_are_not_kept(clock: list[floa
     assert len(link.waiting) <= host_heartbeat.FORGET_SECONDS / TURN + 2
 
 
-def test_a_nanny_that_is_gone_has_time_for_its_last_words_to_come(clock: list[float]) -> None:
-    link, deaths = Asked(), list[RankDeath]()
+def test_last_output_of_a_dead_nanny_is_awaited(clock: list[float]) -> None:
+    link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1"), entry(1, "node1", "node1")]
     hosts = host_heartbeat.Reach(deaths.append, lambda _words: None)
     began = clock[0]
@@ -105,13 +94,13 @@ def test_a_nanny_that_is_gone_has_time_for_its_last_words_to_come(clock: list[fl
     assert clock[0] - began >= host_heartbeat.GONE_SECONDS
 
 
-def test_a_rank_of_a_host_with_the_name_of_this_one_is_not_looked_for_here() -> None:
+def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
     table = [entry(0, "node1", socket.gethostname())]
     assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
 
 
-def test_hosts_that_are_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
-    link, deaths, notes = Asked(), list[RankDeath](), list[str]()
+def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
+    link, deaths, notes = FakeLink(), list[RankDeath](), list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
     hosts = host_heartbeat.Reach(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
     while len(deaths) < 2:
@@ -122,18 +111,18 @@ def test_hosts_that_are_silent_since_mpiexec_was_killed_are_not_lost(clock: list
     Moves(ClusterConfig(launcher="mpi", hosts=parse_hosts("node1:1,node2:1")), hosts).host_for("node1", table)
 
 
-def test_that_no_host_answers_may_be_this_machine_s_own_network(clock: list[float]) -> None:
+def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
     hosts = host_heartbeat.Reach(lambda _death: None, notes.append)
     while not hosts.lost_hosts:
-        hosts.turn(cast("Link", Asked()), table)
+        hosts.turn(cast("Link", FakeLink()), table)
         clock[0] += TURN
     assert [note for note in notes if note.startswith("no host answers any more: it may be this machine")]
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         (
             ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")),
@@ -142,27 +131,27 @@ def test_that_no_host_answers_may_be_this_machine_s_own_network(clock: list[floa
         (ClusterConfig(launcher="slurm"), "%dist_shutdown and %dist_init ask Slurm for other nodes"),
     ],
 )
-def test_what_can_be_done_about_a_lost_host_is_told_of_the_launcher(
-    config: ClusterConfig, says: str, clock: list[float]
+def test_advice_for_a_lost_host_depends_on_the_launcher(
+    config: ClusterConfig, message: str, clock: list[float]
 ) -> None:
-    link, table = Asked(), [entry(0, "node1", "node1")]
+    link, table = FakeLink(), [entry(0, "node1", "node1")]
     hosts = host_heartbeat.Reach(lambda _death: None, lambda _words: None)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
-    with pytest.raises(HostLostError, match=rf"node1 is lost.*{says}"):
+    with pytest.raises(HostLostError, match=rf"node1 is lost.*{message}"):
         Moves(config, hosts).host_for("node1", table)
 
 
-def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() -> None:
+def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> None:
     dead, buried = entry(0, "node1", "node1"), list[int]()
-    asked: list[Callable[[], None]] = []
+    callbacks: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead], steps=Steps())
     supervisor = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
     session = SimpleNamespace(
         launch=launch,
         cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0),
-        job_watch=SimpleNamespace(if_it_runs=asked.append),  # Slurm is asked, which takes its time
+        job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=Telemetry(1.0),
     )
     nothing = lambda *_: None  # noqa: E731
@@ -171,7 +160,7 @@ def test_a_death_that_was_told_again_meanwhile_is_not_that_of_the_new_process() 
     )
     for _ in range(3):
         dispatcher.on_message("iopub", as_message(host_heartbeat._death(dead, signal_number=9)))
-    first, second, third = asked
+    first, second, third = callbacks
     first()
     second()
     assert buried == [0]

@@ -1,4 +1,4 @@
-"""A cluster outlives its notebook, and comes back with everything."""
+"""The client's link to its ranks: messages that are queued when it closes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_what_is_sent_while_the_link_is_busy_and_then_closed_arrives(tmp_path: Path) -> None:
+def test_queued_messages_are_sent_before_the_link_closes(tmp_path: Path) -> None:
     context = zmq.Context()
     info: dict[str, object] = {"interface": f"ipc://{tmp_path}/s", "key": "key", "signature_scheme": "hmac-sha256"}
     ends = {"mux": context.socket(zmq.ROUTER), "control": context.socket(zmq.ROUTER), "iopub": context.socket(zmq.PUB)}

@@ -1,4 +1,4 @@
-"""Processes that die while ranks start, or start again; MPI without shared memory."""
+"""Registration of rank processes: how long to wait for a hello."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_how_long_a_new_process_was_waited_for_is_told_in_tenths_of_a_second() -
         registration().wait_for_one((), 0.12345)
 
 
-def test_hellos_that_are_repeated_all_the_time_do_not_keep_a_start_from_timing_out() -> None:
+def test_repeated_hellos_do_not_postpone_the_start_timeout() -> None:
     registered, has_ended = registration(), threading.Event()
     hello = NannyHello(engine="known", nanny="nanny")
     message = {"header": {"msg_type": NannyHello.msg_type}, "content": hello.to_content()}

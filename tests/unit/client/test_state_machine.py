@@ -1,7 +1,7 @@
-"""The state machine of recovery under any order of events; ``test_recovery`` has real ranks.
+"""The state machine of recovery under any order of events; ``test_recovery`` uses real ranks.
 
-The ranks here are made up, but they behave as real ones: what waits in a collective ends only by a release, what runs
-Python code by itself or by an interrupt, and what was asked for is done some time later, or fails.
+The ranks are simulated, but behave as real ones: a wait in a collective ends only by a release, Python code ends
+by itself or by an interrupt, and a requested action completes some time later, or fails.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ ranks = st.integers(0, RANKS - 1)
 
 
 class Session(RuleBasedStateMachine):
-    """Made-up ranks and a made-up person."""
+    """Simulated ranks and a simulated user."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state = Recovery(RANKS, Rules(grace_s=3.0, hang_after_s=30.0))
         self.now = 0.0
-        self.waiting: dict[int, float] = {}  # since when
+        self.waiting: dict[int, float] = {}  # the time at which the wait began
         self.in_python: set[int] = set()
         self.looking = self.forming = False
         self.replacing: set[int] = set()
-        self.reached = True  # nobody is in a group that was aborted
+        self.reached = True  # an aborted group has no members
 
     def act(self) -> None:
         for action in self.state.actions(self.now):
@@ -53,7 +53,7 @@ class Session(RuleBasedStateMachine):
         self.in_python.discard(rank)
         self.state.on_reply(rank, self.now, failed=failed, broken=broken)
 
-    # What a person and the ranks do
+    # What the user and the ranks do
 
     @rule(chosen=st.sets(ranks, min_size=1), waits=st.sets(ranks))
     @precondition(lambda self: self.state.settled and not self.state.running and self.state.phase is not Phase.LOST)
@@ -95,7 +95,7 @@ class Session(RuleBasedStateMachine):
                 self.end(rank, failed=True, broken=False)
             self.act()
 
-    # What was asked for comes to its end
+    # Requested actions complete
 
     @rule(seconds=st.floats(0.01, 10.0))
     def wait(self, seconds: float) -> None:
@@ -125,14 +125,14 @@ class Session(RuleBasedStateMachine):
             self.state.on_formed(well=well and not self.state.dead)
             self.act()
 
-    # What always holds
+    # Invariants
 
     @invariant()
-    def nobody_runs_who_is_dead(self) -> None:
+    def dead_ranks_run_nothing(self) -> None:
         assert not self.state.running & self.state.dead
 
     def teardown(self) -> None:
-        """Whatever happened, an interrupt and patience bring the session back."""
+        """From any state, interrupts and time make every rank usable again."""
         for rank in list(self.in_python):
             self.end(rank, failed=False, broken=False)
         hopeless = any(member.deaths > REPLACE_LIMIT for member in self.state.members if member.dead)
@@ -158,7 +158,7 @@ def actions(state: Recovery, now: float) -> list[Do]:
     return [action.do for action in state.actions(now)]
 
 
-def test_a_failure_leaves_the_others_their_grace() -> None:
+def test_other_ranks_keep_running_for_a_grace_period_after_a_failure() -> None:
     state = Recovery(2, Rules(grace_s=3.0))
     for rank in range(2):
         state.on_sent(rank, 0.0)
@@ -175,17 +175,17 @@ def test_a_failure_leaves_the_others_their_grace() -> None:
     assert state.settled
 
 
-def test_waits_that_are_short_are_no_reason_to_release() -> None:
+def test_short_waits_do_not_cause_a_release() -> None:
     state = Recovery(3, Rules(grace_s=3.0))
     for rank in range(3):
         state.on_sent(rank, 0.0)
     state.on_reply(1, 1.0, failed=True, broken=False)
     for second in range(2, 100):
-        state.on_look(0, float(second), 0.2)  # ranks 0 and 2 train on in a group of their own
+        state.on_look(0, float(second), 0.2)  # ranks 0 and 2 continue to train in their own group
         assert Do.RELEASE not in actions(state, float(second))
 
 
-def test_a_group_that_can_t_be_formed_is_given_up() -> None:
+def test_forming_the_group_stops_after_repeated_failures() -> None:
     state = Recovery(2, Rules())
     state.on_death(1, 0.0)
     assert actions(state, 0.0) == [Do.REPLACE]
@@ -198,7 +198,7 @@ def test_a_group_that_can_t_be_formed_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("choice", "what"), [("reset", Do.RESET), ("stop", Do.STOP)])
-def test_what_the_person_chose_is_done_once_the_cell_has_ended(choice: str, what: Do) -> None:
+def test_configured_action_runs_once_the_cell_has_ended(choice: str, what: Do) -> None:
     state = Recovery(2, Rules(on_rank_death=choice))
     for rank in range(2):
         state.on_sent(rank, 0.0)
@@ -210,7 +210,7 @@ def test_what_the_person_chose_is_done_once_the_cell_has_ended(choice: str, what
     assert not state.settled
 
 
-def test_a_new_process_that_can_t_be_started_is_tried_again() -> None:
+def test_failed_start_of_a_new_process_is_retried() -> None:
     state = Recovery(2, Rules())
     state.on_death(1, 0.0)
     for _ in range(REPLACE_LIMIT):
@@ -218,13 +218,13 @@ def test_a_new_process_that_can_t_be_started_is_tried_again() -> None:
         assert not state.settled
         state.on_replaced(1, well=False)
     assert state.phase is Phase.LOST
-    state.on_asked(1)  # a person may still try
+    state.on_asked(1)  # the user may still retry
     assert actions(state, 2.0) == [Do.REPLACE]
     state.on_replaced(1, well=True)
     assert actions(state, 2.0) == [Do.FORM]
 
 
-def test_what_can_t_be_replaced_at_all_is_tried_once() -> None:
+def test_replacement_that_is_impossible_is_tried_once() -> None:
     state = Recovery(2, Rules())
     state.on_death(1, 0.0)
     assert actions(state, 1.0) == [Do.REPLACE]
@@ -234,7 +234,7 @@ def test_what_can_t_be_replaced_at_all_is_tried_once() -> None:
     assert state.settled
 
 
-def test_a_second_interrupt_of_a_cell_releases_without_a_look_whoever_asks_for_it() -> None:
+def test_second_interrupt_of_a_cell_releases_without_collecting_stacks() -> None:
     state = Recovery(2, Rules())
     for rank in range(2):
         state.on_sent(rank, 0.0)
@@ -244,19 +244,19 @@ def test_a_second_interrupt_of_a_cell_releases_without_a_look_whoever_asks_for_i
     assert Do.RELEASE in actions(state, 2.0)
 
 
-def test_who_was_seen_waiting_before_an_interrupt_is_looked_at_again() -> None:
+def test_stacks_seen_before_an_interrupt_are_collected_again() -> None:
     state = Recovery(2, Rules())
     for rank in range(2):
         state.on_sent(rank, 0.0)
     state.on_look(0, 1.0, 0.001)
     state.on_interrupt(2.0, forced=False)
-    state.on_look(0, 1.9, 0.001)  # an answer that was under way
+    state.on_look(0, 1.9, 0.001)  # a reply that was in transit
     assert Do.RELEASE not in actions(state, 2.2)
     state.on_look(0, 2.2, 0.2)
     assert Do.RELEASE in actions(state, 2.3)
 
 
-def test_a_failure_in_one_cell_is_no_reason_to_release_who_waits_in_another() -> None:
+def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another() -> None:
     state = Recovery(3, Rules(grace_s=1.0))
     state.on_sent(0, 0.0, cell=1)
     for rank in (1, 2):
@@ -268,7 +268,7 @@ def test_a_failure_in_one_cell_is_no_reason_to_release_who_waits_in_another() ->
     assert Do.RELEASE in actions(state, 5.0)
 
 
-def test_a_rank_that_a_person_ends_is_replaced_whatever_deaths_lead_to() -> None:
+def test_rank_killed_by_the_user_is_replaced_under_any_death_policy() -> None:
     state = Recovery(2, Rules(on_rank_death="stop"))
     state.on_asked(1)
     state.on_death(1, 0.0)
@@ -277,7 +277,7 @@ def test_a_rank_that_a_person_ends_is_replaced_whatever_deaths_lead_to() -> None
     assert actions(state, 0.0) == [Do.FORM]
 
 
-def test_a_rank_that_stays_in_mpi_is_ended_after_three_interrupts() -> None:
+def test_rank_stuck_in_mpi_is_killed_after_three_interrupts() -> None:
     state = Recovery(RANKS, Rules())
     for rank in range(RANKS):
         state.on_sent(rank, 0.0)
@@ -293,18 +293,18 @@ def test_a_rank_that_stays_in_mpi_is_ended_after_three_interrupts() -> None:
     assert {rank for _, rank in kills} == {1}
 
 
-def test_a_rank_whose_process_is_being_ended_is_waited_for() -> None:
+def test_rank_that_is_being_killed_is_awaited() -> None:
     state = Recovery(2, Rules())
     state.on_ending(1)
     assert not state.settled
-    assert state.actions(0.0) == []  # no group is formed with it
+    assert state.actions(0.0) == []  # the group is not formed with it
     state.on_death(1, 1.0)
     assert [action.do for action in state.actions(1.0)] == [Do.REPLACE]
     state.on_replaced(1, well=True)
     assert [action.do for action in state.actions(2.0)] == [Do.FORM]
 
 
-def test_ranks_that_are_not_seen_to_wait_are_released_for_some_seconds_only() -> None:
+def test_ranks_not_seen_waiting_are_released_for_a_few_seconds_only() -> None:
     state = Recovery(2, Rules())
     state.on_sent(0, 0.0)
     state.on_interrupt(1.0, forced=True)
@@ -314,5 +314,5 @@ def test_ranks_that_are_not_seen_to_wait_are_released_for_some_seconds_only() ->
     assert max(released) < 20.0
     state.on_interrupt(100.0, forced=False)
     assert Do.RELEASE in actions(state, 100.0)
-    state.on_look(0, 200.0, 0.0)  # it waits after all
+    state.on_look(0, 200.0, 0.0)  # it does wait
     assert Do.RELEASE in actions(state, 200.0)

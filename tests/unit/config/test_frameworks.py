@@ -1,4 +1,4 @@
-"""What ranks have for Horovod, TensorFlow and JAX where those are not installed: variables, ports, one line of advice.
+"""Settings of Horovod, TensorFlow and JAX ranks without the frameworks: variables, ports, one line of advice.
 
 With the frameworks themselves: ``tests/frameworks``.
 """
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     ("text", "roles"),
     [(None, ()), ("", ()), ("worker=2", (("worker", 2),)), ("chief=1, ps=2", (("chief", 1), ("ps", 2)))],
 )
-def test_roles_are_read(text: str | None, roles: Roles) -> None:
+def test_roles_are_parsed(text: str | None, roles: Roles) -> None:
     assert parse_roles(text) == roles
 
 
 @pytest.mark.parametrize("part", ["worker", "worker=0", "worker=x", "boss=1", "worker=-1", "=2"])
-def test_a_role_that_can_t_be_read_is_named(part: str) -> None:
+def test_invalid_role_is_named(part: str) -> None:
     with pytest.raises(UsageError, match=f"cannot read '{part}' in --tf-config ps=1,{part}; write each role once"):
         parse_roles(f"ps=1,{part}")
     with pytest.raises(UsageError, match="cannot read 'ps=2'"):
         parse_roles("ps=1,ps=2")
 
 
-def test_roles_say_how_many_ranks() -> None:
+def test_roles_determine_the_number_of_ranks() -> None:
     assert ClusterConfig(tf_roles=parse_roles("worker=2,ps=1")).count == 3
     with pytest.raises(UsageError, match=r"--tf-config worker=2,ps=1 is for 3 ranks, not 2; leave -n out"):
         ClusterConfig(n=2, tf_roles=parse_roles("worker=2,ps=1"))
 
 
-def test_each_rank_has_its_role() -> None:
+def test_each_rank_gets_its_role() -> None:
     places = ["a:1", "a:2", "b:1"]
     configs = [tf_config(rank, places, parse_roles("worker=2,ps=1")) for rank in range(3)]
     assert all(each["cluster"] == {"worker": ["a:1", "a:2"], "ps": ["b:1"]} for each in configs)

@@ -1,4 +1,4 @@
-"""Hosts as people write them."""
+"""Parse host lists, hostfiles and ssh commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pairs(hosts: tuple[HostSlots, ...]) -> list[tuple[str, int | None]]:
         ("localhost:2", [("localhost", 2)]),
     ],
 )
-def test_hosts_are_read_in_their_order(text: str, expected: list[tuple[str, int | None]]) -> None:
+def test_hosts_keep_their_order(text: str, expected: list[tuple[str, int | None]]) -> None:
     assert pairs(parse_hosts(text)) == expected
 
 
@@ -63,14 +63,14 @@ def test_hosts_are_read_in_their_order(text: str, expected: list[tuple[str, int 
         ("127.0.0.1,node1", "127.0.0.1 beside other hosts"),
     ],
 )
-def test_what_is_no_host_is_refused_by_its_words(text: str, named: str) -> None:
+def test_invalid_host_is_quoted_in_the_error(text: str, named: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_hosts(text)
     assert named in str(refused.value)
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         hosts = parse_hosts(text)
     except UsageError:
@@ -82,7 +82,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @given(
     st.lists(st.tuples(st.from_regex(r"n[a-z0-9]{0,2}", fullmatch=True), st.integers(1, 64)), min_size=1, max_size=20)
 )
-def test_each_host_is_there_once_with_all_of_its_ranks(written: list[tuple[str, int]]) -> None:
+def test_repeated_hosts_are_merged_with_all_their_ranks(written: list[tuple[str, int]]) -> None:
     hosts = parse_hosts(",".join(f"{name}:{slots}" for name, slots in written))
     assert [host.name for host in hosts] == list(dict.fromkeys(name for name, _ in written))
     assert sum(host.slots or 0 for host in hosts) == sum(slots for _, slots in written)
@@ -98,7 +98,7 @@ def test_each_host_is_there_once_with_all_of_its_ranks(written: list[tuple[str, 
         ("node1 slots=2\nnode1 slots=2\n", [("node1", 4)]),
     ],
 )
-def test_hostfiles_of_several_kinds_are_read(tmp_path: Path, text: str, expected: list[tuple[str, int | None]]) -> None:
+def test_hostfile_formats_are_parsed(tmp_path: Path, text: str, expected: list[tuple[str, int | None]]) -> None:
     (tmp_path / "hosts").write_text(text)
     assert pairs(parse_hostfile(tmp_path / "hosts")) == expected
 
@@ -116,21 +116,21 @@ def test_hostfiles_of_several_kinds_are_read(tmp_path: Path, text: str, expected
         ("node1\nlocalhost\n", "beside other hosts"),
     ],
 )
-def test_a_hostfile_is_refused_by_its_line(tmp_path: Path, text: str, named: str) -> None:
+def test_invalid_hostfile_is_refused_with_its_line(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UsageError) as refused:
         parse_hostfile(tmp_path / "hosts")
     assert named in str(refused.value)
 
 
-def test_a_hostfile_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_hostfile_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, why in (("none", "No such file"), ("binary", "not a text file")):
         with pytest.raises(UsageError, match=why):
             parse_hostfile(tmp_path / name)
 
 
-def test_the_first_hosts_are_taken_with_as_many_ranks_each() -> None:
+def test_ranks_fill_the_first_hosts() -> None:
     hosts = parse_hosts("node1:4,node2,node3:1")
     assert pairs(take_hosts(hosts, 2, 8)) == [("node1", 8), ("node2", 8)]
     assert pairs(take_hosts(hosts, 1)) == [("node1", 4)]
@@ -143,7 +143,7 @@ def test_the_first_hosts_are_taken_with_as_many_ranks_each() -> None:
         take_hosts(hosts, 2, 0)
 
 
-def test_an_ssh_command_is_read_as_a_shell_would_and_refused_where_it_can_t_be_handed_on() -> None:
+def test_ssh_command_is_split_like_a_shell_or_refused() -> None:
     assert split_command("ssh -o 'ProxyCommand=nc %h 22'") == ["ssh", "-o", "ProxyCommand=nc %h 22"]
     with pytest.raises(UsageError, match=r"cannot read --ssh .*No closing quotation"):
         split_command("ssh -o 'ProxyCommand=nc")
@@ -155,6 +155,6 @@ def test_an_ssh_command_is_read_as_a_shell_would_and_refused_where_it_can_t_be_h
     ClusterConfig(hosts=hosts, launcher="ssh", ssh="ssh -o 'ProxyCommand=nc %h 22'")
 
 
-def test_names_that_mean_the_machine_itself() -> None:
+def test_names_of_the_local_machine() -> None:
     assert all(map(is_local, ["localhost", "eva@localhost", "LOCALHOST", "127.0.0.1", "127.0.1.1", "::1"]))
     assert not any(map(is_local, ["node1", "10.0.0.1", "localhost1", "fd00::1"]))

@@ -1,4 +1,4 @@
-"""Who a rank is: its names, its variables, its process group, its device."""
+"""Parse rank specifications and GPU lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jupyter_disttrain.protocol.ranks import format_ranks, label_ranks
         ("0", 0, []),
     ],
 )
-def test_the_gpus_that_cuda_would_show(
+def test_gpus_visible_to_cuda(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, count: int, visible: list[str]
 ) -> None:
     monkeypatch.setattr(gpus, "count_gpus", lambda: count)
@@ -44,7 +44,7 @@ def test_the_gpus_that_cuda_would_show(
         ({"n": 9, "share_gpus": True}, ["3", "GPU-a", "5"]),
     ],
 )
-def test_the_gpus_that_ranks_share_out(
+def test_gpus_are_divided_among_ranks(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, object], chosen: list[str]
 ) -> None:
     monkeypatch.setattr(gpus, "visible_gpus", lambda: ["3", "GPU-a", "5"])
@@ -75,7 +75,7 @@ def test_the_gpus_that_ranks_share_out(
         ),
     ],
 )
-def test_gpus_that_are_not_there_are_refused(
+def test_missing_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, visible: list[str], options: dict[str, object], message: str
 ) -> None:
     monkeypatch.setattr(gpus, "visible_gpus", lambda: visible)
@@ -97,7 +97,7 @@ def test_gpus_that_are_not_there_are_refused(
         ([3, 1], (1, 3)),
     ],
 )
-def test_ranks_as_people_name_them(spec: str | int | list[int], ranks: tuple[int, ...]) -> None:
+def test_rank_specifications_are_parsed(spec: str | int | list[int], ranks: tuple[int, ...]) -> None:
     assert parse_ranks(spec, world_size=4) == ranks
 
 
@@ -117,12 +117,12 @@ def test_ranks_as_people_name_them(spec: str | int | list[int], ranks: tuple[int
         ("-1", "cannot read '-1' in ranks '-1'; write e.g. '0,2-3' or 'all'"),
     ],
 )
-def test_ranks_that_are_none_are_refused(spec: str | int | list[int], message: str) -> None:
+def test_invalid_rank_specifications_are_refused(spec: str | int | list[int], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_ranks(spec, world_size=4)
     assert str(caught.value) == message
 
 
-def test_ranks_are_written_as_people_do() -> None:
+def test_rank_lists_are_formatted() -> None:
     assert format_ranks([5, 0, 2, 1]) == "0-2,5"
     assert (label_ranks([3]), label_ranks([1, 0])) == ("rank 3", "ranks 0-1")

@@ -1,4 +1,4 @@
-"""Figures that a review found to be wrong, or to cost more and more."""
+"""Metrics and status figures: step counts, histories, bounds on memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from jupyter_disttrain.features.telemetry.snapshot import metrics_packet, rank_s
 from jupyter_disttrain.features.telemetry.stragglers import find_straggler
 from jupyter_disttrain.protocol.messages import RankVitals
 from jupyter_disttrain.protocol.metric_blocks import pack, unpack
-from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.protocol.states import RankState
+
+from ...support.records import rank_info
 
 if TYPE_CHECKING:
     import pytest
 
 
-def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() -> None:
+def test_optimizers_of_a_cell_are_counted_and_alternating_ones_count_once() -> None:
     progress = Progress(lambda: None, lambda _loop: None)
 
     def optimizer() -> torch.optim.Optimizer:
@@ -42,7 +43,7 @@ def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() 
     for fold in folds:
         for _ in range(100):
             progress._on_step(fold, (), {})
-    assert progress.steps == 500 - 4  # a new one might be one that takes turns with the last
+    assert progress.steps == 500 - 4  # a new optimizer could be one that alternates with the last
     progress.begin_cell()
     for _ in range(10):
         for each in (critic, critic, critic, network):
@@ -50,11 +51,11 @@ def test_each_optimizer_of_a_cell_counts_and_those_that_take_turns_count_once() 
     assert progress.steps - 496 == 30
     progress.begin_cell()
     for _ in range(100):
-        progress._on_step(optimizer(), (), {})  # one that is made anew for each step
+        progress._on_step(optimizer(), (), {})  # an optimizer that is created again in each step
     assert progress.steps - 526 == 100
 
 
-def test_a_page_that_is_being_written_tells_what_it_told_before() -> None:
+def test_page_that_is_being_written_reads_as_its_previous_version() -> None:
     page = mmap.mmap(-1, mmap.PAGESIZE)
     status_page.write(
         page, status_page.RankStatus(beat_s=time.monotonic(), cell=3, steps=70, seen=5, call=b"all_reduce")
@@ -66,7 +67,7 @@ def test_a_page_that_is_being_written_tells_what_it_told_before() -> None:
     before = vitals._of_rank(time.monotonic(), None)
     assert (before.cell, before.steps, before.seen, before.call) == (3, 70, 5, "all_reduce")
     assert (before.done, before.total) == (4, 9)
-    page[status_page.AT] |= 1  # as the rank leaves it that is stopped right there
+    page[status_page.AT] |= 1  # the state in which a rank stopped at this point leaves it
     page[status_page.LOOP_AT] |= 1
     now = vitals._of_rank(time.monotonic() + 10, None)
     assert (now.cell, now.steps, now.state, now.done) == (3, 70, "not responding", 4)
@@ -76,7 +77,7 @@ def some(rank: int, cell: int, **values: float) -> tuple[int, Any]:
     return rank, unpack(pack([(float(step), step, values) for step in range(3)], cell, 0))
 
 
-def test_what_is_logged_now_is_drawn_whatever_was_logged_before() -> None:
+def test_metric_logged_now_is_drawn_whatever_was_logged_before() -> None:
     table = MetricsTable()
     for number in range(30):
         table.add(*some(0, 1, **{f"loss_{number}": 1.0}))
@@ -84,12 +85,12 @@ def test_what_is_logged_now_is_drawn_whatever_was_logged_before() -> None:
     table.add(*some(0, 2, loss=0.5))
     assert [each.name for each in table.gather_last(2)] == ["loss_29", "loss"]
     _, header, _ = metrics_packet(table, mark)
-    assert header["names"] == ["loss"], "and who watches is not told of all the others each time"
+    assert header["names"] == ["loss"], "other names are not sent each time"
     table.add(*some(0, 3, loss_0=0.5))
     assert [each.name for each in table.gather_last(2)] == ["loss_0", "loss"]
 
 
-def test_a_history_holds_the_last_cell_of_each_metric() -> None:
+def test_history_holds_the_last_cell_of_each_metric() -> None:
     table = MetricsTable()
     for cell in range(1, 21):
         table.add(0, unpack(pack([(0.0, step, {"loss": 1.0}) for step in range(400)], cell, 0)))
@@ -99,9 +100,9 @@ def test_a_history_holds_the_last_cell_of_each_metric() -> None:
     assert header["count"] == 400
 
 
-def test_a_history_is_thinned_alike_however_it_was_logged() -> None:
+def test_history_is_thinned_uniformly_however_it_was_logged() -> None:
     table = MetricsTable()
-    for rank in range(2):  # epoch by epoch, with many batches in each
+    for rank in range(2):  # per epoch, with many batches in each
         for epoch in range(10):
             table.add(rank, unpack(pack([(0.0, epoch, {"loss": 1.0})] * 1000, 1, 0)))
     table.add(0, unpack(pack([(0.0, 0, {"free": 1.0})], 1, 0)))
@@ -129,7 +130,7 @@ def test_a_history_is_thinned_alike_however_it_was_logged() -> None:
     assert metrics_packet(MetricsTable(), 0)[1]["count"] == 0
 
 
-def test_names_that_differ_in_each_step_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_differ_in_each_step_use_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_table, "MOST_SETS", 10)
     table = MetricsTable()
     for step in range(100):
@@ -138,9 +139,9 @@ def test_names_that_differ_in_each_step_fill_no_memory(monkeypatch: pytest.Monke
     assert table.gather("expert12").mean.tolist() == [1.0] * 3
 
 
-def test_few_sights_of_a_rank_found_nothing() -> None:
+def test_few_samples_of_a_rank_are_not_a_finding() -> None:
     began = RankVitals(time_s=0, beat_s=1, state="running", cell=1)
-    slow = replace(began, beat_s=16, steps=100, checks=60, waits=0, seen=2)  # two sights that stand for sixty checks
+    slow = replace(began, beat_s=16, steps=100, checks=60, waits=0, seen=2)  # two samples that stand for sixty checks
     fast = replace(slow, waits=60)
     rates = {rank: rates_between(began, each) for rank, each in enumerate((slow, fast))}
     assert rates[0] is not None
@@ -148,25 +149,24 @@ def test_few_sights_of_a_rank_found_nothing() -> None:
     assert find_straggler({rank: each for rank, each in rates.items() if each is not None}) is None
 
 
-def test_a_cell_that_has_ended_shows_nothing_of_itself_any_more() -> None:
-    """The end of a cell is seen at once, and its figures come once a second."""
+def test_ended_cell_shows_no_current_figures() -> None:
+    """The end of a cell is known at once, while its figures arrive once a second."""
     telemetry = Telemetry(1.0)
-    ranks = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "node_rank": 0, "node_count": 1}
-    info = RankInfo(**ranks, host="node1", pid=1, backend="gloo", device="cpu")
-    told = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
+    info = rank_info(0, 1)
+    status = RankVitals(time_s=1.0, beat_s=1.0, state="running", cell=7, execution_count=3, line=2, done=46, total=60)
 
     def shown(known: str) -> dict[str, Any]:
         return rank_snapshots(telemetry, [info], {0: RankState(known)})[0]
 
-    telemetry.take(0, RankVitals.msg_type, json.dumps(told.to_content()).encode())
+    telemetry.take(0, RankVitals.msg_type, json.dumps(status.to_content()).encode())
     assert shown("running")["done"] == 46
-    assert "done" not in shown("idle")  # the notebook's process knows that it has ended
+    assert "done" not in shown("idle")  # the notebook's process knows that the cell has ended
     telemetry.end_cell(0)
     assert telemetry.ranks[0].vitals.state == "idle"
-    late = replace(told, time_s=2.0, beat_s=1.1, done=58)  # the rank wrote these figures before the end
+    late = replace(status, time_s=2.0, beat_s=1.1, done=58)  # the rank wrote these figures before the end
     telemetry.take(0, RankVitals.msg_type, json.dumps(late.to_content()).encode())
     assert telemetry.ranks[0].vitals.state == "idle"
     assert not {"cell", "line", "done", "total"} & shown("running").keys()
-    following = replace(told, time_s=3.0, beat_s=3.0, cell=8, done=1)
+    following = replace(status, time_s=3.0, beat_s=3.0, cell=8, done=1)
     telemetry.take(0, RankVitals.msg_type, json.dumps(following.to_content()).encode())
     assert (telemetry.ranks[0].vitals.state, shown("running")["done"]) == ("running", 1)

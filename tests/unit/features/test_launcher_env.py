@@ -1,4 +1,4 @@
-"""Jobs of mpirun, srun and torchrun whose ranks a notebook joins."""
+"""Jobs of mpirun, srun and torchrun that a notebook joins: variables, files, addresses."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs.launcher_env import Launched, network_of, own_address
 from jupyter_disttrain.protocol.time_limits import TUNNEL_STALE_SECONDS
 
-from ...support.join_tools import LIMIT_S, file
+from ...support.join_tools import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["file"]  # the fixture of this module
 
-
-def test_a_notebook_whose_network_is_gone_is_ended_and_nobody_else(tmp_path: Path) -> None:
+def test_only_a_notebook_with_a_lost_network_is_ended(tmp_path: Path) -> None:
     script = HOLD_THERE.format(folder=tmp_path, stale=TUNNEL_STALE_SECONDS)
 
     def take() -> tuple[subprocess.Popen[str], str]:
@@ -44,7 +42,7 @@ def test_a_notebook_whose_network_is_gone_is_ended_and_nobody_else(tmp_path: Pat
         assert code == "0"
         note = tmp_path / "holder.shell"
         host = note.read_text().split()[1]
-        note.write_text(f"{other.pid} {host}\n")  # of a shell that has ended, whose number is another process's now
+        note.write_text(f"{other.pid} {host}\n")  # of an ended shell, whose process id was reused
         os.utime(note, (0, 0))
         shells.append(take()[0])
         assert other.poll() is None
@@ -86,7 +84,7 @@ def test_a_notebook_whose_network_is_gone_is_ended_and_nobody_else(tmp_path: Pat
         ({}, None),
     ],
 )
-def test_what_a_launcher_says_is_understood(environment: Mapping[str, str], expected: tuple[Any, ...] | None) -> None:
+def test_launcher_variables_are_parsed(environment: Mapping[str, str], expected: tuple[Any, ...] | None) -> None:
     if expected is None:
         with pytest.raises(LaunchError, match="start it with mpirun, srun or torchrun"):
             Launched.read(environment)
@@ -95,7 +93,7 @@ def test_what_a_launcher_says_is_understood(environment: Mapping[str, str], expe
     assert (found.launcher, found.rank, found.world_size, found.on_this_host) == expected
 
 
-def test_the_controller_listens_where_the_others_reach_it() -> None:
+def test_controller_listens_on_an_address_reachable_by_the_ranks() -> None:
     assert own_address("", {"AZ_BATCH_MASTER_NODE": "127.0.0.1:6000"}) == "127.0.0.1"
     assert own_address("", {"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
     assert own_address("", {"MASTER_ADDR": "203.0.113.7"}) not in ("203.0.113.7", "0.0.0.0")
@@ -114,14 +112,14 @@ def test_the_controller_listens_where_the_others_reach_it() -> None:
         ('{"version": "0.0.1"}', "version 0.0.1"),
     ],
 )
-def test_a_file_that_is_none_is_refused(file: Path, content: str | None, named: str) -> None:
+def test_file_of_another_kind_is_refused(file: Path, content: str | None, named: str) -> None:
     if content is not None:
         file.write_text(content)
     with pytest.raises(UsageError, match=named):
         Cluster.attach(str(file))
 
 
-def test_a_file_of_another_user_is_refused(file: Path) -> None:
+def test_file_of_another_user_is_refused(file: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("to give a file away takes root")
     file.write_text("{}")

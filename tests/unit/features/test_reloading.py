@@ -1,4 +1,4 @@
-"""``%dist_sync_code``: what was edited runs on every rank, and where the files aren't seen, they are brought."""
+"""``%dist_sync_code``: how files are written on a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_node_s_links_are_not_written_through(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_symlinks_of_a_node_are_not_followed_when_writing(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     lib = tmp_path_factory.mktemp("lib")
     (lib / "pack").mkdir()
     for name in ("pack/inner.py", "single.py"):

@@ -1,4 +1,4 @@
-"""``%dist_stage``: a data set comes to each node's disk once, whole or not at all."""
+"""``%dist_stage``: a data set is copied to each node's disk once, completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import zmq
 from jupyter_disttrain.errors import StageError
 from jupyter_disttrain.features.staging.source import Source, SourceFile
 
-from ...support.stage_tools import MIB, Chain, data, files
+from ...support.stage_tools import MIB, Chain, files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["data"]  # the fixture of this module
 
-
-def test_each_node_gets_what_it_lacks_and_the_source_is_read_once(data: Path, tmp_path: Path) -> None:
+def test_each_node_gets_missing_files_and_the_source_is_read_once(data: Path, tmp_path: Path) -> None:
     nodes = [tmp_path / f"node{at}" for at in range(3)]
     relays = Chain(data, nodes).run()
     assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
@@ -42,7 +40,7 @@ def test_each_node_gets_what_it_lacks_and_the_source_is_read_once(data: Path, tm
     assert [files(node / "data") for node in nodes] == [files(data)] * 3
 
 
-def test_what_was_spoilt_since_is_found_by_its_hash(data: Path, tmp_path: Path) -> None:
+def test_corrupted_copy_is_detected_by_its_hash(data: Path, tmp_path: Path) -> None:
     nodes = [tmp_path / f"node{at}" for at in range(2)]
     Chain(data, nodes).run()
     (nodes[1] / "data" / "small").write_text("smell")
@@ -51,14 +49,14 @@ def test_what_was_spoilt_since_is_found_by_its_hash(data: Path, tmp_path: Path) 
     assert files(nodes[1] / "data") == files(data)
 
 
-def test_a_folder_that_two_nodes_see_is_written_once(data: Path, tmp_path: Path) -> None:
+def test_folder_shared_by_two_nodes_is_written_once(data: Path, tmp_path: Path) -> None:
     relays = Chain(data, [tmp_path / "one", tmp_path / "shared", tmp_path / "shared"]).run()
     assert [relay.report()["shares_with"] for relay in relays] == ["", "", "node1"]
     assert [relay.report()["copied_files"] for relay in relays] == [3, 3, 0]
     assert files(tmp_path / "shared" / "data") == files(data)
 
 
-def test_a_block_that_comes_damaged_ends_all_and_no_file_is_taken_for_whole(
+def test_damaged_block_fails_the_copy_and_no_file_is_complete(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = Chain(data, [tmp_path / "a", tmp_path / "b", tmp_path / "c"])
@@ -73,7 +71,7 @@ def test_a_block_that_comes_damaged_ends_all_and_no_file_is_taken_for_whole(
     assert files(tmp_path / "b" / "data") == {"empty": b""}
 
 
-def test_a_machine_that_only_reads_sends_what_nodes_lack_from_the_block_on_where_they_were_cut_off(
+def test_read_only_node_resumes_at_the_block_where_the_others_stopped(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = Chain(data, [None, tmp_path / "a", tmp_path / "b"])
@@ -89,12 +87,12 @@ def test_a_machine_that_only_reads_sends_what_nodes_lack_from_the_block_on_where
     relays = Chain(data, [None, tmp_path / "a", tmp_path / "b"]).run()
     assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
     assert relays[2].report()["copied_bytes"] == MIB + 5
-    assert relays[0].read_bytes >= MIB + 5  # the node before may have written less
+    assert relays[0].read_bytes >= MIB + 5  # the preceding node may have written less
     assert [files(tmp_path / node / "data") for node in ("a", "b")] == [files(data)] * 2
     assert [relay.report()["copied_bytes"] for relay in Chain(data, [tmp_path / "b"], verify=True).run()] == [0]
 
 
-def test_links_odd_names_and_rights_come_as_a_person_expects(data: Path, tmp_path: Path) -> None:
+def test_symlinks_unusual_names_and_permissions_are_copied(data: Path, tmp_path: Path) -> None:
     (data / "again").symlink_to("deep")
     (data / "deep" / "circle").symlink_to("..")
     (data / os.fsdecode(b"\xff.jpg")).write_text("no UTF-8")
@@ -112,7 +110,7 @@ def test_links_odd_names_and_rights_come_as_a_person_expects(data: Path, tmp_pat
         Source(str(data))
     (data / "again").unlink()
     at = os.open(data, os.O_RDONLY)
-    for _ in range(20):  # deeper than a path may be long, so that nobody can list it
+    for _ in range(20):  # deeper than PATH_MAX, so that it cannot be listed
         os.mkdir("n" * 250, dir_fd=at)
         below = os.open("n" * 250, os.O_RDONLY, dir_fd=at)
         os.close(at)
@@ -122,7 +120,7 @@ def test_links_odd_names_and_rights_come_as_a_person_expects(data: Path, tmp_pat
         Source(str(data))
 
 
-def test_a_node_whose_disk_stalls_at_the_end_waits_for_it_while_the_next_one_is_done(
+def test_slow_final_write_of_one_node_does_not_delay_the_next(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (data / "deep" / "large").write_bytes(os.urandom(20 * MIB))
@@ -146,7 +144,7 @@ def test_a_node_whose_disk_stalls_at_the_end_waits_for_it_while_the_next_one_is_
             raise
 
     def write_late(at: int, number: int, block: bytes, digest: bytes) -> None:
-        if number == 12:  # the queue has room for what follows, and not for the end
+        if number == 12:  # the queue has room for what follows, but not for the end
             stalls.wait(30)
         write(at, number, block, digest)
 
@@ -158,7 +156,7 @@ def test_a_node_whose_disk_stalls_at_the_end_waits_for_it_while_the_next_one_is_
     assert [files(tmp_path / node / "deep") for node in "ab"] == [files(data / "deep")] * 2
 
 
-def test_who_has_another_key_is_not_let_in(data: Path, tmp_path: Path) -> None:
+def test_peer_with_another_key_is_rejected(data: Path, tmp_path: Path) -> None:
     chain = Chain(data, [tmp_path / "a", tmp_path / "b"])
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
@@ -181,7 +179,7 @@ def test_who_has_another_key_is_not_let_in(data: Path, tmp_path: Path) -> None:
     context.term()
 
 
-def test_what_is_no_copy_of_the_source_is_left_alone(data: Path, tmp_path: Path) -> None:
+def test_destination_that_is_not_a_copy_of_the_source_is_not_changed(data: Path, tmp_path: Path) -> None:
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "mine").write_text("mine")
     (relay,) = Chain(data, [tmp_path / "a"]).run()

@@ -1,4 +1,4 @@
-"""``%dist_stage`` in its corners: folders that are odd, disks that fail late, sources that change their kind."""
+"""``%dist_stage``, rare cases: unusual folders, disks that fail late, sources that change their kind."""
 
 from __future__ import annotations
 
@@ -21,27 +21,21 @@ from jupyter_disttrain.features.staging.peers import Neighbours
 from jupyter_disttrain.features.staging.source import Source, source_name
 from jupyter_disttrain.features.staging.store import Store
 
-from ...support.stage_tools import Chain, FileServer
+from ...support.stage_tools import MIB, Chain, FileServer, write_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyter_disttrain.features.staging.pipeline import PipelineNode
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data set of two files, one of several blocks."""
-    folder = tmp_path / "source" / "data"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "large").write_bytes(os.urandom(2 * MIB + 5))
-    (folder / "small").write_text("small")
-    return folder
+    return write_data(tmp_path, 2 * MIB + 5)
 
 
-def told(chain: Chain) -> list[tuple[BaseException | None, str]]:
+def outcomes_of(chain: Chain) -> list[tuple[BaseException | None, str]]:
     return [(relay.fault, relay.ended) for relay in chain.run()]
 
 
@@ -52,7 +46,7 @@ def names(folder: Path) -> list[str]:
 def fail_if_large(
     part: PartialFile, target: Path, become: Callable[[PartialFile, Path], None] = PartialFile.become
 ) -> None:
-    """Stand in for ``PartialFile.become``: a file of several blocks is cut off at its end."""
+    """Stand in for ``PartialFile.become``: fail at the end of a file of several blocks."""
     if part.file.blocks > 1:
         raise StageError("no more")
     become(part, target)
@@ -64,7 +58,7 @@ def fail_if_large(
 @pytest.mark.parametrize(
     ("of", "method", "opened"), [(Store, "_write_list", "_list"), (PartialFile, "open", "_digest_file")]
 )
-def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_afterwards(
+def test_disk_that_is_full_for_the_index_leaves_no_file(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type, method: str, opened: str
 ) -> None:
     original = getattr(of, method)
@@ -82,10 +76,10 @@ def test_a_disk_that_is_full_for_what_is_noted_beside_the_data_holds_nothing_aft
     assert "the disk of node0 is full" in str(relay.fault)
     assert chain.neighbours[0]._context.closed
     assert not (tmp_path / "a" / ".data.disttrain-stage" / "mark-0").exists()
-    assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+    assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
 
 
-def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
+def test_index_left_incomplete_by_a_crash_counts_as_missing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = tmp_path / "a" / ".data.disttrain-stage"
@@ -101,11 +95,11 @@ def test_what_a_crash_has_left_of_the_notes_on_a_file_counts_as_not_there(
         blocks.write_bytes(b"\n".join([head, digests[0], spoilt]) + b"\n")
         with (control / "files.jsonl").open("ab") as opened:
             opened.write(spoilt + b"\n0\n")
-        assert told(Chain(data, [tmp_path / "a"])) == [(None, "")]
+        assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
         assert (tmp_path / "a/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
 
 
-def test_an_address_that_is_not_this_host_s_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_connection_to_a_foreign_address_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     class Context(zmq.Context):  # type: ignore[type-arg]
@@ -119,14 +113,14 @@ def test_an_address_that_is_not_this_host_s_leaves_no_context(monkeypatch: pytes
     assert [context.closed for context in made] == [True]
 
 
-# Where it goes
+# Destinations
 
 
-def test_a_source_that_stands_where_copies_go_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to(data.parent)  # node 0 has it at the path at which the others want it
+def test_source_inside_the_destination_is_not_changed(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(data.parent)  # on node 0 the source is at the path that is the others' destination
     for copied in (2, 0):
         chain = Chain(data, [data.parent, tmp_path / "b", tmp_path / "a"])
-        assert told(chain) == [(None, "")] * 3
+        assert outcomes_of(chain) == [(None, "")] * 3
         assert [relay.report()["path"] for relay in chain.relays][:2] == [str(data), f"{tmp_path}/b/data"]
         assert chain.relays[2].report()["shares_with"] == "node0"
         assert [relay.report()["copied_files"] for relay in chain.relays] == [0, copied, 0]
@@ -134,18 +128,16 @@ def test_a_source_that_stands_where_copies_go_is_left_as_it_is(data: Path, tmp_p
     assert names(tmp_path / "b" / "data") == names(data)
     (data / "deep" / "large").write_bytes(os.urandom(3 * MIB))
     (tmp_path / "b" / "data" / "small").unlink()
-    assert told(Chain(data, [data.parent, tmp_path / "b"])) == [(None, "")] * 2
+    assert outcomes_of(Chain(data, [data.parent, tmp_path / "b"])) == [(None, "")] * 2
     assert (tmp_path / "b/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
 
 
-def test_on_a_node_that_does_not_read_what_stands_at_the_source_s_path_may_be_anything(
-    data: Path, tmp_path: Path
-) -> None:
+def test_unrelated_file_at_the_source_path_is_ignored_on_non_reading_nodes(data: Path, tmp_path: Path) -> None:
     chain = Chain(data, [tmp_path / "a", data.parent])  # the path of the source, on another node
-    assert "is not marked as a copy" in str([fault for fault, _ in told(chain)][1])
+    assert "is not marked as a copy" in str([fault for fault, _ in outcomes_of(chain)][1])
 
 
-def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_not_copied(
+def test_destination_inside_the_source_is_refused_and_existing_indexes_are_not_copied(
     data: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(StageError, match=rf"{data}/deep/data on node0 would be inside of {data}, which is to be"):
@@ -159,7 +151,7 @@ def test_a_folder_inside_of_the_source_is_refused_and_what_was_noted_in_one_is_n
     assert [file.name for file in Source(f"local://{data}").files] == ["deep/large", "small"]
 
 
-def test_a_folder_that_is_named_may_be_anybody_s_and_what_is_written_to_may_not(
+def test_named_folder_may_have_another_owner_but_written_folders_may_not(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.getuid():
@@ -179,7 +171,7 @@ def test_a_folder_that_is_named_may_be_anybody_s_and_what_is_written_to_may_not(
     (scratch / "data").mkdir()
     (scratch / "data").chmod(0o777)
     os.chown(scratch / "data", 65534, 65534)
-    assert "scratch/data on node0 belongs to another user" in str(told(Chain(data, [scratch]))[0][0])
+    assert "scratch/data on node0 belongs to another user" in str(outcomes_of(Chain(data, [scratch]))[0][0])
     assert names(scratch / "data") == []
 
     monkeypatch.delenv("DISTTRAIN_STAGE_DIR")
@@ -197,7 +189,7 @@ def test_a_folder_that_is_named_may_be_anybody_s_and_what_is_written_to_may_not(
         Store(str(data), None, "node0")
 
 
-def test_a_variable_that_a_node_lacks_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_missing_on_a_node_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HERE", str(tmp_path))
     monkeypatch.setenv("EMPTY", "")
@@ -212,15 +204,13 @@ def test_a_variable_that_a_node_lacks_is_named(data: Path, tmp_path: Path, monke
     assert store.path == Path(f"{tmp_path}/{tmp_path}/data")
 
 
-def test_stop_is_heeded_between_the_blocks_that_are_compared(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_is_checked_between_compared_blocks(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "become", fail_if_large)
-        assert "no more" in str(told(Chain(data, [tmp_path / "a"]))[0][0])
-    assert told(Chain(data, [tmp_path / "b"])) == [(None, "")]
+        assert "no more" in str(outcomes_of(Chain(data, [tmp_path / "a"]))[0][0])
+    assert outcomes_of(Chain(data, [tmp_path / "b"])) == [(None, "")]
 
-    for node, verify in (("a", False), ("b", True)):  # a file that was begun, and one that is whole
+    for node, verify in (("a", False), ("b", True)):  # a file that was begun, and a complete one
         chain = Chain(data, [tmp_path / node], verify=verify)
         compared = []
 
@@ -232,17 +222,17 @@ def test_stop_is_heeded_between_the_blocks_that_are_compared(
 
         with monkeypatch.context() as patch:
             patch.setattr(partial_file, "hash_of", hash_and_stop)
-            assert told(chain) == [(None, "stopped")]
+            assert outcomes_of(chain) == [(None, "stopped")]
         assert compared.count(MIB) == 1
 
 
-# What the source is
+# Sources
 
 
-def test_folders_come_and_go_as_in_the_source(data: Path, tmp_path: Path) -> None:
+def test_folders_are_added_and_removed_as_in_the_source(data: Path, tmp_path: Path) -> None:
     def stage() -> list[list[str]]:
         nodes = [tmp_path / "a", tmp_path / "b"]
-        assert told(Chain(data, nodes)) == [(None, "")] * 2
+        assert outcomes_of(Chain(data, nodes)) == [(None, "")] * 2
         return [names(node / "data") for node in nodes]
 
     (data / "dog" / "old").mkdir(parents=True)
@@ -275,17 +265,17 @@ def test_folders_come_and_go_as_in_the_source(data: Path, tmp_path: Path) -> Non
     assert stage() == [["deep"]] * 2
 
 
-def test_a_source_without_files_is_a_folder_without_files(tmp_path: Path) -> None:
+def test_source_without_files_becomes_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
-    assert told(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
+    assert outcomes_of(Chain(tmp_path / "nothing", [tmp_path / "a", tmp_path / "b"])) == [(None, "")] * 2
     assert names(tmp_path / "b" / "nothing") == []
     assert (tmp_path / "b" / "nothing").is_dir()
 
 
 @pytest.mark.parametrize("reader", ["node", "the notebook's machine"])
-def test_content_that_size_and_time_do_not_tell_is_found_by_its_hash(data: Path, tmp_path: Path, reader: str) -> None:
+def test_content_change_with_equal_size_and_time_is_detected_by_hash(data: Path, tmp_path: Path, reader: str) -> None:
     nodes = [tmp_path / "a" if reader == "node" else None, tmp_path / "b"]
-    assert told(Chain(data, nodes)) == [(None, "")] * 2
+    assert outcomes_of(Chain(data, nodes)) == [(None, "")] * 2
     for name in ("small", "deep/large"):
         times = (data / name).stat()
         (data / name).write_bytes((data / name).read_bytes()[::-1])
@@ -296,13 +286,13 @@ def test_content_that_size_and_time_do_not_tell_is_found_by_its_hash(data: Path,
     assert relays[1].report()["copied_files"] == 2
     for name in ("small", "deep/large"):
         assert (tmp_path / "b" / "data" / name).read_bytes() == (data / name).read_bytes()
-    os.utime(data / "small", ns=(0, 1_234_567_890))  # the other way round: the time alone is another
+    os.utime(data / "small", ns=(0, 1_234_567_890))  # the reverse: only the time differs
     for verify in (True, False):
         relays = Chain(data, nodes, verify=verify).run()
         assert [relay.report()["copied_files"] for relay in relays] == [0, 0]
 
 
-def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
+def test_numeric_versions_are_not_parsed_as_times(tmp_path: Path) -> None:
     began = time.time()
     with tarfile.open(tmp_path / "set.tar", "w") as archive:
         entry = tarfile.TarInfo("one.txt")
@@ -314,14 +304,14 @@ def test_versions_of_digits_are_no_times(tmp_path: Path) -> None:
         assert (relay.fault, relay.report()["copied_files"]) == (None, copied)
     assert relay._store.path.stat().st_mtime > began - 1
     with FileServer(b"content", etag="12345678901234567890123456789012") as server:
-        assert told(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
+        assert outcomes_of(Chain(server.url, [tmp_path / "b"])) == [(None, "")]
     (tmp_path / "one.txt").write_text("one")
     os.utime(tmp_path / "one.txt", ns=(0, 1_234_567_890))
     (relay,) = Chain(tmp_path / "one.txt", [tmp_path / "c"]).run()
     assert relay._store.path.stat().st_mtime_ns == 1_234_567_890
 
 
-def test_an_address_that_is_signed_anew_is_the_same(tmp_path: Path) -> None:
+def test_url_signed_again_is_the_same_source(tmp_path: Path) -> None:
     with FileServer(b"content") as server:
         for copied, signed in ((7, "v=1&sig=A%2Fb&se=2030"), (0, "v=1&sig=other&se=2031")):
             (relay,) = Chain(f"{server.url}?{signed}", [tmp_path / "a"]).run()
@@ -345,5 +335,5 @@ def test_an_address_that_is_signed_anew_is_the_same(tmp_path: Path) -> None:
         ("/a/path:with@signs?sig", "/a/path:with@signs?sig"),
     ],
 )
-def test_what_lets_others_in_is_not_shown(written: str, shown: str) -> None:
+def test_credentials_in_urls_are_not_shown(written: str, shown: str) -> None:
     assert without_secrets(written) == shown

@@ -1,4 +1,4 @@
-"""What ranks and nodes tell of themselves while they work, wait, hang and die."""
+"""Rates and histories of ranks, with simulated samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_disttrain.features.telemetry.stragglers import find_straggler
 from jupyter_disttrain.protocol.messages import RankVitals
 
 
-def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
+def test_resumed_progress_bar_counts_only_its_own_steps() -> None:
     tqdm = pytest.importorskip("tqdm").tqdm
     progress = Progress(lambda: None, lambda _loop: None)
     progress.begin_cell()
@@ -30,11 +30,11 @@ def test_a_bar_that_was_taken_up_again_counts_what_it_did_itself() -> None:
             inner.update(1)
             assert progress.loop[:2] == (910, 1000)
             bar.update(90)
-            assert progress.loop[:2] == (1, 5)  # the other is at its end
+            assert progress.loop[:2] == (1, 5)  # the other bar has finished
     assert progress.loop[:2] == (0, 0)
 
 
-def test_a_pass_that_was_left_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_loop_is_no_longer_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Pass(done=3, total=10, since=100.0, last=102.0)
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 111.0)
     assert found.as_loop() == (3, 10, 7.0)
@@ -65,7 +65,7 @@ def test_equally_fast_ranks_are_not_named() -> None:
     )
 
 
-def test_a_history_of_ten_minutes_is_kept() -> None:
+def test_history_of_ten_minutes_is_kept() -> None:
     telemetry = Telemetry(1.0)
     for second in range(2000):
         vitals = RankVitals(time_s=second, beat_s=second + 1, state="running", cell=1, steps=2 * second, checks=second)
@@ -77,7 +77,7 @@ def test_a_history_of_ten_minutes_is_kept() -> None:
     assert (rates.seconds, rates.steps_per_s, rates.waiting) == (5, 2, 0)
 
 
-def test_a_rank_that_shows_nothing_new_keeps_its_history() -> None:
+def test_rank_without_new_values_keeps_its_history() -> None:
     telemetry = Telemetry(1.0)
     for second in (1, 2, 2, 2):
         vitals = RankVitals(time_s=second, beat_s=second, state="not responding", steps=2 * second)
@@ -88,7 +88,7 @@ def test_a_rank_that_shows_nothing_new_keeps_its_history() -> None:
     assert len(telemetry.ranks[0].history) == 1
 
 
-def test_a_rank_that_has_shown_nothing_yet_has_no_rates() -> None:
+def test_rank_without_any_value_has_no_rates() -> None:
     telemetry = Telemetry(1.0)
     for beat in (0.0, 1000.0):
         vitals = RankVitals(time_s=1, beat_s=beat, state="running", cell=1, steps=7)

@@ -1,4 +1,4 @@
-"""What can't be done is refused in one line that names the remedy, and nothing is lost."""
+"""Launchers refuse what they cannot do in one line that names the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.launchers import mpi
 
 
-def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_mpiexec_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
     with pytest.raises(LaunchError) as caught:

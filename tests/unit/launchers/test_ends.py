@@ -1,4 +1,4 @@
-"""The end of whoever started a cluster, at any moment, and starts that are cut off: nothing is left."""
+"""Cleanup after the exit of processes that started a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jupyter_disttrain.rank.startup.connection import Connection
 from ...support.process_tools import folders, shelves
 
 
-def test_a_controller_that_was_killed_is_missed_without_a_word_of_zeromq(tmp_path: Path) -> None:
+def test_killed_controller_is_detected_without_zeromq_messages(tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
     info = {"interface": f"ipc://{tmp_path / 's'}", "control": 3}
     connection = Connection(file, info)
@@ -27,18 +27,18 @@ def test_a_controller_that_was_killed_is_missed_without_a_word_of_zeromq(tmp_pat
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(connection.url("control").removeprefix("ipc://"))
         listener.listen(1)
-        assert all(connection.is_there(once_reached=True, is_silent=False) for _ in range(10))  # more than it takes
-    assert not connection.is_there(once_reached=True, is_silent=False)  # its file and its socket's are left
+        assert all(connection.is_there(once_reached=True, is_silent=False) for _ in range(10))  # more than it accepts
+    assert not connection.is_there(once_reached=True, is_silent=False)  # its file and its socket's file are left
 
 
-def test_a_rank_that_comes_up_late_makes_no_folder(tmp_path: Path) -> None:
+def test_rank_that_starts_late_creates_no_folder(tmp_path: Path) -> None:
     gone = tmp_path / "cluster"
     profile = RankProfile(location=str(gone))
     assert profile.security_dir == str(gone / "security")
     assert not gone.exists()
 
 
-def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_folders_are_created_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_path: Path) -> None:
         assert folders() - before
         raise KeyboardInterrupt
@@ -50,13 +50,13 @@ def test_an_interrupt_while_folders_are_made_leaves_none(monkeypatch: pytest.Mon
     assert (folders(), shelves()) == (before, shelves_before)
 
 
-def test_a_folder_goes_although_a_process_that_ends_still_writes_into_it(tmp_path: Path) -> None:
+def test_folder_is_removed_although_an_exiting_process_still_writes_to_it(tmp_path: Path) -> None:
     folder = tmp_path / "shelf"
     folder.mkdir()
     began = threading.Event()
 
     def write() -> None:
-        holder = os.open(folder, os.O_RDONLY)  # as MPI has it: by then the path may be gone
+        holder = os.open(folder, os.O_RDONLY)  # as MPI does: the path may no longer exist
         with suppress(FileNotFoundError):
             for number in range(5000):
                 os.close(os.open(str(number), os.O_WRONLY | os.O_CREAT, dir_fd=holder))

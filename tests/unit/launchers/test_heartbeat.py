@@ -1,4 +1,4 @@
-"""The state machine that says which hosts answer, with made-up times (``test_host_faults`` has real hosts)."""
+"""The state machine of host heartbeats, with simulated times (``test_host_faults`` uses real hosts)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def watch() -> HostWatch:
     return found
 
 
-def test_one_nanny_of_each_host_is_asked_and_all_of_one_that_is_silent() -> None:
+def test_one_nanny_per_host_is_pinged_and_all_of_a_silent_host() -> None:
     hosts = watch()
     assert hosts.questions(0.0) == ["a", "c"]
     hosts.on_answer("a", 0.1)
     assert hosts.questions(0.5) == ["a", "c", "d"]
 
 
-def test_a_host_is_lost_once_after_long_silence_and_enough_turns() -> None:
+def test_host_is_lost_once_after_long_silence_and_enough_pings() -> None:
     hosts = watch()
     lost = []
     for turn in range(30):
@@ -34,7 +34,7 @@ def test_a_host_is_lost_once_after_long_silence_and_enough_turns() -> None:
     assert hosts.questions(100.0).count("c") == 1
 
 
-def test_a_notebook_that_was_stopped_takes_no_host_for_lost() -> None:
+def test_suspended_notebook_reports_no_host_as_lost() -> None:
     hosts = watch()
     hosts.questions(0.0)
     assert hosts.take_lost(100.0) == {}
@@ -44,7 +44,7 @@ def test_a_notebook_that_was_stopped_takes_no_host_for_lost() -> None:
     assert all(hosts.take_lost(100.0 + turn) == {} for turn in range(LOST_TURNS))
 
 
-def test_a_host_that_answers_late_is_told_once_with_its_silence() -> None:
+def test_late_reply_is_reported_once_with_the_silent_time() -> None:
     hosts = watch()
     hosts.questions(0.0)
     hosts.on_answer("a", 0.1)
@@ -53,13 +53,13 @@ def test_a_host_that_answers_late_is_told_once_with_its_silence() -> None:
     assert hosts.take_returned() == {}
 
 
-def test_a_lost_host_that_answers_is_named_until_it_is_forgotten() -> None:
+def test_lost_host_that_replies_is_named_until_it_is_dropped() -> None:
     hosts = watch()
     for turn in range(20):
         hosts.questions(turn * TURN)
     assert set(hosts.take_lost(10.0)) == {"node1", "node2"}
     hosts.know({})
-    assert "c" in hosts.questions(10.5), "it is asked on, so that what it still has can be ended"
+    assert "c" in hosts.questions(10.5), "it is still pinged, so that its processes can be ended"
     assert hosts.on_answer("c", 11.0) == "node2"
     hosts.forget("node2")
     assert "c" not in hosts.questions(11.5)

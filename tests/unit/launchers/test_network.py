@@ -1,8 +1,6 @@
-"""Ranks on several hosts, in one MPI job and by ssh.
+"""Network options of launchers: address families, ports, unsupported combinations.
 
-Covers: who is who, training, what crosses the network in clear, which sockets listen, forwarded variables, faults of a
-rank, recovery, ends that leave nothing.
-Does not cover: faults of hosts and network (``test_host_faults``), the pre-flight (``test_preflight``).
+Does not cover: real hosts (``test_over_hosts``), faults (``test_host_faults``), the pre-flight (``test_preflight``).
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from jupyter_disttrain.launchers.hosts.network import Network, NodeNetwork
 from jupyter_disttrain.launchers.hosts.preflight import check_version
 
 
-def test_a_network_of_ipv6_is_refused_for_mpi_before_anything_starts() -> None:
+def test_ipv6_network_is_refused_for_mpi_before_the_start() -> None:
     node = NodeNetwork(name="node1", address="fd00::2", interface="eth0")
     with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
         check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)), "mpi")
 
 
-def test_a_port_that_another_cluster_has_is_left_out() -> None:
+def test_port_of_another_cluster_is_skipped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         assert taken not in free_ports("127.0.0.1", taken, taken + 40)
@@ -34,7 +32,7 @@ def test_a_port_that_another_cluster_has_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"launcher": "ssh"}, "name them, e.g. --hosts"),
         ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
@@ -47,7 +45,7 @@ def test_a_port_that_another_cluster_has_is_left_out() -> None:
         ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),
     ],
 )
-def test_what_can_t_be_asked_of_hosts_is_refused(options: dict[str, object], says: str) -> None:
+def test_unsupported_host_options_are_refused(options: dict[str, object], message: str) -> None:
     hosts = {"hosts": parse_hosts(str(options["hosts"]))} if "hosts" in options else {}
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         Cluster(**(options | hosts))

@@ -1,7 +1,7 @@
-"""Which rank is on which host, and a shared file system that is out of order, without any host.
+"""Placement of ranks on hosts, and faults of a shared file system, without real hosts.
 
-Covers: hosts that have one name of their own, the connection file that can't be looked for, the controller's ports,
-MPIs that can't start ranks over hosts, the GPUs of hosts, their interfaces, logs of any bytes.
+Covers: hosts with equal names, an unreadable connection file, the controller's ports, MPIs that cannot start ranks on
+several hosts, the hosts' GPUs and interfaces.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
@@ -53,16 +53,16 @@ def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
     )
 
 
-def test_machines_of_one_name_in_a_job_are_two_nodes() -> None:
+def test_machines_with_equal_names_in_a_job_are_two_nodes() -> None:
     hellos = [replace(hello(rank, "vm"), boot=boot) for rank, boot in enumerate("abab")]
-    told = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container beside the first
-    assert [each.launch_host for each in told] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
-    infos = [info for info, _ in decide(told, "gloo", 0, ["vm", "vm(2)", "other"])]
+    nodes = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container on the same machine as the first
+    assert [each.launch_host for each in nodes] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
+    infos = [info for info, _ in decide(nodes, "gloo", 0, ["vm", "vm(2)", "other"])]
     places = [(info.node_rank, info.local_rank, info.local_world_size) for info in infos]
     assert places == [(0, 0, 2), (1, 0, 2), (0, 1, 2), (1, 1, 2), (2, 0, 1)]
 
 
-def test_hosts_of_one_name_are_two_nodes_if_the_launcher_tells_them_apart() -> None:
+def test_hosts_with_equal_names_are_two_nodes_if_the_launcher_distinguishes_them() -> None:
     hellos = [hello(3, "10.0.0.2"), hello(0, "10.0.0.1"), hello(2, "10.0.0.2"), hello(1, "10.0.0.1")]
     infos = [info for info, _ in decide(hellos, "gloo", 0, ["10.0.0.1", "10.0.0.2"])]
     assert [(info.rank, info.node_rank, info.local_rank) for info in infos] == [
@@ -74,20 +74,20 @@ def test_hosts_of_one_name_are_two_nodes_if_the_launcher_tells_them_apart() -> N
     assert {info.node_count for info in infos} == {2}
 
 
-def test_a_connection_file_that_can_t_be_looked_for_is_not_one_that_is_gone(tmp_path: Path) -> None:
+def test_unreadable_connection_file_is_not_a_missing_one(tmp_path: Path) -> None:
     info = {"interface": "tcp://127.0.0.1", "control": 9}
     assert Connection(Path("/" + "x" * 300), info).is_there(once_reached=True, is_silent=False)  # a name too long
     assert not Connection(tmp_path / "gone", info).is_there(once_reached=True, is_silent=False)
 
 
-def test_the_controller_has_ports_that_the_system_gives_to_nobody_who_asks_for_any() -> None:
+def test_controller_ports_are_outside_the_ephemeral_range() -> None:
     first, last = map(int, EPHEMERAL.read_text().split())
     ports = choose_ports("127.0.0.1", 8)
     assert len(set(ports)) == 8
     assert all(not first <= port <= last for port in ports)
 
 
-def test_the_controller_has_ports_where_the_system_gives_all_of_them_away(
+def test_controller_ports_where_the_ephemeral_range_is_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "range").write_text("1024\t65535\n")
@@ -98,7 +98,7 @@ def test_the_controller_has_ports_where_the_system_gives_all_of_them_away(
         any_ports("127.0.0.1")
 
 
-def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where_a_person_chose_another() -> None:
+def test_mpi_sockets_are_filtered_unless_the_user_chose_another_network() -> None:
     given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl_tcp_if_include": "10.1.0.0/16"}
     assert is_held_to("10.1.0.0/16", given)
     assert not is_held_to("10.1.0.0/16", given | {"OMPI_MCA_btl_tcp_if_include": "ib0"})
@@ -107,7 +107,7 @@ def test_mpi_s_sockets_are_filtered_where_it_was_given_the_network_and_not_where
 
 
 def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any) -> Placement:
-    """Place ranks on hosts with so many GPUs, the last of which may be spares."""
+    """Place ranks on hosts with this many GPUs, the last of which may be spares."""
     reports = [HostReport(name=name, gpus=count) for name, count in gpus.items()]
     monkeypatch.setattr("jupyter_disttrain.launchers.hosts.probe_runner.survey", lambda *_asked: reports)
     monkeypatch.setattr(preflight, "over", lambda *_found: Placement())
@@ -115,7 +115,7 @@ def placed(monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], **options: Any
     return host_placement.place(config, cast("Any", SimpleNamespace(profile=Path())), lambda _words: None, ExitStack())
 
 
-def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_with_different_numbers_of_gpus_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     found = placed(monkeypatch, {"a": 2, "b": 1, "c": 0}, hosts=parse_hosts("a,b"), spares=("c",))
     assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
     hellos = [hello(0, "a"), hello(1, "a"), hello(2, "b")]
@@ -125,7 +125,7 @@ def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "options", "says"),
+    ("gpus", "options", "message"),
     [
         ({"a": 2, "b": 1}, {"hosts": "a:2,b:2"}, "of its host, and b has 1 for 2 ranks; name as many ranks as GPUs"),
         ({"a": 2, "b": 0}, {"hosts": "a:2,b:1", "share_gpus": True}, "and b has none for 1 rank;"),
@@ -134,13 +134,13 @@ def test_hosts_with_different_numbers_of_gpus_are_used_as_they_are(monkeypatch: 
     ],
 )
 def test_more_ranks_than_gpus_are_refused_by_host(
-    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], says: str
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         placed(monkeypatch, gpus, **options | {"hosts": parse_hosts(options["hosts"])})
 
 
-def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wanted(
+def test_gpus_are_shared_if_asked_for_and_ignored_if_not_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = placed(monkeypatch, {"a": 2, "b": 1}, hosts=parse_hosts("a:2,b:2"), share_gpus=True)
@@ -152,10 +152,8 @@ def test_gpus_are_shared_where_that_is_asked_for_and_left_alone_where_none_is_wa
     assert set(found.gpus.values()) == {0}
 
 
-def test_a_host_takes_the_interface_of_the_address_that_was_chosen_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The network around chosen addresses of several subnets may hold those of other interfaces as well."""
+def test_each_host_uses_the_interface_of_its_chosen_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network that spans chosen addresses of several subnets may contain those of other interfaces too."""
     there = {"lo": "127.0.0.1", "eth0": "10.1.1.7", "ib0": "10.1.2.7"}
     addresses = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in there.items()}
     monkeypatch.setattr(startup_args.psutil, "net_if_addrs", lambda: addresses)

@@ -1,6 +1,6 @@
-"""Hosts are looked at before anything starts there, and their network is chosen.
+"""Choose the network between hosts from their reports, with made-up addresses.
 
-Covers: real hosts with real faults; the choice of the network also with made-up addresses.
+Does not cover: real hosts with real faults (``tests/integration/hosts/test_preflight.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def host(name: str, *addresses: str, ssh: str = "", infiniband: tuple[Port, ...]
     return replace(report, **others)  # type: ignore[arg-type]
 
 
-def test_the_network_is_the_one_that_ssh_reached_and_never_one_inside_a_machine() -> None:
+def test_network_is_the_one_used_by_ssh_and_never_machine_internal() -> None:
     hosts = [
         host("a", "lo 127.0.0.1/8", "docker0 172.17.0.1/16", "eth0 127.1.0.1/16", "eth1 127.2.0.1/16", ssh="127.2.0.1"),
         host("b", "lo 127.0.0.1/8", "docker0 172.17.0.1/16", "eth0 127.1.0.2/16", "ens7 127.2.0.2/16", ssh="127.2.0.2"),
@@ -41,12 +41,12 @@ def test_the_network_is_the_one_that_ssh_reached_and_never_one_inside_a_machine(
     with pytest.raises(LaunchError, match="a, b have no address that fits on an interface eth9; "):
         choose_network((), hosts, "eth9")
     (here,) = choose_network(hosts[0].addresses, hosts[:1], "lo").nodes
-    assert here.address == "127.0.0.1", "a host that is this machine may have its ranks talk over loopback"
+    assert here.address == "127.0.0.1", "ranks on this machine may communicate over loopback"
     with pytest.raises(UsageError, match="'eth0/x' is no network"):
         choose_network((), hosts, "eth0/x")
 
 
-def test_hosts_with_a_network_each_are_taken_together() -> None:
+def test_hosts_with_one_address_networks_are_combined() -> None:
     """As in clouds that give each host a network of one address."""
     hosts = [host(name, f"eth0 127.5.{n}.7/32", ssh=f"127.5.{n}.7") for n, name in enumerate("abc")]
     assert choose_network((), hosts).cidr == "127.5.0.0/22"
@@ -54,7 +54,7 @@ def test_hosts_with_a_network_each_are_taken_together() -> None:
         choose_network((), [*hosts, host("d", "eth0 10.0.0.1/24", ssh="10.0.0.1")])
 
 
-def test_infiniband_is_used_where_every_host_has_it_and_what_is_set_is_left() -> None:
+def test_infiniband_is_used_if_every_host_has_it_and_user_settings_are_kept() -> None:
     active = Port(device="mlx5_0", port=1, active=True, link_layer="InfiniBand")
     down = replace(active, device="mlx5_1", active=False)
     roce = replace(active, device="mlx5_2", link_layer="Ethernet")
@@ -75,7 +75,7 @@ def test_infiniband_is_used_where_every_host_has_it_and_what_is_set_is_left() ->
     assert not {"NCCL_IB_HCA", "UCX_NET_DEVICES"} & environment_for(one, "a", {}).keys()
 
 
-def test_the_kernels_files_of_infiniband_are_read(tmp_path: Path) -> None:
+def test_infiniband_sysfs_files_are_parsed(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0" / "ports" / "1"
     port.mkdir(parents=True)
     (tmp_path / "mlx5_0" / "device" / "net" / "ib0").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Slurm: what is asked for, the scripts, the queue, jobs that end in every way, allocations."""
+"""Slurm: options, scripts, the queue, ends of jobs, allocations."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SCONTROL = (
     "TRES=cpu=16,node=2,gres/gpu=8 NtasksPerN:B:S:C=4:0:*:* Comment=JobState=FAILED StdOut=/logs/7.log"
 )
 
-# What is asked for
+# Options
 
 
-def test_options_of_sbatch_are_read_as_they_are_given() -> None:
+def test_sbatch_options_are_parsed_as_given() -> None:
     more = parse_more(["--qos", "high", "--exclusive", "--mem=64G"]) + split_more("--comment 'a b'")
     assert more == ("--qos=high", "--exclusive", "--mem=64G", "--comment=a b")
     options = SlurmOptions(nodes=2, gpus_per_node="a100:4", partition="gpu", time="1-00:00:00", more=more)
@@ -45,7 +45,7 @@ def test_options_of_sbatch_are_read_as_they_are_given() -> None:
     assert SlurmOptions(nodes=2).shape(ranks=8) == (2, 4)
 
 
-# The scripts
+# Scripts
 
 
 def script(**changed: object) -> BatchScript:
@@ -61,7 +61,7 @@ def script(**changed: object) -> BatchScript:
     return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
 
 
-def test_the_job_waits_for_the_script_that_starts_the_ranks() -> None:
+def test_job_waits_for_the_script_that_starts_the_ranks() -> None:
     text = script(folder='/home/a "b" \\ #c').render()
     assert text.splitlines()[:9] == [
         "#!/bin/bash",
@@ -78,7 +78,7 @@ def test_the_job_waits_for_the_script_that_starts_the_ranks() -> None:
     assert "#SBATCH --no-kill" in script(survives_nodes=True).render()
 
 
-def test_ranks_are_started_so_that_one_may_die() -> None:
+def test_step_survives_the_death_of_one_rank() -> None:
     by_srun = StartScript(nodes=2, per_node=4, command=("python", "-m", "rank"), environment={"A": "b c"})
     assert by_srun.render().splitlines() == [
         "#!/bin/bash",
@@ -126,7 +126,7 @@ def test_ranks_are_started_so_that_one_may_die() -> None:
         ),
     ],
 )
-def test_the_scripts_for_pbs_and_lsf(
+def test_scripts_for_pbs_and_lsf(
     folder: Path, kind: type[PBSRanks | LSFRanks], options: list[str], lines: list[str]
 ) -> None:
     ranks = kind(
@@ -149,10 +149,10 @@ def test_the_scripts_for_pbs_and_lsf(
     )
 
 
-# What Slurm says
+# Output of Slurm's commands
 
 
-def test_a_job_is_read_from_what_scontrol_and_sacct_say() -> None:
+def test_job_is_parsed_from_scontrol_and_sacct_output() -> None:
     state = from_scontrol(SCONTROL)
     assert (state.state, state.requeued, state.partition, state.node_list) == ("RUNNING", 1, "gpu", "node[1-2]")
     assert (state.gpus, state.cpus, state.tasks_per_node, state.log) == (8, 16, 4, "/logs/7.log")
@@ -166,28 +166,28 @@ def test_a_job_is_read_from_what_scontrol_and_sacct_say() -> None:
     assert from_sacct("") is None
 
 
-def test_the_line_of_a_job_that_waits_says_position_reason_and_start() -> None:
+def test_pending_job_line_shows_position_reason_and_start() -> None:
     state = JobState(job_id="7", state="PENDING", reason="Resources", partition="gpu", priority=40, start_s=9000.0)
     place = position("50 3\n40 5_[1-9]\n40 8\n30 1\n", state)
     assert place == 3
-    told = waiting_text(dataclasses.replace(state, position=place), now_s=8000.0)
-    assert told.startswith("job 7 is pending: position 3 in partition gpu (Resources), expected to start ")
+    text = waiting_text(dataclasses.replace(state, position=place), now_s=8000.0)
+    assert text.startswith("job 7 is pending: position 3 in partition gpu (Resources), expected to start ")
     assert "give another with --account" in waiting_text(dataclasses.replace(state, reason="InvalidAccount"))
 
 
-def test_the_end_is_announced_at_ten_five_and_one_minute() -> None:
-    watcher, told = Watcher(), []
+def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
+    watcher, notices = Watcher(), []
     for left_s in (700, 590, 580, 290, 280, 50, 40):
-        told += [notice.text.partition(": its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
-    assert [text.split(", ")[-1] for text in told] == ["in 10 min", "in 5 min", "in 50 s"]
+        notices += [notice.text.partition(": its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
+    assert [text.split(", ")[-1] for text in notices] == ["in 10 min", "in 5 min", "in 50 s"]
     longer = dataclasses.replace(RUNNING, end_s=2 * HOUR)
     assert not watcher.look(longer, HOUR)
     assert watcher.look(longer, 2 * HOUR - 300)
     short = dataclasses.replace(RUNNING, end_s=240.0)
-    assert not Watcher().look(short, 1.0), "who asks for four minutes knows"
+    assert not Watcher().look(short, 1.0), "a job of four minutes gets no early warning"
 
 
-def test_what_befalls_a_job_is_told_once() -> None:
+def test_job_events_are_reported_once() -> None:
     watcher = Watcher()
     watcher.look(RUNNING, 0.0)
     silent = JobState(job_id="7", state="UNKNOWN", reason="no route")
@@ -202,7 +202,7 @@ def test_what_befalls_a_job_is_told_once() -> None:
     assert not watcher.look(dataclasses.replace(smaller, state="GONE"), 240.0)
 
 
-def test_nodes_that_a_completing_job_has_freed_are_not_lost() -> None:
+def test_nodes_freed_by_a_completing_job_are_not_lost() -> None:
     watcher = Watcher()
     watcher.look(RUNNING, 0.0)
     assert not watcher.look(dataclasses.replace(RUNNING, state="COMPLETING", nodes=("a",), node_list="a"), 1.0)
@@ -210,7 +210,7 @@ def test_nodes_that_a_completing_job_has_freed_are_not_lost() -> None:
     assert over.text.startswith("job 7 (a, b) was put back into the queue")
 
 
-def test_an_allocation_gives_what_it_has_and_no_more() -> None:
+def test_allocation_refuses_more_than_it_has() -> None:
     state = dataclasses.replace(from_scontrol(SCONTROL), nodes=("node1", "node2"))
     around = Allocation.of(state, {"SLURM_JOB_CPUS_PER_NODE": "8(x2)"})
     assert (around.ranks_per_node, around.most_per_node, around.gpus_per_node) == (4, 8, 4)
@@ -222,15 +222,15 @@ def test_an_allocation_gives_what_it_has_and_no_more() -> None:
         around.shape(SlurmOptions(nodes=3))
     with pytest.raises(UsageError, match="--partition can't be changed in the allocation 7"):
         around.shape(SlurmOptions(partition="gpu"))
-    words = around.variables(1, 2, {"SLURM_PROCID": "0", "SLURM_TMPDIR": "/local/7", "HOME": "/"})
+    environment = around.variables(1, 2, {"SLURM_PROCID": "0", "SLURM_TMPDIR": "/local/7", "HOME": "/"})
     assert {"SLURM_NODELIST=node1", "SLURM_TASKS_PER_NODE=2(x1)", "SLURM_OVERLAP=1", "SLURM_TMPDIR=/local/7"} <= set(
-        words
+        environment
     )
     assert least_cpus("4(x2),2") == 2
 
 
 @pytest.mark.parametrize(
-    ("ask", "words"),
+    ("ask", "message"),
     [
         (lambda: parse_more(["--output=x"]), "--output can't be given to sbatch here"),
         (lambda: parse_more(["--arr", "1-3"]), "a cluster is one job"),
@@ -246,7 +246,7 @@ def test_an_allocation_gives_what_it_has_and_no_more() -> None:
         (lambda: Cluster(slurm=SlurmOptions()), "add --launcher slurm"),
     ],
 )
-def test_what_contradicts_what_is_set_here_is_refused(ask: Callable[[], object], words: str) -> None:
+def test_options_that_contradict_the_allocation_are_refused(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         ask()
-    assert words in str(caught.value)
+    assert message in str(caught.value)

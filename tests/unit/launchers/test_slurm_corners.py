@@ -1,7 +1,7 @@
-"""Slurm: what other versions and sites of it say, what is set around the notebook, answers that are late or odd.
+"""Slurm: output of other versions and sites, variables around the notebook, late and malformed replies.
 
-Covers: text that the lab's Slurm does not print, variables that it does not set, commands that fail in rare ways.
-Does not cover: jobs that go well or are ended (``test_slurm``), the queue (``test_slurm_start``).
+Covers: text that the lab's Slurm does not print, variables that it does not set, rare failures of commands.
+Does not cover: jobs that succeed or are cancelled (``test_slurm``), the queue (``test_slurm_start``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RUNNING = (
 
 
 @pytest.mark.parametrize(
-    ("said", "gpus"),
+    ("output", "gpus"),
     [
         ("TRES=cpu=16,node=2,billing=16,gres/gpu=8", 8),
         ("ReqTRES=cpu=8,node=2,gres/gpu=4 AllocTRES=cpu=16,node=2,gres/gpu=8", 8),
@@ -57,23 +57,23 @@ RUNNING = (
         ("AllocTRES=cpu=16,gres/gpumem=80", 0),
     ],
 )
-def test_a_jobs_gpus_are_read_as_every_version_and_site_says_them(said: str, gpus: int) -> None:
-    assert from_scontrol(RUNNING + said).gpus == gpus
+def test_job_gpus_are_parsed_for_every_version_and_site(output: str, gpus: int) -> None:
+    assert from_scontrol(RUNNING + output).gpus == gpus
 
 
-def test_gpus_that_a_site_does_not_count_are_those_asked_for() -> None:
+def test_gpus_not_counted_by_the_site_are_taken_from_the_request() -> None:
     state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
-    told: list[str] = []
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), told.append) == 4
-    assert not told
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), told.append) == 0
-    assert "--gres=gpu:4 asks for GPUs, but Slurm reports none, so the ranks use CPUs" in told[0]
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), told.append) == 0
-    assert len(told) == 1
+    messages: list[str] = []
+    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), messages.append) == 4
+    assert not messages
+    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), messages.append) == 0
+    assert "--gres=gpu:4 asks for GPUs, but Slurm reports none, so the ranks use CPUs" in messages[0]
+    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), messages.append) == 0
+    assert len(messages) == 1
     assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
 
 
-# What is set around the notebook
+# Variables around the notebook
 
 AROUND = {
     "SLURM_JOB_ID": "7",
@@ -90,7 +90,7 @@ AROUND = {
 }
 
 
-def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_inherits_no_variables_of_the_enclosing_job_and_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AROUND, "SLURM_CONF": "/etc/slurm.conf", "SLURM_TMPDIR": "/local/7"}.items():
         monkeypatch.setenv(name, value)
     own = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
@@ -99,8 +99,8 @@ def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkey
     for grant in (own, around):
         command = step_command(grant, "node1", ["env"])
         at = command.index("srun")
-        said = subprocess.run([*command[:at], "env"], capture_output=True, text=True, check=True).stdout
-        found = dict(line.partition("=")[::2] for line in said.splitlines())
+        output = subprocess.run([*command[:at], "env"], capture_output=True, text=True, check=True).stdout
+        found = dict(line.partition("=")[::2] for line in output.splitlines())
         left = {name for name in found if name.startswith(("SLURM_", "PMI")) or found[name] == "secret"}
         if grant.is_own:
             assert left == {"SLURM_CONF"}
@@ -110,12 +110,12 @@ def test_a_step_has_nothing_of_the_job_around_the_notebook_nor_its_tokens(monkey
             assert found["SLURM_TMPDIR"] == "/local/7"
 
 
-# Answers that are late or odd
+# Late and malformed replies
 
 
 @pytest.fixture
 def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Return what puts a shell script in the place of one of Slurm's commands."""
+    """Return a function that puts a shell script in the place of one of Slurm's commands."""
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def put(command: str, script: str) -> None:
@@ -129,7 +129,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], 
 NEVER = "exec sleep 600"
 
 
-def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
+def test_unanswered_queue_query_does_not_affect_the_job(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "COMMANDS_STATE_SECONDS", 0.1)
@@ -144,8 +144,8 @@ def test_a_queue_that_is_not_told_in_time_costs_a_job_nothing(
     assert SlurmJob("7").state().state == "UNKNOWN"
 
 
-class Asked:
-    """A job that fails, once, to be asked for its state, and runs; ``then`` is called while it is."""
+class FakeJob:
+    """A job whose first state query fails, and which then runs; ``then`` is called during the query."""
 
     job_id = "7"
 
@@ -161,41 +161,41 @@ class Asked:
         return JobState(job_id="7", state="UNKNOWN")
 
 
-def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_of_them_at_once(
+def test_deaths_are_reported_whatever_queries_fail_and_slurm_is_queried_once_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(job_watch, "JOB_WATCH_TURN_SECONDS", 600.0)
     monkeypatch.setattr(job_watch, "JOB_WATCH_LATE_SECONDS", 0.0)
-    asked, told, all_told = Asked(), list[int](), threading.Event()
-    watch = job_watch.JobWatch(asked, told.append, told.append)  # type: ignore[arg-type]
+    fake_job, reported, all_reported = FakeJob(), list[int](), threading.Event()
+    watch = job_watch.JobWatch(fake_job, reported.append, reported.append)  # type: ignore[arg-type]
 
-    def tell(rank: int) -> None:
-        told.append(rank)
+    def report(rank: int) -> None:
+        reported.append(rank)
         if rank == 0:
             raise OSError(24, "Too many open files")
         if rank == 8:
-            all_told.set()
+            all_reported.set()
 
     def others() -> None:
-        asked.meanwhile = lambda: None
+        fake_job.meanwhile = lambda: None
         for rank in range(1, 9):
-            watch.if_it_runs(functools.partial(tell, rank))
+            watch.if_it_runs(functools.partial(report, rank))
 
     first = threading.Event()
-    watch.if_it_runs(functools.partial(tell, 0))
+    watch.if_it_runs(functools.partial(report, 0))
     watch.if_it_runs(first.set)
     assert first.wait(60)
-    asked.meanwhile = others
-    before = asked.times
+    fake_job.meanwhile = others
+    before = fake_job.times
     watch.if_it_runs(lambda: None)
-    assert all_told.wait(60)
-    assert told == list(range(9))
-    assert asked.times == before + 1
+    assert all_reported.wait(60)
+    assert reported == list(range(9))
+    assert fake_job.times == before + 1
     watch.close()
 
 
 @pytest.mark.parametrize(
-    ("script", "scancel", "words"),
+    ("script", "scancel", "message"),
     [
         ("echo 'welcome'; echo '12;lab'; echo 'bye'", "", "12"),
         (
@@ -215,30 +215,28 @@ def test_deaths_are_told_whatever_fails_beside_a_job_and_slurm_is_asked_for_all_
         ("echo 'job 5 it is'", "exit 0", "sbatch printed no job number, but: job 5 it is; a job"),
     ],
 )
-def test_an_answer_of_sbatch_that_is_late_or_odd_leaves_no_job_that_nobody_names(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, script: str, scancel: str, words: str
+def test_late_or_malformed_sbatch_reply_leaves_no_unnamed_job(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, script: str, scancel: str, message: str
 ) -> None:
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
     monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 1.0)
     fake("sbatch", script)
     fake("scancel", scancel)
-    if words == "12":
+    if message == "12":
         assert SlurmJob.submit("", name="disttrain-x").job_id == "12"
         return
-    with pytest.raises(LaunchError, match=words):
+    with pytest.raises(LaunchError, match=message):
         SlurmJob.submit("", name="disttrain-x")
 
 
-def test_hosts_that_slurm_could_not_list_once_are_asked_for_again(fake: Callable[[str, str], None]) -> None:
+def test_failed_host_list_is_queried_again(fake: Callable[[str, str], None]) -> None:
     fake("scontrol", "exit 1")
     assert job.expand("other[7-8]") == ("other[7-8]",)
     fake("scontrol", "echo other7; echo other8")
     assert job.expand("other[7-8]") == ("other7", "other8")
 
 
-def test_a_cancel_that_takes_too_long_names_the_job(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_timeout_names_the_job(fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
     fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
     fake("scancel", NEVER)
@@ -246,35 +244,35 @@ def test_a_cancel_that_takes_too_long_names_the_job(
         SlurmJob("7").cancel()
 
 
-# What is asked for
+# Options
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("--launcher slurm --ntasks=4", "the ranks are counted by -N and --ntasks-per-node"),
         ("--launcher slurm --gpus-per 4", "GPUs are counted by --gpus-per-node"),
         ("--share", "unrecognized arguments: --share"),
     ],
 )
-def test_an_option_is_not_taken_for_a_longer_one(line: str, words: str) -> None:
+def test_option_is_not_matched_as_a_prefix_of_a_longer_one(line: str, message: str) -> None:
     args = parse("dist_init", line)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         slurm_of(args, args.launcher or "mpi", args.unknown)
 
 
-@pytest.mark.parametrize(("kind", "command", "said"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
-def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
+@pytest.mark.parametrize(("kind", "command", "output"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
+def test_batch_system_does_not_get_jupyter_tokens(
     fake: Callable[[str, str], None],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[PBSRanks | LSFRanks],
     command: str,
-    said: str,
+    output: str,
 ) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
     monkeypatch.setenv("WANTED", "here")
-    fake(command, f"env > {folder}/environment; cat $1 > {folder}/script; echo '{said}'")
+    fake(command, f"env > {folder}/environment; cat $1 > {folder}/script; echo '{output}'")
     ranks = kind(
         join_file="/shared/run.json",
         mpirun=["mpirun"],
@@ -289,19 +287,19 @@ def test_a_batch_system_is_not_handed_the_tokens_of_jupyter(
     assert "secret" not in environment
 
 
-def test_a_replacement_starts_with_what_python_itself_reads() -> None:
+def test_replacement_starts_with_variables_read_by_python_itself() -> None:
     grant = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
     rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
     assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
 
 
 @pytest.mark.parametrize("after", ["", " Power= TresPerNode=gres:gpu:4"])
-def test_the_path_of_a_jobs_log_may_have_blanks(after: str) -> None:
-    said = f"{RUNNING}StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
-    assert from_scontrol(said).log == "/home/me/my data/x.log"
+def test_job_log_path_may_contain_blanks(after: str) -> None:
+    text = f"{RUNNING}StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
+    assert from_scontrol(text).log == "/home/me/my data/x.log"
 
 
-def test_an_allocation_of_which_slurm_does_not_tell_is_not_given_up(
+def test_allocation_that_slurm_does_not_report_is_kept(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 0.5)

@@ -1,4 +1,4 @@
-"""The merge of what ranks say, with made-up interleavings."""
+"""Merge the ranks' output, with generated interleavings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from jupyter_disttrain.notebook.output.rows import Row
 
-# Few different lines, so that ranks often say the same; an empty one, one with an indent, one that is not ASCII.
+# Few different lines, so that ranks often print equal ones; an empty one, an indented one, one that is not ASCII.
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "d\t", "é🙂"]), max_size=12)
 Chunk = tuple[int, str, str]  # rank, stream, text
 
@@ -47,21 +47,21 @@ def shown(transcript: Transcript) -> list[tuple[tuple[int, ...], str]]:
     return [(tuple(sorted(row.ranks)), row.text) for row in rows_of(transcript)]
 
 
-def test_a_cursor_that_is_sent_far_away_costs_no_memory() -> None:
+def test_distant_cursor_position_uses_bounded_memory() -> None:
     (row,) = rows_of(transcript_of([(0, "stdout", "a\x1b[100000000Gb\n")]))
     assert row.text.replace(" ", "") == "ab"
     assert len(row.text) <= COLUMNS
 
 
 def cut(draw: st.DrawFn, text: str) -> list[str]:
-    """Cut text anywhere."""
+    """Cut text at any positions."""
     at = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
     return [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
 
 
 @st.composite
 def interleaved(draw: st.DrawFn, texts: dict[int, str]) -> list[Chunk]:
-    """Cut each rank's text, and mix the pieces; those of a rank stay in order."""
+    """Cut each rank's text and interleave the pieces; each rank's pieces keep their order."""
     left = {rank: cut(draw, text) for rank, text in texts.items()}
     order = draw(st.permutations([rank for rank, pieces in left.items() for _ in pieces]))
     return [(rank, "stdout", left[rank].pop(0)) for rank in order]
@@ -70,19 +70,19 @@ def interleaved(draw: st.DrawFn, texts: dict[int, str]) -> list[Chunk]:
 @st.composite
 def some_ranks(draw: st.DrawFn) -> tuple[dict[int, list[str]], list[Chunk]]:
     lines = dict(enumerate(draw(st.lists(LINES, min_size=1, max_size=4))))
-    return lines, draw(interleaved({rank: "".join(f"{line}\n" for line in said) for rank, said in lines.items()}))
+    return lines, draw(interleaved({rank: "".join(f"{line}\n" for line in texts) for rank, texts in lines.items()}))
 
 
 @given(some_ranks())
-def test_each_rank_s_lines_are_there_in_their_order(said: tuple[dict[int, list[str]], list[Chunk]]) -> None:
-    lines, chunks = said
+def test_lines_of_each_rank_keep_their_order(output: tuple[dict[int, list[str]], list[Chunk]]) -> None:
+    lines, chunks = output
     transcript = transcript_of(chunks)
     assert {rank: lines_of(transcript, rank) for rank in lines} == lines
 
 
-def test_what_follows_a_line_that_was_placed_above_an_open_one_stays_below_it() -> None:
-    said = [(3, "stdout", "end"), (0, "stdout", "\n"), (3, "stdout", "\n"), (1, "stdout", "\na\nend\n")]
-    assert shown(transcript_of(said)) == [((0, 1), ""), ((1,), "a"), ((1, 3), "end")]
+def test_line_after_one_placed_above_an_open_line_stays_below_it() -> None:
+    chunks = [(3, "stdout", "end"), (0, "stdout", "\n"), (3, "stdout", "\n"), (1, "stdout", "\na\nend\n")]
+    assert shown(transcript_of(chunks)) == [((0, 1), ""), ((1,), "a"), ((1, 3), "end")]
 
 
 @st.composite
@@ -93,8 +93,8 @@ def ranks_that_agree(draw: st.DrawFn) -> tuple[list[str], list[Chunk]]:
 
 
 @given(ranks_that_agree())
-def test_ranks_that_say_the_same_are_shown_once_whoever_is_faster(said: tuple[list[str], list[Chunk]]) -> None:
-    lines, chunks = said
+def test_equal_output_is_merged_whichever_rank_is_faster(output: tuple[list[str], list[Chunk]]) -> None:
+    lines, chunks = output
     ranks = tuple(sorted({rank for rank, _, _ in chunks}))
     assert shown(transcript_of(chunks)) == [(ranks, line) for line in lines]
 
@@ -108,10 +108,10 @@ def ranks_that_differ_between(draw: st.DrawFn) -> tuple[list[str], int, list[Chu
 
 
 @given(ranks_that_differ_between())
-def test_what_differs_stands_in_the_order_of_the_ranks_between_what_is_common(
-    said: tuple[list[str], int, list[Chunk]],
+def test_differing_lines_are_in_rank_order_between_common_lines(
+    output: tuple[list[str], int, list[Chunk]],
 ) -> None:
-    common, count, chunks = said
+    common, count, chunks = output
     everyone = tuple(range(count))
     expected: list[tuple[tuple[int, ...], str]] = []
     for line in common:
@@ -122,19 +122,19 @@ def test_what_differs_stands_in_the_order_of_the_ranks_between_what_is_common(
 @st.composite
 def interleaved_twice(draw: st.DrawFn) -> tuple[list[Chunk], list[Chunk]]:
     lines = dict(enumerate(draw(st.lists(LINES, min_size=2, max_size=4))))
-    texts = {rank: "".join(f"{line}\n" for line in said) for rank, said in lines.items()}
+    texts = {rank: "".join(f"{line}\n" for line in own) for rank, own in lines.items()}
     return draw(interleaved(texts)), draw(interleaved(texts))
 
 
 @given(interleaved_twice())
-def test_the_outcome_does_not_depend_on_which_rank_was_faster(orders: tuple[list[Chunk], list[Chunk]]) -> None:
+def test_result_does_not_depend_on_which_rank_was_faster(orders: tuple[list[Chunk], list[Chunk]]) -> None:
     first, second = map(transcript_of, orders)
     assert shown(first) == shown(second)
 
 
 @given(st.permutations([rank for rank in range(4) for _ in range(6)]))
 @settings(max_examples=5)
-def test_long_output_ends_in_the_order_of_the_ranks(order: list[int]) -> None:
+def test_long_output_ends_in_rank_order(order: list[int]) -> None:
     left = {
         rank: [[f"{rank}: {line}" for line in range(at, at + 250)] for at in range(0, 1500, 250)] for rank in range(4)
     }
@@ -144,15 +144,15 @@ def test_long_output_ends_in_the_order_of_the_ranks(order: list[int]) -> None:
     assert [len(section.rows) for section in transcript.sections] == [500] * 12
 
 
-def test_scattered_groups_stand_before_what_each_rank_printed_alone() -> None:
-    words = {rank: ["odd" if rank % 2 else "even", f"mine {rank}"] for rank in range(4)}
-    transcript = transcript_of((rank, "stdout", "\n".join([*words[rank], ""])) for rank in (3, 0, 1, 2))
+def test_scattered_groups_come_before_lines_of_single_ranks() -> None:
+    printed = {rank: ["odd" if rank % 2 else "even", f"mine {rank}"] for rank in range(4)}
+    transcript = transcript_of((rank, "stdout", "\n".join([*printed[rank], ""])) for rank in (3, 0, 1, 2))
     own = [((rank,), f"mine {rank}") for rank in range(4)]
     assert shown(transcript) == [((0, 2), "even"), ((1, 3), "odd"), *own]
 
 
 @given(st.permutations([rank for rank in range(3) for _ in range(7)]))
-def test_bars_stand_in_the_order_of_the_ranks_above_what_was_printed_under_them(order: list[int]) -> None:
+def test_bars_are_in_rank_order_above_lines_printed_below_them(order: list[int]) -> None:
     def pieces(rank: int) -> list[tuple[str, str]]:
         steps = [[("stdout", f"step {at}\n"), ("stderr", f"\r{at} of 3, {rank} s")] for at in range(3)]
         return [("stderr", "\r0 of 3"), *(piece for step in steps for piece in step)]
@@ -164,7 +164,7 @@ def test_bars_stand_in_the_order_of_the_ranks_above_what_was_printed_under_them(
         begun.add(rank)
         transcript.say(rank, *left[rank].pop(0))
         last = [min(row.ranks) for row in rows_of(transcript)[-len(begun) :]]
-        if len(begun) == sum(7 - len(rest) for rest in left.values()):  # nothing but bars
+        if len(begun) == sum(7 - len(rest) for rest in left.values()):  # only bars
             assert last == sorted(begun)
     transcript.close()
     bars = [((rank,), f"2 of 3, {rank} s") for rank in range(3)]
@@ -185,9 +185,9 @@ def test_bars_stand_in_the_order_of_the_ranks_above_what_was_printed_under_them(
         (["\router 0", "\n\rinner 0\x1b[A", "\n\rinner 1\x1b[A", "\n\r       \r\x1b[A", "\router 1"], True),
     ],
 )
-def test_a_bar_is_an_unfinished_line_that_is_rewritten(pieces: list[str], *, has_bar: bool) -> None:
+def test_bar_is_an_unfinished_line_that_is_rewritten(pieces: list[str], *, has_bar: bool) -> None:
     transcript = Transcript(1000, 1 << 30)
-    for rank in range(2):  # in step: what both have finished is one line
+    for rank in range(2):  # in step: bars that both have finished are one line
         for piece in pieces:
             transcript.say(rank, "stderr", piece)
     assert transcript.has_bar == has_bar
@@ -204,7 +204,7 @@ def test_a_bar_is_an_unfinished_line_that_is_rewritten(pieces: list[str], *, has
         (None, False),
     ],
 )
-def test_a_widget_is_a_bar_while_its_value_is_between_the_ends(state: object, *, has_bar: bool) -> None:
+def test_widget_is_a_bar_while_its_value_is_between_the_ends(state: object, *, has_bar: bool) -> None:
     bars = WidgetBars()
     content = {"comm_id": "1", "data": {"state": state}}
     bars.take(CommSent(rank=0, time_s=0.0, msg_type="comm_open", content=content, metadata={}, buffers=[]))
@@ -212,7 +212,7 @@ def test_a_widget_is_a_bar_while_its_value_is_between_the_ends(state: object, *,
 
 
 @given(st.permutations([rank for rank in range(4) for _ in range(3)]))
-def test_displays_at_the_end_stand_in_the_order_of_the_ranks_while_they_come(order: list[int]) -> None:
+def test_trailing_displays_are_in_rank_order_while_they_arrive(order: list[int]) -> None:
     transcript = Transcript(1000, 1 << 30)
     transcript.say(0, "stdout", "before\n")
     for place, rank in enumerate(order):
@@ -228,7 +228,7 @@ def test_displays_at_the_end_stand_in_the_order_of_the_ranks_while_they_come(ord
     assert transcript.displays()[2, "2 1"].data == {"text/plain": "new"}
 
 
-def test_what_stands_below_all_does_so_below_a_display_too() -> None:
+def test_output_below_all_ranks_stays_below_a_display() -> None:
     transcript = Transcript(1000, 1 << 30)
     transcript.say(0, "stdout", "before\n")
     assert transcript.carrier(for_good=False) is transcript.sections[0]
@@ -240,7 +240,7 @@ def test_what_stands_below_all_does_so_below_a_display_too() -> None:
     assert not any(section.is_empty for section in transcript.sections)
 
 
-def test_displays_that_differ_in_random_ids_are_shown_once() -> None:
+def test_displays_that_differ_in_random_ids_are_merged() -> None:
     alike = [
         '<style>#T_{0}7355_row0 {{color: red}}</style><table id="T_{0}7355"><td id="T_{0}7355_row0">1</td></table>',
         '<div id="1b671a64-40d5-491e-99b0-da01ff1f33{0}{0}"></div>',
@@ -260,7 +260,7 @@ def test_displays_that_differ_in_random_ids_are_shown_once() -> None:
     assert ranks == [everyone] * 3 + [zero, zero, one, one, everyone, zero, one]
 
 
-def test_a_display_of_which_nothing_can_be_seen_has_no_label() -> None:
+def test_empty_display_has_no_label() -> None:
     transcript = Transcript(1000, 1 << 30)
     for rank in range(2):
         transcript.show(rank, {"text/plain": "50 %"}, {}, f"bar {rank}", "display_data")
@@ -286,7 +286,7 @@ def cut_twice(draw: st.DrawFn) -> tuple[list[str], list[str]]:
 
 @given(cut_twice())
 @settings(max_examples=300)
-def test_where_the_text_is_cut_makes_no_difference(pieces: tuple[list[str], list[str]]) -> None:
+def test_chunk_boundaries_do_not_change_the_result(pieces: tuple[list[str], list[str]]) -> None:
     first, second = (shown(transcript_of((0, "stdout", piece) for piece in cuts)) for cuts in pieces)
     assert first == second
 
@@ -301,7 +301,7 @@ def control_mixes(draw: st.DrawFn) -> list[tuple[str, Chunk | int]]:
 
 @given(control_mixes(), st.integers(1, 8))
 @settings(max_examples=300)
-def test_no_mix_of_lines_displays_and_clears_breaks_it(mix: list[tuple[str, Chunk | int]], max_lines: int) -> None:
+def test_any_mix_of_lines_displays_and_clears_is_accepted(mix: list[tuple[str, Chunk | int]], max_lines: int) -> None:
     transcript = Transcript(max_lines, 1 << 30)
     for what, argument in mix:
         if isinstance(argument, tuple):
@@ -318,8 +318,8 @@ def test_no_mix_of_lines_displays_and_clears_breaks_it(mix: list[tuple[str, Chun
 
 
 @given(some_ranks(), st.integers(1, 10))
-def test_what_is_beyond_the_bound_is_counted(said: tuple[dict[int, list[str]], list[Chunk]], max_lines: int) -> None:
-    lines, chunks = said
+def test_lines_beyond_the_limit_are_counted(output: tuple[dict[int, list[str]], list[Chunk]], max_lines: int) -> None:
+    lines, chunks = output
     transcript = transcript_of(chunks, max_lines)
     on_screen = sum(len(lines_of(transcript, rank)) for rank in lines)
     assert on_screen + transcript.hidden.lines == sum(map(len, lines.values()))
@@ -336,9 +336,9 @@ def ranks_that_draw(draw: st.DrawFn) -> list[Chunk]:
 
 
 @given(ranks_that_draw())
-def test_pictures_stand_in_the_order_of_the_ranks_whoever_is_faster(said: list[Chunk]) -> None:
+def test_images_are_in_rank_order_whichever_rank_is_faster(output: list[Chunk]) -> None:
     transcript = Transcript(1000, 1 << 30)
-    for rank, what, text in said:
+    for rank, what, text in output:
         if what == "say":
             transcript.say(rank, "stdout", text)
         else:
@@ -363,13 +363,13 @@ def test_pictures_stand_in_the_order_of_the_ranks_whoever_is_faster(said: list[C
     ]
 
 
-def test_a_rank_that_clears_leaves_the_others_lines() -> None:
+def test_clear_of_one_rank_keeps_the_lines_of_others() -> None:
     transcript = transcript_of([(0, "stdout", "both\n"), (1, "stdout", "both\nmine\n")])
     transcript.clear(0, wait=False)
     assert shown(transcript) == [((1,), "both"), ((1,), "mine")]
 
 
-def test_what_was_cleared_gives_its_room_back() -> None:
+def test_cleared_lines_do_not_count_towards_the_limit() -> None:
     transcript = Transcript(10, 1000)
     for turn in range(100):
         transcript.clear(0, wait=True)
@@ -378,12 +378,12 @@ def test_what_was_cleared_gives_its_room_back() -> None:
     assert transcript.hidden.lines == 0
 
 
-def test_colours_that_change_a_thousand_times_cost_no_more() -> None:
+def test_thousand_colour_changes_use_bounded_memory() -> None:
     transcript = transcript_of([(0, "stdout", f"\x1b[31mred {line}\x1b[39m plain\n") for line in range(1000)])
     assert max(len(row.text) for row in rows_of(transcript)) < 30
 
 
-def test_a_colour_goes_on_over_the_end_of_the_line() -> None:
+def test_colour_continues_on_the_next_line() -> None:
     transcript = transcript_of([(0, "stdout", "\x1b[1;31mred\nstill\x1b[0m not\nplain\n")])
     assert [row.text for row in rows_of(transcript)] == [
         "\x1b[1;31mred",
@@ -392,11 +392,11 @@ def test_a_colour_goes_on_over_the_end_of_the_line() -> None:
     ]
 
 
-def test_a_bar_that_wiped_itself_leaves_nothing() -> None:
+def test_bar_that_erased_itself_leaves_nothing() -> None:
     assert shown(transcript_of([(0, "stderr", "50%"), (0, "stderr", "\r   \r")])) == []
 
 
-def test_lines_above_can_be_rewritten_after_many_came_at_once() -> None:
+def test_earlier_lines_can_be_rewritten_after_many_arrived_at_once() -> None:
     transcript = transcript_of(
         [(0, "stdout", "a\nb\nc\nd\n"), (0, "stdout", "\x1b[3Anew b\n\n\n"), (0, "stdout", "e\n")]
     )
@@ -405,30 +405,30 @@ def test_lines_above_can_be_rewritten_after_many_came_at_once() -> None:
 
 @given(order=st.lists(st.integers(0, 1), min_size=12, max_size=12))
 def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> None:
-    said = [("stdout", "out\n"), ("stderr", "err\n"), ("stdout", "begun"), ("stderr", "trouble")]
-    left = [list(said), list(said)]
+    output = [("stdout", "out\n"), ("stderr", "err\n"), ("stdout", "begun"), ("stderr", "trouble")]
+    left = [list(output), list(output)]
     transcript = Transcript(1000, 1_000_000)
-    for rank in [*order, *[0] * len(said), *[1] * len(said)]:
+    for rank in [*order, *[0] * len(output), *[1] * len(output)]:
         if left[rank]:
             transcript.say(rank, *left[rank].pop(0))
     transcript.close()
     rows = [(sorted(row.ranks), row.text) for section in transcript.sections for row in section.rows]
-    assert rows == [([0, 1], text.strip()) for _, text in said]
+    assert rows == [([0, 1], text.strip()) for _, text in output]
 
 
 def cost_of_merging(ranks: int) -> float:
-    """Return the seconds of CPU for lines of which many are alike and few in the same order."""
+    """Return the CPU seconds for lines of which many are equal and few in the same order."""
     draw = random.Random(ranks)
-    said = {rank: [draw.randrange(50) for _ in range(400)] for rank in range(ranks)}
+    lines_of_rank = {rank: [draw.randrange(50) for _ in range(400)] for rank in range(ranks)}
     costs = []
     gc.disable()
     for _ in range(5):
         start = time.process_time()
-        merge(said)
+        merge(lines_of_rank)
         costs.append(time.process_time() - start)
     gc.enable()
     return min(costs)
 
 
-def test_a_line_of_many_ranks_costs_about_as_much_as_one_of_few() -> None:
+def test_cost_per_line_is_independent_of_the_number_of_ranks() -> None:
     assert cost_of_merging(64) < 25 * cost_of_merging(8)  # 40 times as much if each rank is compared with all before it

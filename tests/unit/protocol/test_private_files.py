@@ -1,4 +1,4 @@
-"""Files of other users are not believed: connection files, folders of jobs, checkpoints, names that ranks send."""
+"""Files of other users are not trusted: connection files, job folders, checkpoints, names that ranks send."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from jupyter_disttrain.private_files import make_private_below, read_own
 from jupyter_disttrain.protocol.shared_memory import drop, fetch, lend
 from jupyter_disttrain.rank.startup.connection import Connection
 
-from ...support.join_tools import by_hand, file, jobs  # noqa: F401  (fixtures)
-from ...support.process_tools import NOBODY, as_root, give_away
+from ...support.join_tools import start_process  # noqa: F401  (fixtures)
+from ...support.process_tools import OTHER_UID, as_root, change_owner
 
 
 @as_root
-def test_a_rank_connects_by_no_file_of_another_user(tmp_path: Path) -> None:
+def test_rank_refuses_connection_files_of_other_users(tmp_path: Path) -> None:
     path = tmp_path / "ipcontroller-x-engine.json"
     path.write_text("{}")
     assert Connection.wait(str(path)).info == {}
-    give_away(path)
+    change_owner(path)
     with pytest.raises(ConnectionError, match=r"can't be used: it belongs to another user \(nobody\)"):
         Connection.wait(str(path))
 
 
 @pytest.fixture
 def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of clusters, which no other test shares."""
+    """Return the folder of cluster files, used by no other test."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     folder = tmp_path / "runtime" / "disttrain"
@@ -40,8 +40,8 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_folders_of_clusters_are_private_whatever_the_umask(clusters: Path) -> None:
-    clusters.chmod(0o775)  # as an earlier version left it with this umask
+def test_cluster_folders_are_private_whatever_the_umask(clusters: Path) -> None:
+    clusters.chmod(0o775)  # as an earlier version created it with this umask
     before = os.umask(0o002)
     try:
         folders = Folders.make("umask")
@@ -61,8 +61,8 @@ def test_the_folders_of_clusters_are_private_whatever_the_umask(clusters: Path) 
 
 
 @as_root
-def test_a_folder_of_clusters_that_is_another_user_s_is_refused(clusters: Path) -> None:
-    give_away(clusters)
+def test_cluster_folder_of_another_user_is_refused(clusters: Path) -> None:
+    change_owner(clusters)
     with pytest.raises(
         LaunchError, match=r"runtime/disttrain: it belongs to another user \(nobody\).*JUPYTER_RUNTIME_DIR"
     ):
@@ -70,18 +70,18 @@ def test_a_folder_of_clusters_that_is_another_user_s_is_refused(clusters: Path) 
     assert not list(clusters.iterdir())
 
 
-def test_folders_between_are_made_private(tmp_path: Path) -> None:
+def test_parent_folders_are_created_private(tmp_path: Path) -> None:
     make_private_below(tmp_path / "a" / "b" / "c", tmp_path / "a")
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
 
 
-def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(tmp_path: Path) -> None:
+def test_fifo_in_place_of_a_file_does_not_block_readers(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     with pytest.raises(OSError, match="it is not a regular file"):
         read_own(tmp_path / "file")
 
 
-def test_what_lies_on_the_shelf_is_taken_by_its_bare_name(tmp_path: Path) -> None:
+def test_shared_memory_is_opened_only_by_its_bare_name(tmp_path: Path) -> None:
     folder = str(tmp_path)
     big = bytes(range(256)) * 8192
     note, frames = lend(folder, [big])
@@ -111,7 +111,7 @@ def test_what_lies_on_the_shelf_is_taken_by_its_bare_name(tmp_path: Path) -> Non
 
 
 @as_root
-def test_a_data_set_goes_into_no_folder_that_another_user_makes_meanwhile(
+def test_data_set_is_not_copied_to_a_folder_created_meanwhile_by_another_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "data"
@@ -124,7 +124,7 @@ def test_a_data_set_goes_into_no_folder_that_another_user_makes_meanwhile(
     def overtaken() -> dict[str, list[object]]:
         found = take()
         store.path.mkdir()
-        os.chown(store.path, NOBODY, NOBODY)
+        os.chown(store.path, OTHER_UID, OTHER_UID)
         return found
 
     monkeypatch.setattr(store, "_read_list", overtaken)
@@ -134,11 +134,11 @@ def test_a_data_set_goes_into_no_folder_that_another_user_makes_meanwhile(
 
 
 @pytest.mark.parametrize("host", ["$(id)", "`id`", "a;id", "[fe80::1%;id]", "a b", "-oX", "a|b", "a@$(id)"])
-def test_a_host_of_a_job_s_file_is_nothing_that_a_shell_reads(host: str) -> None:
+def test_host_in_a_job_file_cannot_contain_shell_syntax(host: str) -> None:
     assert ssh_tunnel.split(f"{host}:/tmp/job.json") is None
 
 
-def test_hosts_of_a_job_s_file_are_read() -> None:
+def test_hosts_in_a_job_file_are_parsed() -> None:
     assert ssh_tunnel.split("login:/x/job.json") == ("login", "/x/job.json")
     assert ssh_tunnel.split("eva@login.example-site.org:~/job.json") == ("eva@login.example-site.org", "~/job.json")
     assert ssh_tunnel.split("[fd00::1%eth0]:job.json") == ("fd00::1%eth0", "job.json")

@@ -1,4 +1,4 @@
-"""The client's requests: each is read as it was written, and served in one place."""
+"""The client's requests: each is decoded as it was encoded, and has one handler."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jupyter_disttrain.rank.kernel import requests as rank_requests
 from jupyter_disttrain.rank.nanny import nanny
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
+def test_request_is_decoded_as_encoded() -> None:
     for request in (Numbers(name="model", path="['weight']", ranks=[0, 2]), Signal(number=9)):
         assert decode(json.loads(json.dumps(request.to_content()))) == request
 
 
-def test_fields_of_a_newer_version_are_left_aside_and_its_requests_refused() -> None:
+def test_unknown_fields_are_ignored_and_unknown_requests_refused() -> None:
     assert decode(Signal(number=9).to_content() | {"reason": "new"}) == Signal(number=9)
     with pytest.raises(ValueError, match="no request 'Teleport' is known here; do the notebook and the ranks run"):
         decode({"do": "Teleport"})
@@ -33,7 +33,7 @@ def test_fields_of_a_newer_version_are_left_aside_and_its_requests_refused() -> 
         rank_requests.serves.serve(None, Signal(number=9).to_content(), [])
 
 
-def test_each_request_is_served_once_on_its_own_channel() -> None:
+def test_each_request_has_one_handler_on_its_channel() -> None:
     def named(requests: list[type[Request]]) -> list[str]:
         return sorted(each.__name__ for each in requests)
 

@@ -1,8 +1,4 @@
-"""Many ranks of one machine, and the one process that forks them.
-
-Covers: 64 ranks from start to end through a notebook, ranks whose forking process was killed, what keeps many small.
-Does not cover: what they cost (``benchmarks.control_plane``).
-"""
+"""How often a rank process announces itself."""
 
 from __future__ import annotations
 
@@ -11,12 +7,12 @@ import time
 from jupyter_disttrain.rank.startup.announce import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
 
 
-def test_a_process_that_was_heard_says_hello_seldom_and_one_that_is_known_never() -> None:
+def test_hello_is_rare_after_a_receipt_and_stops_after_registration() -> None:
     hellos = Hellos()
     assert hellos.is_due()
     assert hellos.next_at - time.monotonic() <= FIRST_PAUSE_SECONDS
     hellos.delay()
-    assert hellos.next_at - time.monotonic() > LONGEST_PAUSE_SECONDS  # but again: who has heard it may be gone
+    assert hellos.next_at - time.monotonic() > LONGEST_PAUSE_SECONDS  # but it is repeated: the receiver may have exited
     hellos.next_at = 0.0
     hellos.is_known = True
     assert not hellos.is_due()

@@ -1,4 +1,4 @@
-"""What a rank's look at itself costs the training, and what it survives."""
+"""Read torch's flight recorder on a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_record_is_read_again_after_no_thread_could_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_read_again_after_a_thread_failed_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = {"profiling_name": "nccl:all_reduce", "state": "started", "collective_seq_id": 1, "time_created_ns": 0}
     dump = json.dumps({"entries": [entry]})
     monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace_json", lambda **_: dump, raising=False)

@@ -1,4 +1,4 @@
-"""Machines with GPUs, without one: what is decided, said and set there.
+"""Machines with GPUs, simulated: what is decided, reported and set there.
 
 Covers: a CPU build of torch beside GPUs, GPUs that torch doesn't see, several ranks on one GPU, the variables of ranks
 with GPUs, figures of GPUs. The GPUs are those of ``fake_nvml.c``.
@@ -29,9 +29,10 @@ from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.scripts.subprocess_run import of_rank
 from jupyter_disttrain.launchers.environment import library_defaults, session_environment
 from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
-from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.rank.libraries import defaults as on_rank
 from jupyter_disttrain.rank.libraries import gpu_errors
+
+from ...support.records import rank_info
 
 HELLO = RankHello(
     engine="engine",
@@ -44,22 +45,11 @@ HELLO = RankHello(
     cuda_devices=2,
     accelerator="CUDA 13.0",
 )
-INFO = RankInfo(
-    rank=1,
-    world_size=2,
-    local_rank=1,
-    local_world_size=2,
-    node_rank=0,
-    node_count=1,
-    host="vm",
-    pid=1,
-    backend="nccl",
-    device="cuda:1",
-)
+INFO = rank_info(1, 2, backend="nccl", device="cuda:1")
 
 
 @pytest.mark.parametrize(
-    ("options", "seen", "shown", "says"),
+    ("options", "seen", "shown", "message"),
     [
         ({}, (4, 4), 8, None),
         ({"n": 8}, (1,) * 8, 8, "the driver shows 8 GPUs on vm, and torch on a rank sees 1 "),
@@ -67,12 +57,12 @@ INFO = RankInfo(
         ({"backend": "nccl"}, (0, 0), 2, "sees none of its 2 GPUs: it is built for CUDA 13.0, which this driver"),
     ],
 )
-def test_what_torch_sees_of_the_gpus_counts(
-    options: dict[str, Any], seen: tuple[int, ...], shown: int, says: str | None
+def test_gpus_are_those_that_torch_sees(
+    options: dict[str, Any], seen: tuple[int, ...], shown: int, message: str | None
 ) -> None:
     hellos = [replace(HELLO, pid=pid, cuda_devices=count) for pid, count in enumerate(seen)]
-    if says is not None:
-        with pytest.raises(UsageError, match=says):
+    if message is not None:
+        with pytest.raises(UsageError, match=message):
             usable_gpus(ClusterConfig(**options), hellos, {"vm": shown})
         return
     found = usable_gpus(ClusterConfig(**options), hellos, {"vm": shown})
@@ -81,13 +71,13 @@ def test_what_torch_sees_of_the_gpus_counts(
     assert choose_backend(ClusterConfig(**options), hellos, found) == ("gloo" if shares else "nccl")
 
 
-def test_hosts_of_which_only_some_have_a_torch_for_their_gpus_are_refused() -> None:
+def test_hosts_are_refused_if_only_some_have_torch_for_their_gpus() -> None:
     hellos = [HELLO, replace(HELLO, host="other", cuda_devices=0, accelerator="CPU")]
     with pytest.raises(UsageError, match=r"on other sees none of its 2 GPUs: it is a CPU build \(torch on other hosts"):
         usable_gpus(ClusterConfig(), hellos, {"vm": 2, "other": 2})
 
 
-def test_a_job_may_give_each_rank_a_gpu_of_its_own_and_nccl_needs_one() -> None:
+def test_job_may_give_each_rank_one_gpu_and_nccl_needs_one() -> None:
     pinned = [replace(HELLO, pid=pid, cuda_devices=1, visible_gpus=str(pid)) for pid in range(8)]
     backend, count, note = devices_of_job(ClusterConfig(), pinned)
     assert (backend, count) == ("nccl", 1)
@@ -101,13 +91,13 @@ def test_a_job_may_give_each_rank_a_gpu_of_its_own_and_nccl_needs_one() -> None:
 
 
 @pytest.mark.parametrize("accelerator", ["ROCm 6.4", "XPU", "MPS"])
-def test_accelerators_that_are_not_supported_are_named(accelerator: str) -> None:
+def test_unsupported_accelerators_are_named(accelerator: str) -> None:
     hellos = [replace(HELLO, cuda_devices=0, accelerator=accelerator)]
     assert f"is built for {accelerator}, which is not supported yet" in note_of_devices(ClusterConfig(), hellos, {})
     assert note_of_devices(ClusterConfig(backend="gloo"), hellos, {}) == ""
 
 
-def test_ranks_may_share_a_gpu_with_nccl_as_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_sharing_a_gpu_with_nccl_get_distinct_host_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.startup.gpus.count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = ClusterConfig(n=2, backend="nccl", share_gpus=True)
@@ -118,7 +108,7 @@ def test_ranks_may_share_a_gpu_with_nccl_as_hosts_of_their_own(monkeypatch: pyte
     assert session_environment(INFO, "run")["NCCL_HOSTID"] == "host-1"
 
 
-def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_programs(
+def test_nccl_watchdog_is_off_in_sessions_and_on_in_scripts_unless_set_by_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     defaults = library_defaults(INFO)
@@ -139,7 +129,7 @@ def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_p
 
 
 @pytest.mark.parametrize(
-    ("text", "is_lost", "says"),
+    ("text", "is_lost", "message"),
     [
         ("CUDA error: device-side assert triggered", True, "CUDA_LAUNCH_BLOCKING=1"),
         ("CUDA error: an illegal memory access was encountered", True, "CUDA_LAUNCH_BLOCKING=1"),
@@ -149,17 +139,17 @@ def test_torch_s_watchdog_is_off_in_sessions_unless_the_user_sets_it_and_on_in_p
         ("something else", False, ""),
     ],
 )
-def test_errors_of_gpus_come_with_advice(text: str, is_lost: bool, says: str) -> None:
+def test_gpu_errors_have_advice(text: str, is_lost: bool, message: str) -> None:
     error = RuntimeError(text)
     assert gpu_errors.is_context_lost(str(error)) == is_lost
-    assert says in gpu_errors.advice(error, str(error))
-    assert bool(gpu_errors.advice(error, str(error))) == bool(says)
+    assert message in gpu_errors.advice(error, str(error))
+    assert bool(gpu_errors.advice(error, str(error))) == bool(message)
 
 
-def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:
-    told = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    assert memory_shortage.is_shortage_of_gpu(told)
-    assert not memory_shortage.is_shortage(told)
+def test_gpu_out_of_memory_is_reported_with_gpu_memory() -> None:
+    error = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
+    assert memory_shortage.is_shortage_of_gpu(error)
+    assert not memory_shortage.is_shortage(error)
     assert memory_shortage.is_shortage(
         {"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"}
     )
@@ -168,7 +158,7 @@ def test_too_little_memory_of_a_gpu_is_told_with_the_memory_of_gpus() -> None:
     assert memory_shortage.held_on_gpus(vitals) == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
 
 
-def test_a_death_by_cuda_or_by_torch_s_watchdog_leads_with_its_line() -> None:
+def test_death_by_cuda_or_watchdog_is_reported_with_its_line() -> None:
     death = RankDeath(
         engine="engine",
         pid=100,

@@ -1,8 +1,7 @@
-"""The session comes back: what goes wrong while it does, and what must not be touched by it."""
+"""Verify a new process group."""
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,24 +9,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from jupyter_disttrain.protocol.ranks import RankInfo
 from jupyter_disttrain.rank.process_group.group import Group
 
+from ...support.records import rank_info
 
-def test_a_group_is_proved_exactly_whatever_default_type_a_cell_has_set() -> None:
-    sum_of_26 = RankInfo(
-        rank=325,
-        world_size=26,
-        local_rank=0,
-        local_world_size=26,
-        node_rank=0,
-        node_count=1,
-        host="here",
-        pid=os.getpid(),
-        backend="gloo",
-        device="cpu",
-    )
-    group: Any = SimpleNamespace(info=sum_of_26, _check_released=lambda: None)
+
+def test_group_is_verified_exactly_whatever_the_default_dtype() -> None:
+    group: Any = SimpleNamespace(info=rank_info(325, 26), _check_released=lambda: None)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

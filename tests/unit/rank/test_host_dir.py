@@ -1,4 +1,4 @@
-"""The cluster's folder on another host, by processes of this one."""
+"""The cluster's folder on another host, used by processes of this one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jupyter_disttrain.rank.startup.host_dir import HostFolder
 from jupyter_disttrain.rank.startup.startup_args import write_trouble
 
 
-def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_there(
+def test_nanny_that_starts_while_another_exits_locks_the_existing_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "disttrain-test"
@@ -38,7 +38,7 @@ def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_the
         opened.set()
         flock(descriptor, how)  # type: ignore[operator]
 
-    monkeypatch.setattr(host_dir, "_watch", lambda _folder: None)  # not from a process with threads
+    monkeypatch.setattr(host_dir, "_watch", lambda _folder: None)  # not in a process with threads
     found: list[HostFolder] = []
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", lock)
@@ -46,7 +46,7 @@ def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_the
         coming.start()
         assert opened.wait(10)
         (folder / NANNIES).unlink()
-        (folder / NANNIES).touch()  # by a third one, which has come after the folder was removed
+        (folder / NANNIES).touch()  # by a third process, which started after the folder was removed
         os.close(going)
         coming.join(10)
     with (folder / NANNIES).open() as there, pytest.raises(BlockingIOError):
@@ -55,28 +55,28 @@ def test_a_nanny_that_comes_while_the_last_one_goes_holds_the_folder_that_is_the
     assert not folder.exists()
 
 
-def test_a_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "disttrain-test"
     monkeypatch.setenv(LOCAL_DIR, str(folder))
     folder.mkdir()
     folder.chmod(0o755)
     with pytest.raises(LaunchError, match=r"was there already and is open to other users \(mode 755\)"):
         HostFolder()
-    if os.geteuid() == 0:  # to give a folder away takes root
+    if os.geteuid() == 0:  # chown needs root
         folder.chmod(0o700)
         os.chown(folder, 65534, -1)
         with pytest.raises(
             LaunchError, match=r"belongs to another user \(nobody\), so nothing was put into it; have it removed"
         ):
             HostFolder()
-        (folder / NOTEBOOK).touch()  # as if it were the notebook's own, whose folder is not looked at
+        (folder / NOTEBOOK).touch()  # as if it were the notebook's own, whose folder is not checked
         with pytest.raises(LaunchError, match=r"belongs to another user \(nobody\)"):
             HostFolder()
         (folder / NOTEBOOK).unlink()
     assert not list(folder.iterdir())
 
 
-def test_a_word_for_the_client_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_for_the_client_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROFILE_DIR, str(tmp_path))
     seen = []
     write = Path.write_text
@@ -93,18 +93,18 @@ def test_a_word_for_the_client_is_there_whole_or_not_at_all(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(_descriptor: int, _how: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     for use in (check_locks, Hold):
-        words = f"{tmp_path} knows no locks .{os.strerror(number)}.*; mount it with locks"
-        with pytest.raises(UsageError, match=words):
+        text = f"{tmp_path} knows no locks .{os.strerror(number)}.*; mount it with locks"
+        with pytest.raises(UsageError, match=text):
             use(tmp_path)
 
 
-def test_what_killed_nannies_left_goes_with_the_next_start_here_and_what_is_held_stays() -> None:
+def test_folders_of_killed_nannies_are_removed_at_the_next_start_and_locked_ones_stay() -> None:
     left, held = (
         shared_memory.ROOT / f"{shared_memory.PREFIX}sweep-{name}-{os.getpid()}-test" for name in ("left", "held")
     )
@@ -122,7 +122,7 @@ def test_what_killed_nannies_left_goes_with_the_next_start_here_and_what_is_held
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_old_logs_go_but_for_those_of_notebooks_that_run(tmp_path: Path) -> None:
+def test_old_logs_are_removed_except_those_of_running_notebooks(tmp_path: Path) -> None:
     runs, profiles = tmp_path / "runs", tmp_path / "profiles"
     names = [f"20260101-00000{number}-default-{2**22 + number}-aaaaaa" for number in range(5)]
     own = f"20260101-000000-default-{os.getpid()}-aaaaaa"  # whose folders are elsewhere

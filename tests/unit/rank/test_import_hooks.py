@@ -1,4 +1,4 @@
-"""Modules that are changed as soon as they are imported."""
+"""Import hooks that patch modules at import."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class OldFinder:
-    """An import hook as they were before Python 3.4."""
+    """An import hook of the protocol before Python 3.4."""
 
     def find_module(self, _name: str, _path: Any = None) -> None:
         """Find nothing."""
 
 
-def test_an_import_hook_of_an_old_kind_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_hook_of_the_old_protocol_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "watched_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [OldFinder(), *sys.meta_path])

@@ -1,4 +1,4 @@
-"""What holds an old process group holds the next one, wherever that is; nothing keeps the old one."""
+"""References to an old process group are replaced by the new one, wherever they are; nothing keeps the old one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pair = namedtuple("Pair", "left right")  # noqa: PYI024  (as an untyped script h
 
 
 class Thing:
-    """Something that Python's collector knows."""
+    """An object tracked by Python's garbage collector."""
 
 
 class Slots:
@@ -53,7 +53,7 @@ def in_class(thing: Any) -> tuple[Any, Callable[[], Any]]:
     class Holder:
         group = thing
 
-    assert Holder().group is thing, "so that Python remembers where it found it"
+    assert Holder().group is thing, "fills Python's attribute cache"
     return Holder, lambda: Holder().group
 
 
@@ -110,7 +110,7 @@ HOLDERS: dict[str, Callable[[Any], tuple[Any, Callable[[], Any]]]] = {
 
 @pytest.fixture
 def small_heap() -> Iterator[None]:
-    """Have the collector look at nothing that was there before the test: pytest's process holds a million objects."""
+    """Have the collector skip all objects from before the test: pytest's process holds a million."""
     gc.freeze()
     note_frozen()
     yield
@@ -118,7 +118,7 @@ def small_heap() -> Iterator[None]:
     note_frozen()
 
 
-def test_what_a_cell_has_hidden_from_the_collector_is_found() -> None:
+def test_group_untracked_by_the_collector_is_found() -> None:
     old, new = Thing(), Thing()
     holder = [old]
     gc.freeze()
@@ -132,11 +132,11 @@ def test_what_a_cell_has_hidden_from_the_collector_is_found() -> None:
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("make", [HashStore, Thing], ids=["unknown to the collector", "known"])
 @pytest.mark.parametrize("kind", HOLDERS)
-def test_what_holds_the_old_one_holds_the_new_one(kind: str, make: Callable[[], Any]) -> None:
-    # The collector knows torch's groups and stores as little as the tuples and dicts that hold nothing else.
+def test_references_to_the_old_group_refer_to_the_new_one(kind: str, make: Callable[[], Any]) -> None:
+    # The collector tracks neither torch's groups and stores nor tuples and dicts that hold nothing else.
     old, new = make(), make()
     _holder, read = HOLDERS[kind](old)
-    for _ in range(3):  # after it the collector no longer knows what is plain, nor what holds nothing else
+    for _ in range(3):  # after it the collector no longer tracks plain objects, nor what holds nothing else
         gc.collect()
     gone = weakref.ref(old)
     pairs = [(old, new)]
@@ -144,26 +144,26 @@ def test_what_holds_the_old_one_holds_the_new_one(kind: str, make: Callable[[], 
     assert replace_everywhere(pairs) == []
     assert read() is new
     if kind == "closure":
-        del _holder, read  # the argument of the function that made it is another cell's
+        del _holder, read  # the argument of the function that created it belongs to another cell
     gc.collect()
     assert gone() is None, gc.get_referrers(gone())
 
 
-def test_what_is_put_aside_stays() -> None:
+def test_excluded_references_are_kept() -> None:
     old, new = Thing(), Thing()
     protected = Protected(old)
     replace_everywhere([(old, new)])
     assert protected.held is old
 
 
-def test_an_object_that_refuses_is_named_and_costs_itself_alone() -> None:
+def test_object_that_refuses_replacement_is_named_and_others_are_replaced() -> None:
     class Refuses(dict):  # type: ignore[type-arg]
         def __setitem__(self, key: Any, value: Any) -> None:
             raise TypeError("read only")
 
     old, new = Thing(), Thing()
     refuses, willing = Refuses(a=old), [old]
-    (told,) = replace_everywhere([(old, new)])
-    assert told == "what an object of Refuses holds (TypeError: read only)"
+    (failure,) = replace_everywhere([(old, new)])
+    assert failure == "what an object of Refuses holds (TypeError: read only)"
     assert refuses["a"] is old
     assert willing == [new]

@@ -1,4 +1,4 @@
-"""MPI's world is released, and made whole again, like the process group."""
+"""The socket filter of MPI's listeners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from jupyter_disttrain.rank.startup.socket_filter import hide_listeners
 
 
-def test_a_hidden_listener_hears_this_host_alone() -> None:
+def test_filtered_listener_accepts_this_host_only() -> None:
     with socket.create_server(("0.0.0.0", 0)) as listener:
         port = listener.getsockname()[1]
         assert port in hide_listeners()

@@ -1,4 +1,4 @@
-"""What libraries write that says nothing: as they write it, and what is left of it."""
+"""Messages of libraries that the stderr filter drops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIBEVENT = (
 )
 
 
-def test_what_libevent_says_of_a_dead_connection_is_left_out_and_nothing_else() -> None:
+def test_libevent_message_on_a_dead_connection_is_dropped_and_others_are_kept() -> None:
     assert without_noise(b"before\n" + LIBEVENT + b"after\n") == b"before\nafter\n"
     other = b"[warn] Epoll is what my lecture is about\nframe #0: of my film\n"
     assert without_noise(other) == other

@@ -1,4 +1,4 @@
-"""The user's IPython profile holds on ranks, and a fault in it costs nothing but what it is in."""
+"""The user's IPython profile on ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_what_would_break_a_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_would_break_a_rank_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IPYTHON_PROFILE, str(tmp_path))
     (tmp_path / "ipython_config.py").write_text(
         "c.Session.key = b'other'\nc.IPKernelApp.ip = '0.0.0.0'\nc.IPKernelApp.exec_lines = ['x = 1']\n"
@@ -31,6 +31,6 @@ def test_what_would_break_a_rank_is_left_out(tmp_path: Path, monkeypatch: pytest
         "InteractiveShellApp": {"pylab": "inline"},
         "Mine": {"size": 3},
     }
-    assert [words.partition(": ")[2].split(":")[0] for words in profile.troubles[:1]] == ["ZeroDivisionError"]
+    assert [trouble.partition(": ")[2].split(":")[0] for trouble in profile.troubles[:1]] == ["ZeroDivisionError"]
     assert "autocall" in profile.troubles[1]
     assert len(profile.troubles) == 2

@@ -7,9 +7,8 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,8 +17,8 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailur
 from jupyter_disttrain.features.batch_jobs import client
 from jupyter_disttrain.server.clusters import Clusters
 
-from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, by_hand, file, jobs
-from ....support.process_tools import own_children
+from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, start_process
+from ....support.process_tools import own_children, wait_until
 
 if TYPE_CHECKING:
     import psutil
@@ -30,16 +29,14 @@ if TYPE_CHECKING:
     from ....lab.slurm import Slurm
     from ....support.notebook_driver import Notebook
 
-__all__ = ["file", "jobs"]  # the fixtures of this module
 
-
-def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:
+def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Path, jobs: list[Job]) -> None:
     network = f"{lab.head_address}/24"
     agent = ["--prtemca", "plm_ssh_agent", str(lab.ssh), "--prtemca", "prte_if_include", network]
     names = ["PYTHONPATH", "AZ_BATCH_MASTER_NODE"]
-    words = [
+    command = [
         *("mpirun", "--host", "node1:2,node2:2", "--map-by", "slot", "--bind-to", "none", *agent),
-        *("--mca", "btl_tcp_if_include", network, *(word for name in names for word in ("-x", name))),
+        *("--mca", "btl_tcp_if_include", network, *(argument for name in names for argument in ("-x", name))),
     ]
     variables = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -47,8 +44,8 @@ def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, fil
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "AZ_BATCH_MASTER_NODE": f"{lab.address('node1')}:6000",
     }
-    jobs.append(Job([*words, *ENGINE, "--join", str(file)], file.with_name("mpirun.log"), **variables))
-    assert jobs[0].until(file)["address"] == lab.address("node1")
+    jobs.append(Job([*command, *ENGINE, "--join", str(file)], file.with_name("mpirun.log"), **variables))
+    assert jobs[0].wait_for_file(file)["address"] == lab.address("node1")
     assert file.stat().st_mode & 0o777 == 0o600
     cluster = Cluster.attach(str(file))
     places = [(entry.info.host, entry.info.local_rank, entry.info.node_rank) for entry in cluster.table]
@@ -72,7 +69,7 @@ def test_an_mpi_job_over_two_hosts_is_joined_left_and_joined_again(lab: Lab, fil
     with pytest.raises(UsageError, match="only where it was started"):
         cluster.reset()
     cluster.shutdown()
-    assert jobs[0].end() == 0, jobs[0].said
+    assert jobs[0].end() == 0, jobs[0].output
     assert {path.name.partition("-logs-")[0] for path in file.parent.iterdir()} == {"job", "mpirun.log"}
 
 
@@ -84,7 +81,7 @@ echo srun ended with $?
 """
 
 
-def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
+def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
     slurm: Slurm, file: Path, bare_notebook: Notebook
 ) -> None:
     command = " ".join([*ENGINE, "--join", str(file), "--backend", "none"])
@@ -92,7 +89,7 @@ def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
     script.write_text(SCRIPT.format(folder=file.parent, path=os.environ.get("PYTHONPATH", ""), command=command))
     submitted = slurm.run("sbatch", "--parsable", str(script)).strip()
     try:
-        until(file.exists)
+        assert wait_until(file.exists)
         begun = bare_notebook.run(f"%dist_attach {file}").check()
         assert "ranks 0-3 ready" in begun.text
         assert "node2: ranks 2-3" in begun.text
@@ -108,14 +105,14 @@ def test_a_job_of_sbatch_is_joined_and_outlives_notebook_and_rank_0(
         assert "rank 0 can't be replaced: nothing can be started within a job of srun" in died.text + others.text
         assert bare_notebook.run("found").text == "{1: 11, 2: 22, 3: 33}"
         bare_notebook.run("%dist_shutdown").check()
-        until(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
-        until(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
+        assert wait_until(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())
+        assert wait_until(lambda: submitted not in slurm.run("squeue", "-h", "-o", "%i"))
     finally:
         slurm.cancel_all()
     assert not file.exists()
 
 
-def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Path, jobs: list[Job]) -> None:
+def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, jobs: list[Job]) -> None:
     command = [
         *(
             "env",
@@ -134,7 +131,7 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
         *("--no-python", *ENGINE, "--join", str(file), "--backend", "none", "--interface", "lo"),
     ]
     jobs.append(Job([str(lab.ssh), "node1", " ".join(command)], file.with_name("torchrun.log")))
-    assert jobs[0].until(file)["address"] == "127.0.0.1"
+    assert jobs[0].wait_for_file(file)["address"] == "127.0.0.1"
     with pytest.raises(UsageError, match=f"reached on node1 alone.*%dist_attach node1:{file} goes through ssh"):
         Cluster.attach(str(file))
     which = f"node1:{file}"
@@ -154,7 +151,7 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
     cluster.detach()
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     assert ssh_here() == []
-    until(lambda: not held(clusters, live.there.cluster_id))
+    assert wait_until(lambda: not held(clusters, live.there.cluster_id))
     clusters.close()
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.metrics.gather("loss").values.tolist() == [[0.0, 11.0]]
@@ -165,17 +162,17 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
     (tunnel,) = ssh_here()
     assert not any(key in " ".join(tunnel.cmdline()) for key in secrets(file))
     tunnel.kill()
-    until(lambda: cluster.closed)
+    assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=f"the ssh tunnel to node1 ended: .*%dist_attach {which} opens it"):
         cluster.run("1")
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.run("kept").results == {0: 0, 1: 11}
     stop = [sys.executable, "-m", "jupyter_disttrain.cli", "stop", cluster.cluster_id]
     assert "ended" in subprocess.run(stop, check=True, capture_output=True, text=True).stdout
-    until(lambda: cluster.closed)
+    assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match="was ended by jupyter disttrain stop"):
         cluster.run("1")
-    assert jobs[0].end() == 0, jobs[0].said
+    assert jobs[0].end() == 0, jobs[0].output
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     with pytest.raises(UsageError, match="No such file"):
         Cluster.attach(which, ssh=str(lab.ssh))
@@ -184,61 +181,54 @@ def test_a_job_whose_network_is_closed_is_reached_through_ssh(lab: Lab, file: Pa
 
 
 def held(clusters: Clusters, cluster_id: str) -> list[LiveCluster]:
-    """Return what the server follows of a cluster."""
+    """Return what the server tracks of a cluster."""
     return [live for live in clusters.running() if live.there.cluster_id == cluster_id]
 
 
 def ssh_here() -> list[psutil.Process]:
-    """Return the tunnels of this process."""
+    """Return the ssh tunnels of this process."""
     return own_children("ExitOnForwardFailure=yes")
 
 
 def secrets(file: Path) -> list[str]:
-    told = json.loads(file.read_text())["connection"]
-    return [told["key"], told["curve_secretkey"]]
+    content = json.loads(file.read_text())["connection"]
+    return [content["key"], content["curve_secretkey"]]
 
 
-def until(holds: Any) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_what_keeps_ranks_and_notebook_apart_is_said(
+def test_obstacles_between_ranks_and_notebook_are_reported(
     file: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = by_hand(jobs, file, 0, 2)
-    first.until(file)
+    first = start_process(jobs, file, 0, 2)
+    first.wait_for_file(file)
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", 2.5)
     with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json came within 2\.5 s"):
         Cluster.attach(str(file))
-    lost = by_hand(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
+    lost = start_process(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
     assert lost.end() == 1
-    assert "saw no" in lost.said
-    assert "on a file system that all hosts of the job share" in lost.said
-    second = by_hand(jobs, file, 0, 1, log="second.log")  # another job
-    by_hand(jobs, file, 1, 2)
+    assert "saw no" in lost.output
+    assert "on a file system that all hosts of the job share" in lost.output
+    second = start_process(jobs, file, 0, 1, log="second.log")  # another job
+    start_process(jobs, file, 1, 2)
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", LIMIT_S)
     cluster = Cluster.attach(str(file))
     assert cluster.run("rank").results == {0: 0, 1: 1}
     assert second.end() == 1
-    assert f"{file} is that of another job, which runs on" in second.said
-    assert "%dist_shutdown" in second.said
-    told = file.read_text()
-    first.kill()  # the keeper of the controller, as when a job is cancelled at once
-    until(lambda: cluster.closed)
+    assert f"{file} is that of another job, which runs on" in second.output
+    assert "%dist_shutdown" in second.output
+    text = file.read_text()
+    first.kill()  # the guard of the controller, as when a job is cancelled at once
+    assert wait_until(lambda: cluster.closed)
     with pytest.raises(ClusterClosedError, match=r"the job of .* has ended; start it again"):
         cluster.run("1")
-    until(lambda: not file.exists())
-    file.write_text(told)
+    assert wait_until(lambda: not file.exists())
+    file.write_text(text)
     with pytest.raises(UsageError, match=r"the job that wrote .* has ended"):
         Cluster.attach(str(file))
     for each in jobs:
         each.end()
 
 
-def test_localhost_is_an_ipv4_address_where_it_is_one_of_ipv6_first(tmp_path: Path) -> None:
+def test_localhost_is_an_ipv4_address_even_where_ipv6_is_preferred(tmp_path: Path) -> None:
     if os.getuid():
         pytest.skip("needs root, for a namespace with an /etc/hosts of its own")
     hosts = tmp_path / "hosts"

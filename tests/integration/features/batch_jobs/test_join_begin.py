@@ -1,7 +1,6 @@
-"""What the first process of a job does before a notebook can join.
+"""The first process of a job, where the job cannot start.
 
-Covers: what it leaves where it can't begin.
-Does not cover: jobs that begin (``test_join``).
+Does not cover: jobs that start (``test_join``).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WANTED = {"timeout_s": 1.0, "interface": "", "backend": "none"}
 
 
 @pytest.mark.parametrize("trouble", ["ports", "controller", "file"])
-def test_a_job_that_can_t_begin_says_why_and_leaves_nothing(
+def test_job_that_cannot_start_reports_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     name = f"begin-{trouble}"
@@ -31,16 +30,18 @@ def test_a_job_that_can_t_begin_says_why_and_leaves_nothing(
         monkeypatch.setenv(variable, value)
     if trouble == "ports":
         monkeypatch.setattr(join, "choose_ports", _no_ports)
-        says = r"has no ports for a controller at 127\.0\.0\.1: all are taken; choose another network with --interface"
+        message = (
+            r"has no ports for a controller at 127\.0\.0\.1: all are taken; choose another network with --interface"
+        )
     elif trouble == "controller":
-        monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a port that is no user's
+        monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a privileged port
         monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
-        says = "the controller on .* did not start"
+        message = "the controller on .* did not start"
     else:
         monkeypatch.setattr(join.JobFile, "write", _no_room)
-        says = "can't write .*: No space left on device; name another file"
+        message = "can't write .*: No space left on device; name another file"
     setup = JoinArgs(file=str(file), name=name, **WANTED)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit, match=says):
+    with pytest.raises(SystemExit, match=message):
         join.join(Setup(environment="", host="", ranks=1, join=setup))
     assert not list(tmp_path.iterdir())
     assert not list(ROOT.glob(f"{PREFIX}{name}-*"))

@@ -1,7 +1,7 @@
-"""What rarely befalls a job that a notebook joins, and must not cost anybody anything.
+"""Rare faults of a job that a notebook joins.
 
-Covers: files that are not the job's own, ends at which nobody can tidy up, files that can't be read.
-Does not cover: joining, leaving and joining again (``test_join``), jobs that can't begin (``test_join_begin``).
+Covers: files of other owners, exits after which cleanup is impossible, unreadable files.
+Does not cover: joining, leaving and rejoining (``test_join``), jobs that cannot start (``test_join_begin``).
 """
 
 from __future__ import annotations
@@ -21,55 +21,53 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client import attach
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
-from ....support.join_tools import by_hand, file, jobs
+from ....support.join_tools import start_process
 from ....support.process_tools import controllers_of, wait_until
 
 if TYPE_CHECKING:
     from ....support.join_tools import Job
 
-__all__ = ["file", "jobs"]  # the fixtures of this module
 
-
-def test_an_empty_file_may_be_taken_and_a_job_s_own_goes_with_it(file: Path, jobs: list[Job]) -> None:
+def test_empty_file_may_be_used_and_is_removed_with_the_job(file: Path, jobs: list[Job]) -> None:
     file.touch()
     own = file.with_name("train.json")
     own.write_text('{"lr": 0.1}')
-    refused = by_hand(jobs, own, 0, 1, log="refused.log")
-    taken = by_hand(jobs, file, 0, 1)
+    refused = start_process(jobs, own, 0, 1, log="refused.log")
+    taken = start_process(jobs, file, 0, 1)
     assert refused.end() == 1
-    assert "name another file with --join" in refused.said
+    assert "name another file with --join" in refused.output
     assert own.read_text() == '{"lr": 0.1}'
     assert wait_until(lambda: bool(file.read_text()))
     taken.terminate()
     assert wait_until(lambda: not file.exists())
 
 
-def test_the_file_of_a_job_of_another_version_that_runs_is_not_taken(file: Path, jobs: list[Job]) -> None:
-    first = by_hand(jobs, file, 0, 1)
-    told = first.until(file)
-    file.write_text(json.dumps(told | {"version": "0.0.1", "of_another_version": 1}))
-    second = by_hand(jobs, file, 0, 1, log="second.log")
+def test_file_of_a_running_job_of_another_version_is_not_used(file: Path, jobs: list[Job]) -> None:
+    first = start_process(jobs, file, 0, 1)
+    content = first.wait_for_file(file)
+    file.write_text(json.dumps(content | {"version": "0.0.1", "of_another_version": 1}))
+    second = start_process(jobs, file, 0, 1, log="second.log")
     assert second.end() == 1
-    assert f"{file} is that of another job, which runs on {told['host']} (1 rank, by torchrun)" in second.said
+    assert f"{file} is that of another job, which runs on {content['host']} (1 rank, by torchrun)" in second.output
     first.terminate()
     assert wait_until(lambda: not file.exists())
 
 
-def test_a_job_leaves_a_file_that_is_another_s_by_now(file: Path, jobs: list[Job]) -> None:
-    first = by_hand(jobs, file, 0, 1)
-    told = first.until(file)
-    others = json.dumps(told | {"cluster_id": "another-1-abcdef"})
+def test_job_keeps_a_file_that_now_belongs_to_another(file: Path, jobs: list[Job]) -> None:
+    first = start_process(jobs, file, 0, 1)
+    content = first.wait_for_file(file)
+    others = json.dumps(content | {"cluster_id": "another-1-abcdef"})
     file.write_text(others)
     first.terminate()
-    assert wait_until(lambda: not Path(told["profile"]).exists())
+    assert wait_until(lambda: not Path(content["profile"]).exists())
     assert file.read_text() == others
 
 
-def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
-    first = by_hand(jobs, file, 0, 1)
-    told = first.until(file)
+def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
+    first = start_process(jobs, file, 0, 1)
+    content = first.wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
-        for process in controllers_of(told["cluster_id"]):
+        for process in controllers_of(content["cluster_id"]):
             process.kill()
         assert wait_until(lambda: cluster.closed)
     first.end()
@@ -77,7 +75,7 @@ def test_a_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[
 
 
 @pytest.mark.parametrize("where", [(attach, "_hear"), (attach, "_read_metrics"), (attach, "let_begin")])
-def test_an_interrupt_of_joining_or_leaving_leaves_the_ranks_to_who_joins_next(
+def test_interrupted_join_or_leave_keeps_the_ranks_for_the_next_client(
     light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
 ) -> None:
     light.run("kept = rank * 2")
@@ -101,15 +99,15 @@ def _interrupt(*_: object) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light: Cluster) -> None:
+def test_unreadable_death_report_does_not_block_joining(light: Cluster) -> None:
     light.run("kept = rank * 2")
-    word = light._session.launch.folders.profile / f"death-{light.table[1].engine}.json"
+    report = light._session.launch.folders.profile / f"death-{light.table[1].engine}.json"
     rank = psutil.Process(light.table[1].info.pid)
     light.run("if rank == 1:\n    import time; time.sleep(1000)", block=False)
     light.detach()
     rank.kill()
-    assert wait_until(word.exists)
-    word.write_text("")  # as an earlier version left it on a disk that was full
+    assert wait_until(report.exists)
+    report.write_text("")  # as an earlier version left it on a full disk
     with Cluster.attach("light") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure, match=r"rank 1.* ended, and its nanny's report of that can't be read"):
@@ -117,13 +115,13 @@ def test_a_word_of_a_death_that_can_t_be_read_keeps_nobody_from_the_living(light
         assert again.run("kept", 0).results == {0: 0}
 
 
-def test_ranks_of_a_job_that_can_form_no_group_are_not_said_to_be_started_anew(
+def test_ranks_of_a_job_that_cannot_form_a_group_are_not_reported_as_restarted(
     file: Path,
     jobs: list[Job],
 ) -> None:
     for rank in range(2):
-        by_hand(jobs, file, rank, 2, "--backend", "gloo")
-    jobs[0].until(file)
+        start_process(jobs, file, rank, 2, "--backend", "gloo")
+    jobs[0].wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
         cluster.run("import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none0'; dist.destroy_process_group()")
         with pytest.raises(
@@ -134,8 +132,8 @@ def test_ranks_of_a_job_that_can_form_no_group_are_not_said_to_be_started_anew(
         assert "%dist_" not in str(failed.value).replace("(%dist_shutdown ends this one)", "")
 
 
-def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, jobs: list[Job]) -> None:
-    mux = by_hand(jobs, file, 0, 1).until(file)["connection"]["mux"]
+def test_broken_connection_is_not_the_end_of_the_job(file: Path, jobs: list[Job]) -> None:
+    mux = start_process(jobs, file, 0, 1).wait_for_file(file)["connection"]["mux"]
     cluster = Cluster.attach(str(file))
     cluster.run("kept = 7")
     ends = [each.fd for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr.port == mux]
@@ -149,7 +147,7 @@ def test_a_connection_that_breaks_is_not_taken_for_the_job_s_end(file: Path, job
         assert again.run("kept").results == {0: 7}
 
 
-def test_a_login_shell_need_not_understand_what_is_asked_of_a_host(tmp_path: Path, file: Path) -> None:
+def test_login_shell_need_not_be_posix(tmp_path: Path, file: Path) -> None:
     file.write_text('{"version": "0.0.1"}')
     foreign = tmp_path / "ssh"
     foreign.write_text(
@@ -162,6 +160,6 @@ def test_a_login_shell_need_not_understand_what_is_asked_of_a_host(tmp_path: Pat
         Cluster.attach(f"node1:{file.with_name('none.json')}", ssh=str(foreign))
 
 
-def test_a_machine_without_ssh_is_told_so(file: Path) -> None:
+def test_missing_ssh_is_reported(file: Path) -> None:
     with pytest.raises(LaunchError, match=r"cannot run /nowhere/ssh: No such file.*; install OpenSSH's client"):
         Cluster.attach(f"node1:{file}", ssh="/nowhere/ssh")

@@ -1,4 +1,4 @@
-"""Checkpoints where a naive one fails: versions that overtake each other, optimizers before a step, odd values."""
+"""Checkpoints, rare cases: concurrent versions, optimizers before a step, unusual values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(steps):
 """
 
 
-def test_all_ranks_load_the_version_that_was_written_last(cluster: Cluster, tmp_path: Path) -> None:
+def test_all_ranks_load_the_last_written_version(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("big = torch.nn.Linear(500, 500)")
     for step in range(8):
         cluster.run(f"step = {step}")
@@ -37,7 +37,7 @@ def test_all_ranks_load_the_version_that_was_written_last(cluster: Cluster, tmp_
         assert cluster.run("step").results == {0: step, 1: step}
 
 
-def test_versions_beside_the_cells_follow_each_other(cluster: Cluster, tmp_path: Path) -> None:
+def test_background_versions_are_written_in_order(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("big = torch.nn.Linear(500, 500)")
     for _ in range(6):
         cluster.checkpoints.save(tmp_path, ["big"], beside=True)
@@ -45,7 +45,7 @@ def test_versions_beside_the_cells_follow_each_other(cluster: Cluster, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:06}" for number in range(1, 7)]
 
 
-def test_a_version_that_could_not_be_written_is_told_by_the_next(cluster: Cluster, tmp_path: Path) -> None:
+def test_failed_background_version_is_reported_by_the_next(cluster: Cluster, tmp_path: Path) -> None:
     root = tmp_path / "run"
     cluster.run("value = 1")
     cluster.checkpoints.save(root, ["value"])
@@ -63,7 +63,7 @@ def test_a_version_that_could_not_be_written_is_told_by_the_next(cluster: Cluste
     assert sorted(path.name for path in root.iterdir()) == ["000001", "000002"]
 
 
-def test_another_session_s_version_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
+def test_version_of_another_session_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / ".saving-other-1-2.abc").mkdir()
     cluster.run("value = 1")
     cluster.checkpoints.save(tmp_path, ["value"])
@@ -81,7 +81,7 @@ def test_saving_before_the_first_step_changes_nothing(cluster: Cluster, tmp_path
     assert cluster.run("train(3)").results == expected
 
 
-def test_moments_come_back_where_gradients_are(cluster: Cluster, tmp_path: Path) -> None:
+def test_optimizer_state_is_restored_beside_its_gradients(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(MAKE + "train(3)")
     cluster.checkpoints.save(tmp_path, ["model", "optimizer"])
     expected = cluster.run("train(2)").results
@@ -91,7 +91,7 @@ def test_moments_come_back_where_gradients_are(cluster: Cluster, tmp_path: Path)
     assert cluster.run("train(2)").results == expected
 
 
-def test_odd_values_are_saved_or_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_unusual_values_are_saved_or_named(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(
         "class Config: lr = 0.1\nconfig, twice, step = Config(), lambda x: 2 * x, 7\n"
         "loss_function = torch.nn.MSELoss()\nfirst, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)\n"
@@ -111,7 +111,7 @@ def test_odd_values_are_saved_or_named(cluster: Cluster, tmp_path: Path) -> None
     assert cluster.run(moments).results == expected
 
 
-def test_random_numbers_stay_where_only_some_is_loaded(cluster: Cluster, tmp_path: Path) -> None:
+def test_random_state_is_kept_when_only_some_values_are_loaded(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = 1; torch.manual_seed(rank)")
     cluster.checkpoints.save(tmp_path, ["value"])
     expected = cluster.run("torch.manual_seed(9); torch.rand(2)[1].item()").results
@@ -123,7 +123,7 @@ def test_random_numbers_stay_where_only_some_is_loaded(cluster: Cluster, tmp_pat
         assert later.run("value, torch.initial_seed()").results == {0: (1, 0)}
 
 
-def test_what_a_person_keeps_beside_the_versions_stays(cluster: Cluster, tmp_path: Path) -> None:
+def test_user_files_beside_the_versions_are_kept(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "000002").mkdir()
     (tmp_path / "000003").write_text("a note of mine")
     (tmp_path / "20240101").mkdir()
@@ -145,7 +145,7 @@ def test_what_a_person_keeps_beside_the_versions_stays(cluster: Cluster, tmp_pat
     assert cluster.run("value").results == {0: 3, 1: 3}
 
 
-def test_an_old_version_that_is_half_removed_is_none(cluster: Cluster, tmp_path: Path) -> None:
+def test_half_removed_old_version_is_not_loaded(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = 1")
     cluster.checkpoints.save(tmp_path, ["value"])
     cluster.run(
@@ -161,9 +161,9 @@ def test_an_old_version_that_is_half_removed_is_none(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.parametrize("cluster", ["local"], indirect=True)
-def test_a_model_that_a_cell_returned_has_the_name_it_was_given(cluster: Cluster, tmp_path: Path) -> None:
+def test_model_returned_by_a_cell_is_saved_under_its_variable_name(cluster: Cluster, tmp_path: Path) -> None:
     cluster.reset()
-    cluster.run(MAKE + "net")  # IPython's names come before a person's in the namespace
+    cluster.run(MAKE + "net")  # IPython's names precede a user's in the namespace
     cluster.run("train(1); net")
     assert cluster.run("_ is net").results == {0: True, 1: True}
     cluster.checkpoints.save(tmp_path, ["optimizer"])

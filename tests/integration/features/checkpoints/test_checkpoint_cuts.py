@@ -1,4 +1,4 @@
-"""Checkpoints beside the cells that something cuts off: the latest is whole, the next is saved, the person is told."""
+"""Background checkpoints that are interrupted: the latest is complete, the next is saved, the user is informed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ....support.notebook_driver import Notebook
 
 CUT_OFF = "the checkpoint that was being written beside the cells was cut off; the version before stays the latest\n"
-# A disk that takes as long as the test wants.
+# A disk that takes as long as the test needs.
 SLOW = """
 import threading
 from torch.distributed.checkpoint import FileSystemWriter
@@ -31,18 +31,18 @@ def slow(self, *args, **options):
 FileSystemWriter.write_data = slow
 """
 FAST = "go_on.set(); FileSystemWriter.write_data = fast"
-SHORT_S = 60.0  # in place of half an hour, for who would wait for ever
+SHORT_S = 60.0  # in place of half an hour
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two ranks by one launcher: how they were started changes nothing here, and many tests begin with new ones."""
+    """Two ranks by one launcher: the launcher does not matter here, and many tests need new ranks."""
     with Cluster(n=2, launcher="mpi", name="cut-off") as cluster:
         yield cluster
 
 
 def begin(cluster: Cluster, folder: Path, slow: int) -> None:
-    """Save a version, and be in the midst of the second, at which one rank still writes."""
+    """Save a version, then start a second one, which one rank is still writing."""
     cluster.run("step, model = 1, torch.nn.Linear(20, 20)")
     cluster.checkpoints.save(folder, ["model", "step"])
     cluster.run(SLOW, slow)
@@ -51,8 +51,8 @@ def begin(cluster: Cluster, folder: Path, slow: int) -> None:
     cluster.run("reached.wait()", slow)
 
 
-def goes_on(cluster: Cluster, folder: Path) -> bool:
-    """Whether the first version is loaded, and others follow it, of which nothing half is left."""
+def checkpoints_work(cluster: Cluster, folder: Path) -> bool:
+    """Return whether the first version is loaded, and later ones follow it without partial files."""
     cluster.checkpoints.load(folder, ["step"], timeout_s=SHORT_S)
     assert cluster.run("step").results == {0: 1, 1: 1}
     cluster.run("step = 3")
@@ -63,8 +63,8 @@ def goes_on(cluster: Cluster, folder: Path) -> bool:
 
 
 @pytest.fixture
-def told(cluster: Cluster) -> Callable[[int], int]:
-    """How often a rank has said in this test that a version was cut off; its log has all that it ever said."""
+def cancellations_reported(cluster: Cluster) -> Callable[[int], int]:
+    """Return how often this test's ranks reported a cancelled version; a rank's log has all it ever reported."""
 
     def so_far(rank: int) -> int:
         return sum(path.read_text().count(CUT_OFF) for path in Path(cluster.log_folder).glob(f"rank{rank}*.log"))
@@ -74,18 +74,20 @@ def told(cluster: Cluster) -> Callable[[int], int]:
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_an_interrupt_that_releases_ranks(
-    cluster: Cluster, tmp_path: Path, told: Callable[[int], int], slow: int
+def test_interrupt_that_releases_ranks(
+    cluster: Cluster, tmp_path: Path, cancellations_reported: Callable[[int], int], slow: int
 ) -> None:
     begin(cluster, tmp_path, slow)
     interrupted(cluster, f"if rank == {slow}:\n    while True: pass\ndist.barrier()", {1 - slow})
     cluster.run(FAST, slow)
-    assert goes_on(cluster, tmp_path)
-    assert (told(0), told(1)) == (1, 1)
+    assert checkpoints_work(cluster, tmp_path)
+    assert (cancellations_reported(0), cancellations_reported(1)) == (1, 1)
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_the_death_of_a_rank(cluster: Cluster, tmp_path: Path, told: Callable[[int], int], dies: int) -> None:
+def test_death_of_a_rank(
+    cluster: Cluster, tmp_path: Path, cancellations_reported: Callable[[int], int], dies: int
+) -> None:
     begin(cluster, tmp_path, dies)
     run = cluster.run(f"if rank == {dies}:\n    while True: pass\ndist.barrier()", block=False)
     psutil.Process(cluster.table[dies].info.pid).send_signal(signal.SIGKILL)
@@ -93,18 +95,20 @@ def test_the_death_of_a_rank(cluster: Cluster, tmp_path: Path, told: Callable[[i
         run.wait()
     assert not [note for note in caught.value.notes if "gone with the old process group" in note]
     cluster.run("model = torch.nn.Linear(20, 20)")
-    assert goes_on(cluster, tmp_path)
-    assert told(1 - dies) == 1
+    assert checkpoints_work(cluster, tmp_path)
+    assert cancellations_reported(1 - dies) == 1
 
 
-def test_a_cell_that_ends_the_process_group(cluster: Cluster, tmp_path: Path, told: Callable[[int], int]) -> None:
+def test_cell_that_destroys_the_process_group(
+    cluster: Cluster, tmp_path: Path, cancellations_reported: Callable[[int], int]
+) -> None:
     begin(cluster, tmp_path, 1)
     cluster.run(f"dist.destroy_process_group()\nif rank: {FAST}")
-    assert goes_on(cluster, tmp_path)
-    assert (told(0), told(1)) == (1, 1)
+    assert checkpoints_work(cluster, tmp_path)
+    assert (cancellations_reported(0), cancellations_reported(1)) == (1, 1)
 
 
-def test_a_rank_that_can_t_copy_its_part(cluster: Cluster, tmp_path: Path) -> None:
+def test_rank_that_cannot_copy_its_part(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("step, model = 1, torch.nn.Linear(20, 20)")
     cluster.checkpoints.save(tmp_path, ["step"])
     cluster.run(
@@ -115,10 +119,10 @@ def test_a_rank_that_can_t_copy_its_part(cluster: Cluster, tmp_path: Path) -> No
     with pytest.raises(RankFailure, match="MemoryError: no room for a copy"):
         cluster.checkpoints.save(tmp_path, ["model"], beside=True)
     cluster.run("saver.async_save = whole", 1)
-    assert goes_on(cluster, tmp_path)
+    assert checkpoints_work(cluster, tmp_path)
 
 
-def test_a_write_that_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
+def test_cancelled_write(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("step = 1")
     cluster.checkpoints.save(tmp_path, ["step"])
     cluster.run(
@@ -129,10 +133,10 @@ def test_a_write_that_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
     cluster.checkpoints.save(tmp_path, ["step"], beside=True)
     cancelled = cluster.run("cancelled.cancel(); saver.async_save = whole")
     assert cancelled.stderr == {0: CUT_OFF, 1: CUT_OFF}
-    assert goes_on(cluster, tmp_path)
+    assert checkpoints_work(cluster, tmp_path)
 
 
-def test_threads_that_write_are_not_counted_with_the_cell(cluster: Cluster, tmp_path: Path) -> None:
+def test_writer_threads_are_not_counted_with_the_cell(cluster: Cluster, tmp_path: Path) -> None:
     begin(cluster, tmp_path, 1)
     run = cluster.run(f"if rank: {FAST}; get_ipython().checkpoints._beside._writing.outcome.result()")
     assert run.notes == []
@@ -140,7 +144,7 @@ def test_threads_that_write_are_not_counted_with_the_cell(cluster: Cluster, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
 
 
-def test_the_end_of_the_cluster(tmp_path: Path) -> None:
+def test_end_of_the_cluster(tmp_path: Path) -> None:
     cluster = Cluster(n=2, launcher="local", name="ended")
     begin(cluster, tmp_path, 1)
     cluster.shutdown()  # as when the kernel ends
@@ -153,14 +157,14 @@ def test_the_end_of_the_cluster(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*left, "000001", "000002"])
 
 
-def test_the_end_of_a_block_waits(tmp_path: Path) -> None:
+def test_end_of_a_with_block_waits(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="local", name="block") as cluster:
         begin(cluster, tmp_path, 1)
         cluster.run(f"threading.Timer(0.2, lambda: exec({FAST!r}, globals())).start()", 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
 
 
-def test_a_failed_version_is_told_and_the_ranks_end(bare_notebook: Notebook, tmp_path: Path) -> None:
+def test_failed_version_is_reported_and_the_ranks_end(bare_notebook: Notebook, tmp_path: Path) -> None:
     full = (
         "%%distributed\nimport jupyter_disttrain.features.checkpoints.rank as own\n"
         "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full\nvalue = 1"
@@ -182,11 +186,14 @@ def test_a_failed_version_is_told_and_the_ranks_end(bare_notebook: Notebook, tmp
     assert list((tmp_path / "run").glob("0*")) == []
 
 
-def test_a_shutdown_says_what_it_cuts_off(bare_notebook: Notebook, tmp_path: Path) -> None:
+def test_shutdown_reports_what_it_cancels(bare_notebook: Notebook, tmp_path: Path) -> None:
     bare_notebook.run("%dist_init -n 2 --launcher local").check()
     bare_notebook.run(f"%%distributed\nvalue = 1{SLOW}").check()
     bare_notebook.run(f"%dist_save --async {tmp_path}/run value").check()
     bare_notebook.run("%%distributed --noblock -r 1\nimport time\nwhile True: time.sleep(0.01)").check()
-    told = bare_notebook.run("%dist_shutdown").check().text
-    assert "rank 1 is not idle, so that a checkpoint that is being written beside the cells is cut off" in told
-    assert "ranks 0-1 ended" in told
+    cancellations_reported = bare_notebook.run("%dist_shutdown").check().text
+    assert (
+        "rank 1 is not idle, so that a checkpoint that is being written beside the cells is cut off"
+        in cancellations_reported
+    )
+    assert "ranks 0-1 ended" in cancellations_reported

@@ -1,4 +1,4 @@
-"""``%dist_save`` and ``%dist_load``: what was saved is there again, on as many ranks as there are then."""
+"""``%dist_save`` and ``%dist_load``: saved values are restored, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WHOLE = "{name: value.full_tensor().tolist() for name, value in model.state_dict
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_training_goes_on_as_if_nothing_had_happened(cluster: Cluster, tmp_path: Path, beside: bool) -> None:
+def test_training_resumes_exactly(cluster: Cluster, tmp_path: Path, beside: bool) -> None:
     cluster.run(MAKE + TRAIN)
     cluster.run("mine = ['of', rank]; train(3)")
     run = cluster.checkpoints.save(tmp_path / "run", ["model", "optimizer", "scheduler", "step", "mine"], beside=beside)
@@ -71,7 +71,7 @@ def test_training_goes_on_as_if_nothing_had_happened(cluster: Cluster, tmp_path:
         assert run.stdout[1] == ""
 
 
-def test_a_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> None:
+def test_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="local", name="two") as two:
         two.run(SHARDED)
         whole = two.run(WHOLE).results[0]
@@ -93,7 +93,7 @@ def test_a_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> No
             assert again.results == pytest.approx(dict.fromkeys(range(n), expected[0]), rel=1e-5)
 
 
-def test_versions_are_counted_and_old_ones_go(cluster: Cluster, tmp_path: Path) -> None:
+def test_versions_are_numbered_and_old_ones_removed(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("value = 0")
     for _ in range(4):
         cluster.run("value += 1")
@@ -105,7 +105,7 @@ def test_versions_are_counted_and_old_ones_go(cluster: Cluster, tmp_path: Path) 
     assert cluster.run("value").results == {0: 4, 1: 4}
 
 
-def test_a_kill_while_saving_leaves_the_latest_as_it_was(tmp_path: Path) -> None:
+def test_kill_while_saving_keeps_the_latest_version(tmp_path: Path) -> None:
     slow = """
 import os, time
 class Slow:
@@ -141,7 +141,7 @@ loose.step()
 """
 
 
-def test_what_can_t_be_saved_or_loaded_is_said(cluster: Cluster, tmp_path: Path) -> None:
+def test_unsupported_values_are_reported(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match=r"ranks 0-1 .*CheckpointError: this rank has no 'nothing'"):
         cluster.checkpoints.save(tmp_path, ["nothing"])
     with pytest.raises(RankFailure, match=r"CheckpointError: there is no checkpoint in .*empty; %dist_save"):
@@ -160,10 +160,10 @@ def test_what_can_t_be_saved_or_loaded_is_said(cluster: Cluster, tmp_path: Path)
     assert cluster.run("value").results == {0: 1, 1: 1}
 
 
-def test_the_magics(notebook: Notebook, tmp_path: Path) -> None:
+def test_magics(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%%distributed\nsaved = rank + 1").check()
-    told = notebook.run(f"%dist_save {tmp_path}/run saved --keep 3").check()
-    assert told.lines[0].startswith(f"rank 0 │ saved {tmp_path}/run/000001 (")
+    outcome = notebook.run(f"%dist_save {tmp_path}/run saved --keep 3").check()
+    assert outcome.lines[0].startswith(f"rank 0 │ saved {tmp_path}/run/000001 (")
     notebook.run("%%distributed\nsaved = None").check()
     assert notebook.run(f"%dist_load {tmp_path}/run").check().lines == [f"rank 0 │ loaded {tmp_path}/run/000001: saved"]
     assert notebook.run("%%distributed\nprint(saved)").check().lines == ["rank 0 │ 1", "rank 1 │ 2"]

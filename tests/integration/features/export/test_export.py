@@ -1,4 +1,4 @@
-"""``%dist_export``: the script does what the notebook did."""
+"""``%dist_export``: the script computes what the notebook did."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=lr)""",
     return loss.item()""",
     "%time losses = [step(seed) for seed in range(20)]\nlog_metrics(20, loss=losses[-1])",
 ]
-# In one piece: torchrun's Python writes the end of a line by itself, and another rank's text may come between.
+# In one write: torchrun's Python writes the newline separately, and another rank's text may come between.
 SHOW = "print(f'rank {rank} of {world_size}: {losses[-1].hex()} {offset}\\n', end='', flush=True)"
 
 
-def as_new(cluster: Cluster) -> None:
-    """Have nothing in the script of what other tests ran: what a reset does too, but that starts new ranks."""
+def clear_history(cluster: Cluster) -> None:
+    """Exclude from the script what other tests ran; like a reset, but without new ranks."""
     cluster._session.launch.journal = Journal(began_late=False)
 
 
-# Of torch 2.13 in any script on a busy machine: a thread of Gloo that puts the last collective away when Python ends
+# A fault of torch 2.13 in any script on a busy machine: a Gloo thread that frees the last collective while Python exits
 # aborts the process.
 CRASH_OF_TORCH = "terminate called without an active exception"
 
 
 def launched(command: str, folder: Path) -> list[str]:
-    """Run what was exported as a person would, and return what it printed, in order of ranks."""
+    """Run the exported script as a user would, and return its output, ordered by rank."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "DISTTRAIN_"))
     }
@@ -72,13 +72,13 @@ def launched(command: str, folder: Path) -> list[str]:
         if CRASH_OF_TORCH not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
-    lines = (re.sub(r"^\[\d+\]<stdout>:", "", line) for line in done.stdout.splitlines())  # horovodrun's mark
+    lines = (re.sub(r"^\[\d+\]<stdout>:", "", line) for line in done.stdout.splitlines())  # horovodrun's prefix
     return sorted(line for line in lines if line.startswith("rank "))
 
 
 @pytest.mark.parametrize("launch", ["torchrun", "mpi"])
-def test_the_script_gives_the_same_losses_to_the_last_digit(cluster: Cluster, tmp_path: Path, launch: str) -> None:
-    as_new(cluster)
+def test_script_gives_exactly_the_same_losses(cluster: Cluster, tmp_path: Path, launch: str) -> None:
+    clear_history(cluster)
     cluster.push({"lr": 3e-3, "scale": np.linspace(0.5, 1.5, 8, dtype=np.float32), "unused": object})
     cluster.run("scale = torch.from_numpy(scale)")
     for code in TRAIN:
@@ -95,8 +95,8 @@ def test_the_script_gives_the_same_losses_to_the_last_digit(cluster: Cluster, tm
     assert launched(exported.command, tmp_path) == expected
 
 
-def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_failed_cells_are_left_out_and_repeated_cells_appear_once(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     with pytest.raises(UsageError, match="no cell has ended well on the ranks yet"):
         cluster.scripts.export(tmp_path / "empty.py")
     ids = ["a", "b", "a", "c", "d"]
@@ -118,7 +118,7 @@ def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster
     assert text.index("x = 2") < text.index("y = x") < text.index("while True")
     assert "x = 1" not in text
     assert "raise" not in text
-    assert text.count("barrier") == 1, "of %sync; the one is that all are in the group"
+    assert text.count("barrier") == 1, "only the barrier of %sync"
     assert exported.notes == (
         "cells [4] failed or still run, and are left out",
         "cells [1] ran again later: only the last run is in the script, in the place of the first",
@@ -127,8 +127,8 @@ def test_what_failed_is_left_out_and_what_ran_again_stands_once(cluster: Cluster
     assert "x = 1" in cluster.scripts.export(tmp_path / "all.py", every_run=True).script.read_text()
 
 
-def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_cells_for_some_ranks_keep_their_text(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run("text = '''one\n  two\n'''\nif rank:\n    more = f'''{rank}\nlast'''\nelse:\n    more = ''", [1])
     cluster.run("print(f'rank {rank} {(text, more) if rank else None!r}\\n', end='', flush=True)")
     exported = cluster.scripts.export(tmp_path / "some.py")
@@ -144,15 +144,15 @@ def test_cells_for_some_ranks_keep_their_texts(cluster: Cluster, tmp_path: Path)
         ("%%html\n<b>", r"In \[\d+\], line 1: %%html means nothing in a script"),
     ],
 )
-def test_what_needs_ipython_is_refused_by_name(torchless: Cluster, tmp_path: Path, code: str, message: str) -> None:
-    as_new(torchless)
+def test_ipython_features_are_refused_by_name(torchless: Cluster, tmp_path: Path, code: str, message: str) -> None:
+    clear_history(torchless)
     torchless.run(code)
     with pytest.raises(UsageError, match=message):
         torchless.scripts.export(tmp_path / "it.py")
 
 
-def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_magics_are_translated_to_python(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run(
         "%matplotlib inline\nif rank == 0:\n    !echo rank 0 in a shell\nlisted = !echo listed\n%env HERE=there\n"
         "import os\n%timeit -n 1 -r 1 a = 5"
@@ -169,7 +169,7 @@ def test_magics_become_python(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
-    as_new(torchless)
+    clear_history(torchless)
     torchless.push({"table": np.zeros(3 << 20)})
     torchless.run("x = 1")
     torchless.scripts.export(tmp_path / "it.py")
@@ -189,11 +189,11 @@ def test_comm_needs_mpi(tmp_path: Path) -> None:
     assert launched(exported.command, tmp_path) == ["rank 0 1 0 2", "rank 1 1 0 2"]
 
 
-def test_the_magic_says_what_it_wrote(notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run("%dist_reset").check()  # what other tests ran is in no script
+def test_magic_reports_what_it_wrote(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%dist_reset").check()  # cells of other tests are not exported
     notebook.run("%%distributed\nx = 1").check()
-    told = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
-    assert told.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")
+    output = notebook.run(f"%dist_export {tmp_path}/train.py --slurm").check().text
+    assert output.startswith(f"wrote train.py, train.sbatch in {tmp_path}; run it with sbatch train.sbatch")
     assert "#SBATCH --nodes=1" in (tmp_path / "train.sbatch").read_text()
 
 
@@ -205,7 +205,7 @@ def test_the_magic_says_what_it_wrote(notebook: Notebook, tmp_path: Path) -> Non
         ("model_parallel", "before, after, difference"),
     ],
 )
-def test_an_example_gives_the_same_losses_as_a_script(
+def test_example_gives_the_same_losses_as_a_script(
     bare_notebook: Notebook, tmp_path: Path, name: str, digest: str
 ) -> None:
     cells = [cell.source for cell in nbformat.read(EXAMPLES / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
@@ -214,14 +214,14 @@ def test_an_example_gives_the_same_losses_as_a_script(
     for folder in folders.values():
         (folder / "output").mkdir(parents=True)
     bare_notebook.run(f"import os; os.chdir({str(folders['notebook'])!r})").check()
-    # repr() tells a float to its last digit.
+    # repr() shows every digit of a float
     keep = f"from pathlib import Path\nkept = Path(f'{{rank}}.txt').write_text(repr(({digest})))"
     for cell in (*cells, f"%%distributed\n{keep}"):
         outcome = bare_notebook.run(cell)
     outcome.check()
-    told = bare_notebook.run(f"%dist_export {folders['script']}/it.py").check().text
+    output = bare_notebook.run(f"%dist_export {folders['script']}/it.py").check().text
     bare_notebook.run("%dist_shutdown").check()
-    assert "wrote it.py, it" in told
+    assert "wrote it.py, it" in output
     launched("bash it.sh", folders["script"])
     for rank in range(2):
         in_notebook, in_script = ((folder / f"{rank}.txt").read_text() for folder in folders.values())

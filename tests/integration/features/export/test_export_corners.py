@@ -1,4 +1,4 @@
-"""``%dist_export`` where a naive one writes what does something else."""
+"""``%dist_export``, rare cases in which a script could behave differently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.cells.history import Origin
 from jupyter_disttrain.errors import UsageError
 
-from .test_export import as_new, launched
+from .test_export import clear_history, launched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two ranks by one launcher: how they were started changes nothing here, and many tests begin with new ones."""
+    """Two ranks by one launcher: the launcher does not matter here, and many tests need new ranks."""
     with Cluster(n=2, launcher="local", name="exported") as cluster:
         yield cluster
 
@@ -41,17 +41,17 @@ def cluster() -> Iterator[Cluster]:
         ("%%bash -s x\necho $1", r"line 1: %%bash -s x means nothing in a script"),
     ],
 )
-def test_what_a_script_would_do_otherwise_is_refused(
+def test_code_that_behaves_differently_in_a_script_is_refused(
     torchless: Cluster, tmp_path: Path, code: str, message: str
 ) -> None:
-    as_new(torchless)
+    clear_history(torchless)
     torchless.run(code.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError, match=message):
         torchless.scripts.export(tmp_path / "it.py")
 
 
-def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_code_beside_magics_is_kept(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run("from __future__ import annotations; y = 3")
     cluster.run("# only a remark", 0)
     cluster.run(f"%cd {tmp_path}")
@@ -63,8 +63,8 @@ def test_what_stands_beside_magics_stays(cluster: Cluster, tmp_path: Path) -> No
     assert (tmp_path / "note.txt").read_text() == "more\nmore\n"
 
 
-def test_a_cell_that_was_edited_stands_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_edited_cell_keeps_its_position(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     for number, (cell_id, code) in enumerate((("a", "v = 1"), ("b", "w = v + 1"), ("a", "v = 5")), 1):
         cluster.run(code, origin=Origin(execution_count=number, cell_id=cell_id))
     cluster.run("print(f'rank {rank} {v} {w}\\n', end='', flush=True)")
@@ -75,10 +75,10 @@ def test_a_cell_that_was_edited_stands_where_it_was(cluster: Cluster, tmp_path: 
     )
 
 
-def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effects_of_magics_are_reported(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.py").write_text("")
-    as_new(cluster)
+    clear_history(cluster)
     cluster.run("value = 1")
     cluster.checkpoints.save("run", ["value"])
     cluster.checkpoints.load("run")
@@ -94,8 +94,8 @@ def test_what_a_magic_did_is_told(cluster: Cluster, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("code", "needs"), [("import horovod.torch as hvd", False), ("def f(): return hvd.rank()", True)]
 )
-def test_horovod_is_for_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: bool) -> None:
-    as_new(cluster)
+def test_horovod_needs_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: bool) -> None:
+    clear_history(cluster)
     cluster.run(code.replace("import", "if False: import"))
     with pytest.raises(UsageError, match=r"uses Horovod, which finds no other rank under torchrun; export with --mpi"):
         cluster.scripts.export(tmp_path / "it.py")
@@ -105,23 +105,23 @@ def test_horovod_is_for_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: 
 
 
 def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+    clear_history(cluster)
     cluster.run("dist.barrier()")
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
     with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
         cluster.scripts.export(tmp_path / "it.py")
 
 
-def test_a_group_that_a_library_makes_first_is_refused_as_well(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_group_created_first_by_a_library_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run("def Accelerator(): pass\nAccelerator()")  # by its name, as for any library
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
     with pytest.raises(UsageError, match=r"uses Accelerator, which makes a process group, and .* makes one of its own"):
         cluster.scripts.export(tmp_path / "it.py")
 
 
-def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_group_destroyed_by_a_cell_is_reported_as_missing(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")
     cluster.run("x = 1")
     cluster.scripts.export(tmp_path / "it.py")
@@ -132,9 +132,9 @@ def test_a_group_that_a_cell_has_ended_is_missed(cluster: Cluster, tmp_path: Pat
         cluster.scripts.export(tmp_path / "it.py")
 
 
-def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
+def test_values_that_a_script_cannot_load_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
     for value, message in ((lambda: 1, "fn was pushed and can't be saved"), (threading.Event, "")):
-        as_new(torchless)
+        clear_history(torchless)
         torchless.push({"fn": value})
         torchless.run("fn")
         if message:
@@ -144,8 +144,8 @@ def test_values_that_a_script_can_t_read_are_refused_by_name(torchless: Cluster,
             torchless.scripts.export(tmp_path / "it.py")
 
 
-def test_no_file_of_a_person_is_written_over(torchless: Cluster, tmp_path: Path) -> None:
-    as_new(torchless)
+def test_user_files_are_not_overwritten(torchless: Cluster, tmp_path: Path) -> None:
+    clear_history(torchless)
     torchless.run("x = 1")
     for _ in range(2):
         torchless.scripts.export(tmp_path / "it.py")
@@ -159,8 +159,8 @@ def test_no_file_of_a_person_is_written_over(torchless: Cluster, tmp_path: Path)
         torchless.scripts.export(tmp_path / "it.py")
 
 
-def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.push({"table": np.arange(4.0)})
     cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
     values = tmp_path / "it's_values.pkl"
@@ -179,7 +179,7 @@ def test_pushed_values_are_beside_the_script_and_nobody_else_s(cluster: Cluster,
         cluster.scripts.export(tmp_path / "folder.py")
 
 
-def test_the_script_s_own_names_are_none_of_the_cells(tmp_path: Path) -> None:
+def test_names_of_the_script_and_of_cells_do_not_clash(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="local", name="named") as cluster:
         cluster.push({"table": np.arange(4.0)})
         cluster.run("_pushed, _copy, _rank, _dist, pushed, copied = 'abcdef'")
@@ -197,8 +197,8 @@ def test_the_script_s_own_names_are_none_of_the_cells(tmp_path: Path) -> None:
     assert launched(exported.command, tmp_path) == expected
 
 
-def test_a_copy_checks_in_the_script_what_it_checks_in_the_session(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_copy_checks_the_same_in_script_and_session(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run("import os\nif any(name.startswith('DISTTRAIN_') for name in os.environ):\n    x = rank\nunused = 1")
     cluster.copy(["x", "unused"], 1, [0])
     cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
@@ -210,8 +210,8 @@ def test_a_copy_checks_in_the_script_what_it_checks_in_the_session(cluster: Clus
         launched("torchrun --nproc-per-node=1 it.py", tmp_path)
 
 
-def test_a_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    as_new(cluster)
+def test_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    clear_history(cluster)
     cluster.run("x = 1")
     cluster.copy(["x"], 1, [0])
     cluster.run("x\ndist.init_process_group('gloo'); dist.barrier()")
@@ -219,7 +219,7 @@ def test_a_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: P
         cluster.scripts.export(tmp_path / "it.py")
 
 
-def test_a_copy_without_torch_goes_by_mpi(tmp_path: Path) -> None:
+def test_copy_without_torch_uses_mpi(tmp_path: Path) -> None:
     with Cluster(n=2, backend="none", name="plain") as cluster:
         cluster.run("x = rank")
         cluster.copy(["x"], 1, [0])

@@ -1,4 +1,4 @@
-"""After a reload a class is one everywhere: that of its module, of the names that cells hold, and of their objects."""
+"""After a reload a class is the same object in its module, in names that cells hold, and in their instances."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ def write(folder: Path, name: str, number: int = 1, *, old: str = "", new: str =
     (folder / "m.py").write_text(MODULE.format(name=name, number=number).replace(old, new))
 
 
-def hold(ranks: Cluster, *statements: str) -> None:
-    """Assert that each is true on each rank."""
-    told = ranks.run(f"[{', '.join(statements)}]").results
-    assert {rank: dict(zip(statements, values, strict=True)) for rank, values in told.items()} == dict.fromkeys(
+def assert_on_ranks(ranks: Cluster, *statements: str) -> None:
+    """Assert that each expression is true on each rank."""
+    by_rank = ranks.run(f"[{', '.join(statements)}]").results
+    assert {rank: dict(zip(statements, values, strict=True)) for rank, values in by_rank.items()} == dict.fromkeys(
         range(2), dict.fromkeys(statements, True)
     )
 
 
-def test_objects_and_classes_that_cells_hold_are_the_module_s(ranks: Cluster, folder: Path) -> None:
+def test_objects_and_classes_held_by_cells_are_those_of_the_module(ranks: Cluster, folder: Path) -> None:
     write(folder, "old")
     ranks.run(f"""
 import m, pickle, functools
@@ -90,15 +90,15 @@ maker = functools.partial(Data, x=3)""")
     for name in ("new", "newest"):
         write(folder, name)
         assert str(ranks.reloading.sync()) == "reloaded m on ranks 0-1"
-        ranks.run("import gc; gc.collect()")  # the old classes are gone then
-        says = [f"{name}!" if kind == "Child" else name for kind in KINDS]
-        hold(
+        ranks.run("import gc; gc.collect()")  # the old classes are freed then
+        names = [f"{name}!" if kind == "Child" else name for kind in KINDS]
+        assert_on_ranks(
             ranks,
             "all(each is getattr(m, each.__name__) for each in kinds())",
             "all(type(each) is kind and isinstance(each, kind) for each, kind in zip(things, kinds()))",
-            f"[each.name() for each in things] == {says}",
-            f"[kind().name() for kind in kinds()] == {says}",
-            f"[call() for call in calls] == {says}",
+            f"[each.name() for each in things] == {names}",
+            f"[kind().name() for kind in kinds()] == {names}",
+            f"[call() for call in calls] == {names}",
             "Data() == m.Data() == things[3] == pickle.loads(pickle.dumps(Data()))",
             f"Inner is m.Thing.Inner is type(things[4].inner) and things[4].inner.name() == {name!r}",
             "type(make()) is m.Slots and of() == (m.Data, m.Slots) and maker() == m.Data(3)",
@@ -110,7 +110,7 @@ maker = functools.partial(Data, x=3)""")
         )
 
 
-def test_members_of_enums_that_cells_hold_are_the_module_s(ranks: Cluster, folder: Path) -> None:
+def test_enum_members_held_by_cells_are_those_of_the_module(ranks: Cluster, folder: Path) -> None:
     write(folder, "old")
     ranks.run("""
 import m
@@ -121,7 +121,7 @@ def run(mode=Mode.TRAIN): return mode
 class Settings: mode = Mode.EVAL""")
     write(folder, "new", number=7)
     assert str(ranks.reloading.sync()) == "reloaded m on ranks 0-1"
-    hold(
+    assert_on_ranks(
         ranks,
         "is_train(mode) and m.is_train(Mode.TRAIN) and is_train(run())",
         "Mode is m.Mode and Settings.mode is m.Mode.EVAL",
@@ -132,7 +132,7 @@ class Settings: mode = Mode.EVAL""")
     )
 
 
-def test_what_can_t_be_the_new_class_s_is_named_and_stays_whole(ranks: Cluster, folder: Path) -> None:
+def test_object_that_cannot_change_its_class_is_named_and_unchanged(ranks: Cluster, folder: Path) -> None:
     write(folder, "old")
     ranks.run("""
 from m import Slots, Mode, Thing, Level
@@ -140,20 +140,20 @@ slots, evaluates, train = Slots(), Mode.EVAL, Mode.TRAIN
 slots.x = 5
 class Mine(Slots): pass""")
     write(folder, "new", old='("x",)', new='("x", "y")')
-    said = str(ranks.reloading.sync()).splitlines()
-    assert said[0] == "reloaded m on ranks 0-1"
-    assert [line.partition(" (")[0] for line in said[1:]] == ["objects of m.Slots", "objects of __main__.Mine"]
+    lines = str(ranks.reloading.sync()).splitlines()
+    assert lines[0] == "reloaded m on ranks 0-1"
+    assert [line.partition(" (")[0] for line in lines[1:]] == ["objects of m.Slots", "objects of __main__.Mine"]
     end = "on ranks 0-1 keep the old code; make them anew"
-    assert all("layout differs" in line and line.endswith(end) for line in said[1:])
-    hold(ranks, "slots.x == 5 and slots.name() == 'old'", "Slots().name() == 'new' and hasattr(Slots, 'y')")
+    assert all("layout differs" in line and line.endswith(end) for line in lines[1:])
+    assert_on_ranks(ranks, "slots.x == 5 and slots.name() == 'old'", "Slots().name() == 'new' and hasattr(Slots, 'y')")
     ranks.run("slots = Slots(); slots.y = 1; del Mine")
     write(folder, "newest", old="    EVAL = 2\n", new="")
     ranks.run("import gc; gc.collect();")
     assert str(ranks.reloading.sync()).splitlines()[-1] == f"objects of m.Mode (EVAL is no more) {end}"
-    hold(ranks, "train is Mode.TRAIN and evaluates.name_of_code() == 'new'")
+    assert_on_ranks(ranks, "train is Mode.TRAIN and evaluates.name_of_code() == 'new'")
 
 
-def test_nobody_else_s_functions_and_classes_are_patched(ranks: Cluster, folder: Path) -> None:
+def test_functions_and_classes_of_other_modules_are_not_patched(ranks: Cluster, folder: Path) -> None:
     (folder / "foreign.py").write_text("def relu(): return 'relu'\ndef gelu(): return 'gelu'\n")
     module = "import foreign\nclass A: n = 'A'\nclass B: n = 'B'\nAlias = A\n"
     module += "class Net:\n    kind = A\n    act = foreign.relu\n"

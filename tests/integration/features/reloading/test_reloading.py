@@ -1,4 +1,4 @@
-"""``%dist_sync_code``: what was edited runs on every rank, and where the files aren't seen, they are brought."""
+"""``%dist_sync_code``: edited code runs on every rank, and files are copied to hosts that do not share the folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ cluster.reloading.sync = sync_code
 
 @pytest.fixture
 def ranks(torchless: Cluster, folder: Path) -> Iterator[Cluster]:
-    """Two ranks that find modules in the test's folder, and have none of them afterwards."""
+    """Two ranks that find modules in the test's folder, and have none of them imported afterwards."""
     torchless.run(f"import sys; sys.path.insert(0, {str(folder)!r}); sys.dont_write_bytecode = False")
     yield torchless
     names = [path.stem for path in folder.glob("*.py")]
@@ -53,11 +53,11 @@ def write(folder: Path, value: int, other: int = 0) -> None:
     (folder / "user.py").write_text(USER.format(other=other))
 
 
-def test_what_cells_hold_is_the_edited_code(ranks: Cluster, folder: Path) -> None:
+def test_objects_held_by_cells_use_the_edited_code(ranks: Cluster, folder: Path) -> None:
     write(folder, 1)
     ranks.run("from base import value, Thing; from user import both; thing = Thing()")
     assert str(ranks.reloading.sync()) == "no module was edited since the ranks imported it"
-    write(folder, 2)  # of the same size, within the same second: Python's own cache would miss it
+    write(folder, 2)  # of the same size, within the same second: Python's own cache would not notice it
     assert ranks.reloading.sync().reloaded == {"base": (0, 1), "user": (0, 1)}
     assert ranks.run("value(), thing.value(), both()").results[1] == (2, 2, (2, 2, 0))
     write(folder, 2, other=5)
@@ -65,7 +65,7 @@ def test_what_cells_hold_is_the_edited_code(ranks: Cluster, folder: Path) -> Non
     assert ranks.run("both()").results == {0: (2, 2, 5), 1: (2, 2, 5)}
 
 
-def test_only_ranks_that_have_imported_a_module_reload_it(ranks: Cluster, folder: Path) -> None:
+def test_only_ranks_that_imported_a_module_reload_it(ranks: Cluster, folder: Path) -> None:
     write(folder, 1)
     ranks.run("import base", ranks=1)
     write(folder, 2)
@@ -74,7 +74,7 @@ def test_only_ranks_that_have_imported_a_module_reload_it(ranks: Cluster, folder
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("VALUE = 3\ndef value( return 3", r"base\.py:2: SyntaxError: .*; the module stays as it was on ranks 0-1"),
         (
@@ -83,14 +83,14 @@ def test_only_ranks_that_have_imported_a_module_reload_it(ranks: Cluster, folder
         ),
     ],
 )
-def test_what_can_t_be_reloaded_is_named_with_its_line_and_stays(
-    ranks: Cluster, folder: Path, text: str, said: str
+def test_module_that_cannot_be_reloaded_is_named_with_its_line_and_kept(
+    ranks: Cluster, folder: Path, text: str, output: str
 ) -> None:
     write(folder, 1)
     ranks.run("import base, user")
     write(folder, 2, other=7)
     (folder / "base.py").write_text(text)
-    with pytest.raises(CodeError, match=said) as caught:
+    with pytest.raises(CodeError, match=output) as caught:
         ranks.reloading.sync()
     assert "reloaded user on ranks 0-1" in str(caught.value)
     assert ranks.run("base.value(), user.both()").results[0] == (1, (1, 1, 7))
@@ -99,16 +99,16 @@ def test_what_can_t_be_reloaded_is_named_with_its_line_and_stays(
     assert ranks.run("base.value()").results == {0: 2, 1: 2}
 
 
-def test_methods_with_super_and_classes_with_slots_may_come_and_go(ranks: Cluster, folder: Path) -> None:
+def test_methods_with_super_and_classes_with_slots_may_be_added_and_removed(ranks: Cluster, folder: Path) -> None:
     module = (
         "class Base:\n    def name(self): return 'base'\nclass Child(Base):\n{slots}    def name(self): return {name}\n"
     )
     (folder / "kinds.py").write_text(module.format(slots="", name="'child'"))
     ranks.run("import kinds; child = kinds.Child()")
-    for name, says in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
+    for name, text in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
         (folder / "kinds.py").write_text(module.format(slots="", name=name))
         assert ranks.reloading.sync().reloaded == {"kinds": (0, 1)}
-        assert ranks.run("child.name(), kinds.Child().name()").results[1] == (says, says)
+        assert ranks.run("child.name(), kinds.Child().name()").results[1] == (text, text)
     (folder / "kinds.py").write_text(module.format(slots="    __slots__ = ('x',)\n", name="'slotted'"))
     assert re.search(
         r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; make them anew$",
@@ -118,18 +118,16 @@ def test_methods_with_super_and_classes_with_slots_may_come_and_go(ranks: Cluste
     assert ranks.run("kinds.Child().name()").results[0] == "slotted"
 
 
-def test_what_is_named_must_be_in_the_notebook_s_folder(ranks: Cluster, folder: Path) -> None:
+def test_named_files_must_be_in_the_notebook_folder(ranks: Cluster, folder: Path) -> None:
     with pytest.raises(UsageError, match="there is no nothing in"):
         ranks.reloading.sync(["nothing"])
     with pytest.raises(UsageError, match="is not below the notebook's folder"):
         ranks.reloading.sync(["/etc/hostname"])
     write(folder, 1)
-    assert not ranks.reloading.sync(["user"]).brought  # both see the same folder
+    assert not ranks.reloading.sync(["user"]).brought  # both use the same folder
 
 
-def test_linked_modules_are_reloaded_like_others(
-    ranks: Cluster, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_symlinked_modules_are_reloaded(ranks: Cluster, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     lib = tmp_path_factory.mktemp("lib")
     (lib / "pack").mkdir()
     for name in ("pack/inner.py", "single.py"):
@@ -147,13 +145,13 @@ def test_linked_modules_are_reloaded_like_others(
         ranks.run("del sys.modules['pack.inner'], sys.modules['pack']")
 
 
-def test_modules_found_beside_the_notebook_s_folder_are_reloaded(
+def test_modules_outside_the_notebook_folder_are_reloaded(
     ranks: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, 1)
     (folder / "notebooks").mkdir()
     monkeypatch.chdir(folder / "notebooks")
-    above = str(folder / "notebooks" / "..")  # as sys.path.append("..") makes it
+    above = str(folder / "notebooks" / "..")  # as sys.path.append("..") sets it
     ranks.run(f"sys.path.insert(0, {above!r}); import base; assert '..' in base.__file__")
     try:
         write(folder, 2)
@@ -163,8 +161,8 @@ def test_modules_found_beside_the_notebook_s_folder_are_reloaded(
         ranks.run(f"sys.path.remove({above!r})")
 
 
-def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = lab.local_disk / "project"  # each host has its own there
+def test_hosts_without_the_folder_get_the_imported_modules(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = lab.local_disk / "project"  # each host has a separate folder there
     project.mkdir()
     for host in lab.hosts[:2]:
         lab.run(host, f"mkdir {project}")
@@ -186,50 +184,50 @@ def test_hosts_that_do_not_see_the_folder_get_what_is_imported(lab: Lab, monkeyp
             cluster.run("import pack, sys; sys.modules.pop('pack')")
             shutil.rmtree(project / "pack")
             (project / "user.py").unlink()
-            lab.run("node2", f"echo >> {project}/user.py")  # somebody has made it their own
+            lab.run("node2", f"echo >> {project}/user.py")  # the user has edited it there
             assert str(cluster.reloading.sync()) == (
                 "removed pack/__init__.py from node1, node2\nremoved user.py from node1\nreloaded user on rank 2"
             )
             assert str(cluster.reloading.sync()) == "no module was edited since the ranks imported it"
             find = "from importlib.machinery import PathFinder; [bool(PathFinder.find_spec(name)) for name in {}]"
-            told = cluster.run(find.format(["pack", "user", "base"])).results
-            assert told == {0: [False, False, True], 1: [False, False, True], 2: [False, True, True]}
+            values = cluster.run(find.format(["pack", "user", "base"])).results
+            assert values == {0: [False, False, True], 1: [False, False, True], 2: [False, True, True]}
     finally:
         shutil.rmtree(project)
         for host in lab.hosts[:2]:
             lab.run(host, f"rm -r {project}")
 
 
-def test_the_magic_and_its_automatic(notebook: Notebook, tmp_path: Path) -> None:
+def test_magic_and_automatic_reloading(notebook: Notebook, tmp_path: Path) -> None:
     write(tmp_path, 1)
     notebook.run(f"%%distributed\nimport sys; sys.path.insert(0, {str(tmp_path)!r}); from user import both").check()
     assert notebook.run("%dist_sync_code").check().text == "no module was edited since the ranks imported it"
     write(tmp_path, 2)
     with (tmp_path / "base.py").open("a") as module:
         module.write("print('loaded')")
-    told = notebook.run("%dist_sync_code").check().lines
-    assert told == ["ranks 0-1 │ loaded", "reloaded base, user on ranks 0-1"]
+    shown = notebook.run("%dist_sync_code").check().lines
+    assert shown == ["ranks 0-1 │ loaded", "reloaded base, user on ranks 0-1"]
     try:
         assert "before every cell" in notebook.run("%dist_sync_code --auto on").check().text
         write(tmp_path, 3, other=1)
-        told = notebook.run("%%distributed\nprint(both())").check().lines
-        assert told == ["reloaded base, user on ranks 0-1", "ranks 0-1 │ (3, 3, 1)"]
+        shown = notebook.run("%%distributed\nprint(both())").check().lines
+        assert shown == ["reloaded base, user on ranks 0-1", "ranks 0-1 │ (3, 3, 1)"]
         notebook.run("%%rank 1 --noblock\nimport time\nwhile not getattr(time, 'go', 0): time.sleep(0.01)").check()
         write(tmp_path, 4, other=1)
-        told = notebook.run("%%rank 0\nprint(both())").check().lines
-        assert told == ["reloaded base, user on rank 0", "(4, 4, 1)"]
+        shown = notebook.run("%%rank 0\nprint(both())").check().lines
+        assert shown == ["reloaded base, user on rank 0", "(4, 4, 1)"]
         notebook.run("cluster.interrupt()").check()
         notebook.run("%dist_wait")
         (tmp_path / "user.py").write_text("x = (")
-        told = notebook.run("%%distributed\nprint(both())").check().lines
+        shown = notebook.run("%%distributed\nprint(both())").check().lines
         assert (
             f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed; the module stays as it was on ranks 0-1"
-            in told[0]
+            in shown[0]
         )
-        assert told[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
+        assert shown[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
         notebook.run(FULL_DISK).check()
-        told = notebook.run("%%rank 0\nprint(rank)").check().lines
-        assert told == ["rank 1 on node2: OSError: no space left", "0"]
+        shown = notebook.run("%%rank 0\nprint(rank)").check().lines
+        assert shown == ["rank 1 on node2: OSError: no space left", "0"]
         notebook.run("del cluster.reloading.sync").check()
     finally:
         notebook.run("%dist_sync_code --auto off").check()

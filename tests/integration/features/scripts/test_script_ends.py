@@ -1,4 +1,4 @@
-"""What a script leaves, and how it ends: as with Python itself."""
+"""What a script leaves behind, and how it ends: as under Python itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from jupyter_disttrain.errors import RankFailure
 
 from ....support.process_tools import wait_until
-from .test_scripts import SUM, WAYS, said, write
+from .test_scripts import SUM, WAYS, lines_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,17 +67,21 @@ POOLS = {
 @pytest.mark.parametrize(
     ("how", "kind"), [(how, kind) for how in WAYS for kind in POOLS if (how, kind) != ("fresh", "compiled")]
 )
-def test_what_a_script_has_not_closed_ends_with_it(cluster: Cluster, folder: Path, how: str, kind: str) -> None:
+def test_unclosed_resources_of_a_script_are_closed_at_its_end(
+    cluster: Cluster, folder: Path, how: str, kind: str
+) -> None:
     script = write(folder, "it.py", "import time\n" + textwrap.dedent(POOLS[kind]))
     for _ in range(2):
-        assert said(cluster.scripts.run(script, ranks=0, how=how))[0][-1] == "worked"
+        assert lines_of(cluster.scripts.run(script, ranks=0, how=how))[0][-1] == "worked"
     children = "import multiprocessing, gc; gc.collect(); [each.name for each in multiprocessing.active_children()]"
     assert wait_until(lambda: cluster.run(children, 0).results == {0: []})
 
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("error", ["", "raise RuntimeError('boom')", "raise SystemExit(3)"])
-def test_functions_for_the_end_are_called_however_it_ends(cluster: Cluster, folder: Path, how: str, error: str) -> None:
+def test_exit_functions_are_called_however_the_script_ends(
+    cluster: Cluster, folder: Path, how: str, error: str
+) -> None:
     write(folder, "helper.py", "import atexit\natexit.register(print, 'helper')")
     code = f"""
     import atexit, helper
@@ -94,12 +98,12 @@ def test_functions_for_the_end_are_called_however_it_ends(cluster: Cluster, fold
             run.wait()
     else:
         run.wait()
-    assert said(run)[0] == ["last", "first", "helper"]
+    assert lines_of(run)[0] == ["last", "first", "helper"]
     assert "ValueError: in atexit" in run.stderr[0]
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_fork_that_fails_says_so(cluster: Cluster, folder: Path, how: str) -> None:
+def test_failed_fork_is_reported(cluster: Cluster, folder: Path, how: str) -> None:
     code = """
     import os, sys
     for end in ("raise ValueError('in the child')", "sys.exit('said in the child')", "sys.exit(4)"):
@@ -109,7 +113,7 @@ def test_a_fork_that_fails_says_so(cluster: Cluster, folder: Path, how: str) -> 
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     run = cluster.scripts.run(write(folder, "fork.py", code), ranks=0, how=how)
-    assert said(run)[0] == ["1", "1", "4"]
+    assert lines_of(run)[0] == ["1", "1", "4"]
     assert "ValueError: in the child" in run.stderr[0]
     assert "said in the child" in run.stderr[0]
 
@@ -133,9 +137,9 @@ faulthandler.dump_traceback_later(5, exit=True)
 """
 
 
-def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Path) -> None:
+def test_process_state_changed_by_a_script_is_restored(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "mess.py", MESS)
-    look = (
+    probe = (
         "import builtins, gc, multiprocessing, random, threading; import numpy as np\n"
         "(print is builtins.print, hasattr(builtins, 'mess'), multiprocessing.get_start_method(allow_none=True), "
         "random.getstate()[1][:3], np.random.get_state()[1][:3].tolist(), torch.initial_seed(), gc.isenabled(), "
@@ -144,11 +148,11 @@ def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Pat
         "torch.backends.cuda.matmul.fp32_precision).__repr__()"
     )
     cluster.run("import random; import numpy as np; random.seed(5); np.random.seed(6); torch.manual_seed(7)")
-    before = cluster.run(look).results
+    before = cluster.run(probe).results
     for _ in range(2):
-        assert said(cluster.scripts.run(script))[0] == ["begins None True False"]
-        assert cluster.run(look).results == before
-    cluster.run("import time; time.sleep(5.2)")  # neither alarm rings
+        assert lines_of(cluster.scripts.run(script))[0] == ["begins None True False"]
+        assert cluster.run(probe).results == before
+    cluster.run("import time; time.sleep(5.2)")  # neither alarm fires
     assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
     cluster.run("torch.backends.cuda.matmul.fp32_precision = 'tf32'")
     try:
@@ -158,7 +162,7 @@ def test_more_of_what_a_script_changes_is_put_back(cluster: Cluster, folder: Pat
         cluster.run("torch.backends.cuda.matmul.fp32_precision = 'ieee'")
 
 
-def test_logging_begins_anew_and_libraries_keep_theirs(cluster: Cluster, folder: Path) -> None:
+def test_logging_is_reset_and_libraries_keep_their_loggers(cluster: Cluster, folder: Path) -> None:
     code = """
     import logging, sys
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s", force=False)
@@ -172,7 +176,7 @@ def test_logging_begins_anew_and_libraries_keep_theirs(cluster: Cluster, folder:
     cluster.run("logging.root.handlers.clear()")
 
 
-def test_a_person_s_modules_are_read_anew_wherever_they_lie(cluster: Cluster, folder: Path) -> None:
+def test_user_modules_are_imported_again_wherever_they_are(cluster: Cluster, folder: Path) -> None:
     code = "import sys, os; sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))\n"
     code += "from ours.model import V; print(V)"
     for project in ("a", "b"):
@@ -187,7 +191,7 @@ def test_a_person_s_modules_are_read_anew_wherever_they_lie(cluster: Cluster, fo
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_script_begins_without_a_group(cluster: Cluster, folder: Path, how: str) -> None:
+def test_script_starts_without_a_group(cluster: Cluster, folder: Path, how: str) -> None:
     code = """
     import torch, torch.distributed as dist
     print(dist.is_initialized())
@@ -214,28 +218,28 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLI
 """
 
 
-def test_switches_of_all_kinds_are_put_back(cluster: Cluster, folder: Path) -> None:
+def test_flags_of_all_kinds_are_restored(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "switches.py", SWITCHES)
-    look = (
+    probe = (
         "import decimal, faulthandler, resource, sys, tempfile; import numpy as np\n"
         "repr((torch.get_float32_matmul_precision(), torch.get_autocast_dtype('cpu'), torch.backends.mkldnn.enabled, "
         "torch.backends.mkldnn.matmul.fp32_precision, torch.multiprocessing.get_sharing_strategy(), np.geterr(), "
         "tempfile.tempdir, decimal.getcontext().prec, sys.getswitchinterval(), sys.get_int_max_str_digits(), "
         "faulthandler.is_enabled(), resource.getrlimit(resource.RLIMIT_NOFILE)))"
     )
-    before = cluster.run(look).results
+    before = cluster.run(probe).results
     for _ in range(2):
-        assert said(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
-        assert cluster.run(look).results == before
+        assert lines_of(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
+        assert cluster.run(probe).results == before
     cluster.run("torch.set_float32_matmul_precision('high')")
     try:
-        assert said(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
+        assert lines_of(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
         assert cluster.run("torch.get_float32_matmul_precision()").results[0] == "high"
     finally:
         cluster.run("torch.set_float32_matmul_precision('highest')")
 
 
-def test_a_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
+def test_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
     code = """
     import multiprocessing as mp, os, sys
     def told(_): return os.environ.get("FOO")
@@ -245,13 +249,13 @@ def test_a_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
         with mp.Pool(1) as pool: print(pool.map(told, [0]))
     """
     script = write(folder, "server.py", code)
-    for word in "AB":
-        assert said(cluster.scripts.run(script, [word], ranks=0))[0] == [f"['{word}']"]
+    for name in "AB":
+        assert lines_of(cluster.scripts.run(script, [name], ranks=0))[0] == [f"['{name}']"]
     families = cluster.run("import psutil; [each.cmdline() for each in psutil.Process().children()]", 0).results[0]
-    assert not [words for words in families if "forkserver" in " ".join(words)]
+    assert not [arguments for arguments in families if "forkserver" in " ".join(arguments)]
 
 
-def test_threads_that_a_script_leaves_end_without_a_word(cluster: Cluster, folder: Path) -> None:
+def test_threads_left_by_a_script_end_silently(cluster: Cluster, folder: Path) -> None:
     code = """
     import threading, time
     def loop():
@@ -264,6 +268,6 @@ def test_threads_that_a_script_leaves_end_without_a_word(cluster: Cluster, folde
     assert [each.stderr for each in (run, cluster.run(ended, timeout_s=30))] == [{0: "", 1: ""}, {0: "", 1: ""}]
 
 
-def test_who_bears_the_end_of_input_bears_that_nobody_answers(cluster: Cluster, folder: Path) -> None:
+def test_script_that_handles_eof_handles_missing_input(cluster: Cluster, folder: Path) -> None:
     code = "try: answer = input('go on? ')\nexcept EOFError: answer = 'yes'\nprint(answer)"
-    assert said(cluster.scripts.run(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}
+    assert lines_of(cluster.scripts.run(write(folder, "ask.py", code))) == {0: ["yes"], 1: ["yes"]}

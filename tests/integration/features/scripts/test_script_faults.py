@@ -1,4 +1,4 @@
-"""What befalls a session while a script runs: failures, interrupts, hangs, deaths."""
+"""Faults while a script runs: failures, interrupts, hangs, deaths."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure, UsageError
 
+from ....support.listeners import IgnoringListener
 from ....support.process_tools import wait_until
-from ....support.recovery_tools import HOST, SUM, is_whole
+from ....support.recovery_tools import HOST, SUM, is_intact, stop
 from .test_scripts import TRAIN, WAYS, write
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_who_waits_for_a_rank_whose_script_failed_is_released(
+def test_ranks_waiting_for_a_failed_script_are_released(
     three: Cluster, folder: Path, how: str, pids: dict[int, int]
 ) -> None:
     code = TRAIN.replace("from helper import double", "double = float").replace(
@@ -37,11 +38,11 @@ def test_who_waits_for_a_rank_whose_script_failed_is_released(
     else:
         assert "exited with code 1" in failure.evalue
     assert set(caught.value.waited) == {0, 2}
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_an_interrupt_ends_the_script_and_what_it_started(
+def test_interrupt_ends_the_script_and_its_child_processes(
     three: Cluster, folder: Path, how: str, pids: dict[int, int]
 ) -> None:
     script = write(
@@ -58,35 +59,25 @@ def test_an_interrupt_ends_the_script_and_what_it_started(
         """,
     )
     run = three.scripts.run(script, how=how, block=False)
-    run.listen(Seen())
+    run.listen(IgnoringListener())
     assert wait_until(lambda: three.table[0].state == "running" and len(three.where()) > 0)
     assert wait_until(lambda: any("barrier" in line or "long.py" in line for line in three.where()))
     three.interrupt()
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         run.wait()
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
     left = [each for pid in pids.values() for each in psutil.Process(pid).children(recursive=True)]
     assert not left
 
 
-def test_a_group_that_an_interrupt_left_half_ended_is_formed_anew(three: Cluster, pids: dict[int, int]) -> None:
+def test_group_left_half_destroyed_by_an_interrupt_is_formed_again(three: Cluster, pids: dict[int, int]) -> None:
     half = "from torch.distributed import distributed_c10d as c10d\nif rank == 1: c10d._update_default_pg(None)\n"
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         three.run(f"{half}raise KeyboardInterrupt")
-    assert is_whole(three, pids)
+    assert is_intact(three, pids)
 
 
-class Seen:
-    """A listener that takes note of nothing."""
-
-    def on_events(self, *_: object) -> None:
-        return
-
-    def on_end(self, *_: object) -> None:
-        return
-
-
-def test_a_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> None:
+def test_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> None:
     script = write(
         folder,
         "stuck.py",
@@ -100,7 +91,7 @@ def test_a_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> Non
         """,
     )
     run = three.scripts.run(script, block=False)
-    rank_0 = "rank 0: in Python code at stuck.py:5: while True: time.sleep(0.01)"  # or about to come there
+    rank_0 = "rank 0: in Python code at stuck.py:5: while True: time.sleep(0.01)"  # or about to get there
     assert wait_until(lambda: rank_0 in run.hang)
     assert wait_until(lambda: any("at stuck.py:6: dist.barrier()" in line for line in run.hang))
     three.interrupt()
@@ -108,7 +99,7 @@ def test_a_hang_in_a_script_names_its_lines(three: Cluster, folder: Path) -> Non
         run.wait()
 
 
-def test_a_rank_that_dies_in_a_script_is_replaced(three: Cluster, folder: Path) -> None:
+def test_rank_that_dies_in_a_script_is_replaced(three: Cluster, folder: Path) -> None:
     script = write(
         folder,
         "dies.py",
@@ -137,29 +128,27 @@ def _in(folder: Path, code: str) -> str:
 
 @pytest.mark.parametrize("as_script", [True, False])
 @pytest.mark.parametrize("kind", EXITS)
-def test_an_exit_after_an_interrupt_is_told_as_one(
+def test_exit_after_an_interrupt_is_reported_as_an_interrupt(
     three: Cluster, folder: Path, kind: str, pids: dict[int, int], *, as_script: bool
 ) -> None:
     code = WAITS + EXITS[kind]
     script = write(folder, "train.py", code)
     run = three.scripts.run(script, block=False) if as_script else three.run(_in(folder, code), block=False)
     assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
-    three.interrupt()
-    with pytest.raises(RankFailure) as caught:
-        run.wait()
-    assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
-    assert "130" not in "\n".join(failure.headline for failure in caught.value.failures)
+    error = stop(three, run)
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    assert "130" not in "\n".join(failure.headline for failure in error.failures)
     if as_script and kind == "in the except block":
-        assert caught.value.failures[0].headline == f"ranks 0-2 ({HOST}), train.py:4: KeyboardInterrupt"
-        assert "train.py:4" in "\n".join(caught.value.failures[0].traceback)
-    assert is_whole(three, pids)
+        assert error.failures[0].headline == f"ranks 0-2 ({HOST}), train.py:4: KeyboardInterrupt"
+        assert "train.py:4" in "\n".join(error.failures[0].traceback)
+    assert is_intact(three, pids)
     with pytest.raises(RankFailure, match="SystemExit: 3"):
-        three.run("raise SystemExit(3)")  # the next cell's is its own
+        three.run("raise SystemExit(3)")  # the next cell is not affected
     with pytest.raises(RankFailure, match=r"ScriptExit: exits\.py exited with code 3"):
         three.scripts.run(write(folder, "exits.py", "raise SystemExit(3)"))
 
 
-def test_a_script_that_ends_well_after_an_interrupt_has_ended_well(three: Cluster, folder: Path) -> None:
+def test_script_that_succeeds_after_an_interrupt_has_succeeded(three: Cluster, folder: Path) -> None:
     code = WAITS + "try: wait()\nexcept KeyboardInterrupt: sys.exit(0)"
     run = three.scripts.run(write(folder, "train.py", code), block=False)
     assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
@@ -167,7 +156,7 @@ def test_a_script_that_ends_well_after_an_interrupt_has_ended_well(three: Cluste
     run.wait()
 
 
-def test_what_the_script_raises_is_its_own(cluster: Cluster, folder: Path) -> None:
+def test_exceptions_raised_by_the_script_are_reported_as_its_own(cluster: Cluster, folder: Path) -> None:
     write(folder, "pack/__init__.py", "import nothing_there")
     write(folder, "pack/tool.py", "print('never')")
     write(folder, "opens.py", "import os\nopen(os.getcwd())")
@@ -178,7 +167,7 @@ def test_what_the_script_raises_is_its_own(cluster: Cluster, folder: Path) -> No
             cluster.scripts.run(target, ranks=0, **options)
         return caught.value.failures[0]
 
-    # Of the very folder that is entered, and of the very module that is looked for.
+    # For the folder that is entered, and for the module that is imported.
     assert failure("opens.py").headline.startswith(f"rank 0 ({HOST}), opens.py:2: IsADirectoryError: ")
     assert "opens.py:2" in "".join(failure("opens.py").traceback)
     for is_module in (False, True):
@@ -214,7 +203,7 @@ STATE = (
 )
 
 
-def test_a_working_directory_that_is_gone_is_told_and_costs_nothing_else(cluster: Cluster, folder: Path) -> None:
+def test_missing_working_directory_is_reported_without_further_effect(cluster: Cluster, folder: Path) -> None:
     write(folder, "mine.py", "value = 1")
     script = write(folder, "removes.py", REMOVES)
     (folder / "sub").mkdir()
@@ -231,17 +220,15 @@ def test_a_working_directory_that_is_gone_is_told_and_costs_nothing_else(cluster
             run = cluster.scripts.run(script)
             assert run.stdout == {0: "1\n", 1: "1\n"}
             why = "can't be entered any more (No such file or directory)"
-            told = f"the working directory {folder / 'sub'} {why}: it is {folder} now\n"
-            assert all(text.count(told) == 1 for text in run.stderr.values())
+            output = f"the working directory {folder / 'sub'} {why}: it is {folder} now\n"
+            assert all(text.count(output) == 1 for text in run.stderr.values())
             assert all(text.count("Full.flush() failed: OSError: no space") == 2 for text in run.stderr.values())
             assert cluster.run(STATE).results == expected
     finally:
         cluster.run("os.chdir(home); sys.path.pop(0); del sys.modules['mine'], mine")
 
 
-def test_a_notebook_s_folder_that_is_not_there_is_told(
-    cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_notebook_folder_is_reported(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = os.fspath(folder / write(folder, "it.py", "print('ran')"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "getcwd", lambda: "/no/such/folder")
@@ -259,7 +246,7 @@ def test_a_notebook_s_folder_that_is_not_there_is_told(
     assert cluster.scripts.run(script).stdout == {0: "ran\n", 1: "ran\n"}
 
 
-def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder: Path) -> None:
+def test_state_that_torch_sets_once_can_be_set_in_each_run(cluster: Cluster, folder: Path) -> None:
     code = """
     import sys, torch
     torch.set_num_interop_threads(torch.get_num_interop_threads() + int(sys.argv[1]))
@@ -271,15 +258,15 @@ def test_what_torch_takes_once_is_borne_again_and_again(cluster: Cluster, folder
         run = cluster.scripts.run(script, ["0"])
         assert (run.stdout, run.stderr) == ({0: "went on\n", 1: "went on\n"}, {0: "", 1: ""})
     (found,) = set(cluster.run("torch.get_num_interop_threads()").results.values())
-    told = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
+    output = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
     for text in cluster.scripts.run(script, ["1"]).stderr.values():
-        assert text.startswith(told)
+        assert text.startswith(output)
         assert text.count("\n") == 1
     with pytest.raises(RankFailure, match=r"RuntimeError: .*interop threads"):
-        cluster.run(f"torch.set_num_interop_threads({found})")  # a cell's is torch's own
+        cluster.run(f"torch.set_num_interop_threads({found})")  # a cell gets torch's own error
 
 
-def test_a_crash_is_told_with_the_script_s_line(three: Cluster, folder: Path, pids: dict[int, int]) -> None:
+def test_crash_is_reported_with_the_script_line(three: Cluster, folder: Path, pids: dict[int, int]) -> None:
     script = write(folder, "crash.py", "import os\ndef end():\n    os.abort()\nif os.environ['RANK'] == '1': end()")
     with pytest.raises(RankFailure) as caught:
         three.scripts.run(script)
@@ -291,13 +278,13 @@ def test_a_crash_is_told_with_the_script_s_line(three: Cluster, folder: Path, pi
     three.run("kept = rank * 11", 1)
 
 
-def test_one_error_is_told_once_however_often_python_repeats_itself(three: Cluster, folder: Path) -> None:
+def test_error_repeated_by_python_is_reported_once(three: Cluster, folder: Path) -> None:
     with pytest.raises(RankFailure) as caught:
         three.scripts.run(write(folder, "deep.py", "def f(): f()\nf()"))
     assert [failure.ranks for failure in caught.value.failures] == [(0, 1, 2)]
 
 
-def test_the_program_that_ended_first_is_named_first(three: Cluster, folder: Path) -> None:
+def test_program_that_failed_first_is_named_first(three: Cluster, folder: Path) -> None:
     code = """
     import os, sys, time
     if os.environ["RANK"] == "1": sys.exit(3)

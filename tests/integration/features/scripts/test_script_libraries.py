@@ -1,4 +1,4 @@
-"""What training libraries keep for a whole process: a script finds none of it, and leaves none."""
+"""Process-wide state of training libraries: a script sees none of the session's, and leaves none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure
 
-from .test_scripts import said, write
+from .test_scripts import lines_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +29,13 @@ print(before, accelerator.num_processes, accelerator.gradient_accumulation_steps
 FORGET = (
     "import sys\nfor name in [each for each in sys.modules if each.startswith('accelerate')]: del sys.modules[name]"
 )
-LOOK = """
+DEVICE_PROBE = """
 from accelerate.state import AcceleratorState, GradientState, PartialState
 [*map(len, (PartialState._shared_state, AcceleratorState._shared_state, GradientState._shared_state))] == [0, 0, 0]
 """
 
 
-def test_a_script_is_the_first_to_use_accelerate_again_and_again(cluster: Cluster, folder: Path) -> None:
+def test_every_script_initializes_accelerate_itself(cluster: Cluster, folder: Path) -> None:
     pytest.importorskip("accelerate")
     script = write(folder, "train.py", ACCELERATE)
     cluster.run(FORGET)
@@ -43,32 +43,32 @@ def test_a_script_is_the_first_to_use_accelerate_again_and_again(cluster: Cluste
         run = cluster.scripts.run(script)
         assert run.stdout == dict.fromkeys(range(2), "[0, 0, 0] 2 3\n")
         assert all("once" in text for text in run.stderr.values()), "as in a new process"
-        assert cluster.run(LOOK).results == {0: True, 1: True}
+        assert cluster.run(DEVICE_PROBE).results == {0: True, 1: True}
 
 
-def test_the_session_s_accelerator_is_itself_after_a_script(cluster: Cluster, folder: Path) -> None:
+def test_session_accelerator_is_unchanged_after_a_script(cluster: Cluster, folder: Path) -> None:
     pytest.importorskip("accelerate")
     script = write(folder, "train.py", ACCELERATE)
     cluster.run("from accelerate import Accelerator; from accelerate.state import AcceleratorState")
     cluster.run("accelerator = Accelerator(gradient_accumulation_steps=5)")
-    look = (
+    sample = (
         "accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes, "
         "AcceleratorState().__dict__ is accelerator.state.__dict__"
     )
     expected = dict.fromkeys(range(2), ("no", 5, 2, True))
-    assert cluster.run(look).results == expected
+    assert cluster.run(sample).results == expected
     try:
-        assert said(cluster.scripts.run(script))[0] == ["[0, 0, 0] 2 3"]
-        assert cluster.run(look).results == expected
+        assert lines_of(cluster.scripts.run(script))[0] == ["[0, 0, 0] 2 3"]
+        assert cluster.run(sample).results == expected
         with pytest.raises(RankFailure, match="boom"):
             cluster.scripts.run(write(folder, "fails.py", ACCELERATE + "raise RuntimeError('boom')"))
-        assert cluster.run(look).results == expected
+        assert cluster.run(sample).results == expected
     finally:
         cluster.run("accelerator.free_memory(); accelerator.state._reset_state(reset_partial_state=True)")
         cluster.run("from accelerate.state import GradientState; GradientState._reset_state()")
 
 
-# As DeepSpeed keeps it: variables of modules, objects of its own among them, and dictionaries that are filled in place.
+# As DeepSpeed keeps it: module variables, some of them its own objects, and dictionaries that are filled in place.
 COMM = """
 class Logger:
     def __init__(self):
@@ -112,15 +112,15 @@ def like_deepspeed(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("like_deepspeed")
-def test_deepspeed_begins_anew_with_a_script(cluster: Cluster, folder: Path) -> None:
+def test_deepspeed_state_is_fresh_in_a_script(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "train.py", DEEPSPEED)
-    look = (
+    sample = (
         "from deepspeed.comm import comm; from deepspeed.utils import groups; "
         "comm.cdb, comm.comms_logger.calls, groups._EXPERT_PARALLEL_GROUP, groups.mpu"
     )
     for _ in range(2):
         assert cluster.scripts.run(script).stdout == {0: BEGIN, 1: BEGIN}
-        assert cluster.run(look).results == dict.fromkeys(range(2), (None, {}, {}, None))
+        assert cluster.run(sample).results == dict.fromkeys(range(2), (None, {}, {}, None))
     cluster.run(
         "comm.init_distributed(); ours = comm.cdb, comm.comms_logger; groups._EXPERT_PARALLEL_GROUP[1] = 'ours'"
     )

@@ -1,4 +1,4 @@
-"""``%dist_run``: a script on the ranks behaves as under torchrun, again and again."""
+"""``%dist_run``: a script on the ranks behaves as under torchrun, repeatedly."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def write(folder: Path, name: str, text: str) -> str:
     return name
 
 
-def said(run: CellRun) -> dict[int, list[str]]:
+def lines_of(run: CellRun) -> dict[int, list[str]]:
     return {rank: text.splitlines() for rank, text in run.stdout.items()}
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_torchrun_script_runs_again_and_again(cluster: Cluster, folder: Path, how: str) -> None:
+def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path, how: str) -> None:
     write(folder, "helper.py", "def double(x): return 2 * x")
     script = write(folder, "train.py", TRAIN)
     expected = {rank: [f"rank {rank} of 2 local {rank} sum 4.0 lr 0.5"] for rank in range(2)}
     cluster.run("kept = rank; helper = 'mine'")
     for _ in range(2):
-        assert said(cluster.scripts.run(script, ["--lr", "0.5"], how=how)) == expected
+        assert lines_of(cluster.scripts.run(script, ["--lr", "0.5"], how=how)) == expected
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}, "the session's group is there"
-    # What was edited meanwhile is what runs.
+    # The edited version is what runs.
     write(folder, "helper.py", "def double(x): return 4 * x")
-    assert said(cluster.scripts.run(script, how=how)) == {
+    assert lines_of(cluster.scripts.run(script, how=how)) == {
         rank: [f"rank {rank} of 2 local {rank} sum 6.0 lr 0.1"] for rank in range(2)
     }
     assert cluster.run("kept, helper").results == {0: (0, "mine"), 1: (1, "mine")}
@@ -83,7 +83,7 @@ before is dist.group.WORLD, model.module.weight.grad.item(), y.item()
 """
 
 
-def test_a_group_that_a_script_leaves_is_ended(three: Cluster, folder: Path) -> None:
+def test_group_left_by_a_script_is_destroyed(three: Cluster, folder: Path) -> None:
     code = """
     import os, sys, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -103,7 +103,7 @@ def test_a_group_that_a_script_leaves_is_ended(three: Cluster, folder: Path) -> 
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
+def test_environment_of_a_script(cluster: Cluster, folder: Path, how: str) -> None:
     write(
         folder,
         "inner/show.py",
@@ -126,7 +126,7 @@ def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
     finally:
         cluster.run("os.environ['RANK'] = str(rank)")
     for rank in range(2):
-        lines = said(run)[rank]
+        lines = lines_of(run)[rank]
         argv = ["inner/show.py", "--node", f"gpu{rank}", f"{rank}", "$HOME", "a b"]
         assert lines[0] == f"__main__ show.py {argv}"
         assert lines[1] == f"{folder} {folder / 'inner'}"
@@ -136,7 +136,7 @@ def test_what_a_script_finds(cluster: Cluster, folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_module_and_a_folder_run(cluster: Cluster, folder: Path, how: str) -> None:
+def test_module_and_folder_run(cluster: Cluster, folder: Path, how: str) -> None:
     write(folder, "tool/__init__.py", "")
     write(folder, "tool/part.py", "word = 'part'")
     write(folder, "tool/__main__.py", "import sys; from .part import word; print(__package__, word, sys.argv[1:])")
@@ -157,13 +157,13 @@ def test_a_module_and_a_folder_run(cluster: Cluster, folder: Path, how: str) -> 
         ("raise SystemExit(2)", r"ranks 0-1 \({host}\): (Script|Program)Exit: it.py exited with code 2"),
     ],
 )
-def test_an_exit_code_is_told(cluster: Cluster, folder: Path, how: str, code: str, message: str) -> None:
+def test_exit_code_is_reported(cluster: Cluster, folder: Path, how: str, code: str, message: str) -> None:
     with pytest.raises(RankFailure, match=message.format(host=HOST)):
         cluster.scripts.run(write(folder, "it.py", code), how=how)
     assert cluster.scripts.run(write(folder, "well.py", "import sys\nsys.exit(0)"), how=how).stdout == {0: "", 1: ""}
 
 
-def test_of_programs_that_fail_together_the_first_is_named(cluster: Cluster, folder: Path) -> None:
+def test_first_of_several_failing_programs_is_named(cluster: Cluster, folder: Path) -> None:
     code = """
     import os, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -175,12 +175,12 @@ def test_of_programs_that_fail_together_the_first_is_named(cluster: Cluster, fol
         cluster.scripts.run(write(folder, "train.py", code), how="fresh")
 
 
-def test_an_exit_with_a_message_is_told(cluster: Cluster, folder: Path) -> None:
+def test_exit_message_is_reported(cluster: Cluster, folder: Path) -> None:
     with pytest.raises(RankFailure, match=r"ScriptExit: it\.py exited: no data here"):
         cluster.scripts.run(write(folder, "it.py", "import sys\nsys.exit('no data here')"))
 
 
-def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Cluster, folder: Path) -> None:
+def test_error_names_the_script_line_and_shows_no_internal_frames(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder, "broken.py", "import os\n\ndef main():\n    if os.environ['RANK'] == '1':\n        1 / 0\n\nmain()"
     )
@@ -195,7 +195,7 @@ def test_an_error_names_the_script_s_line_and_shows_nothing_of_ours(cluster: Clu
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_can_t_be_run_is_said_in_one_line(cluster: Cluster, folder: Path, how: str) -> None:
+def test_invalid_script_is_reported_in_one_line(cluster: Cluster, folder: Path, how: str) -> None:
     if how == "here":
         with pytest.raises(RankFailure, match=f"ScriptError: there is no missing.py in {folder}") as caught:
             cluster.scripts.run("missing.py")
@@ -211,7 +211,7 @@ def test_what_can_t_be_run_is_said_in_one_line(cluster: Cluster, folder: Path, h
         cluster.scripts.run("missing.py", how="sideways")
 
 
-def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
+def test_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder,
         "messy.py",
@@ -234,7 +234,7 @@ def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
         threading.Thread(target=lambda: print("thread")).start()
         """,
     )
-    look = (
+    sample = (
         "import logging, os, signal, sys, warnings\n"
         "(os.getcwd(), 'MESS' in os.environ, '/mess' in sys.path, sys.argv, logging.root.handlers, "
         "signal.getsignal(signal.SIGTERM), torch.get_default_dtype(), torch.is_grad_enabled(), "
@@ -242,16 +242,16 @@ def test_a_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
         "sys.modules['__main__'].__dict__ is globals(), len(warnings.filters)).__repr__()"
     )
     cluster.run("torch.manual_seed(5)")
-    before = cluster.run(look).results
+    before = cluster.run(sample).results
     runs = [cluster.scripts.run(script).stdout[0] for _ in range(2)]
     assert runs[0] == runs[1], "each begins as in a new process"
     assert runs[0].splitlines()[0] == "log heard once"
     assert runs[0].splitlines()[-1] == "at the end"
-    assert cluster.run(look).results == before
+    assert cluster.run(sample).results == before
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Path, how: str) -> None:
+def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path, how: str) -> None:
     fork = write(
         folder,
         "fork.py",
@@ -263,8 +263,8 @@ def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Pat
             print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
     )
-    lines = said(cluster.scripts.run(fork, how=how))
-    assert all(sorted(told) == ["child", "ended with 0", "parent"] for told in lines.values())
+    lines = lines_of(cluster.scripts.run(fork, how=how))
+    assert all(sorted(text) == ["child", "ended with 0", "parent"] for text in lines.values())
     close = write(
         folder, "close.py", "import os, sys\nprint('before', flush=True)\nsys.stdout.close()\nos.close(1)\nos.close(2)"
     )
@@ -273,7 +273,7 @@ def test_a_script_may_fork_and_close_what_it_likes(cluster: Cluster, folder: Pat
     assert cluster.run("print('still', rank)").stdout == {0: "still 0\n", 1: "still 1\n"}
 
 
-def test_a_closed_stdout_is_nobody_elses_file(cluster: Cluster, folder: Path) -> None:
+def test_closed_stdout_is_not_reused_for_another_file(cluster: Cluster, folder: Path) -> None:
     code = """
     import os, time
     print("lost", end="")
@@ -311,13 +311,13 @@ def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> No
     assert cluster.scripts.run(script, ranks=0).stdout == {0: "(0, '__mp_main__')\n"}
 
 
-def test_a_process_of_its_own_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
+def test_script_in_its_own_process_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "told.py", "import os, sys; print(os.environ.get('FORCE_COLOR'), sys.stdout.isatty())")
     assert cluster.scripts.run(script, how="fresh").stdout == {0: "None False\n", 1: "None False\n"}
 
 
 @pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
-def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, folder: Path) -> None:
+def test_one_program_per_node_starts_its_own_processes(cluster: Cluster, folder: Path) -> None:
     script = write(
         folder,
         "node.py",
@@ -338,15 +338,15 @@ def test_one_program_on_each_node_starts_its_own_processes(cluster: Cluster, fol
         """,
     )
     run = cluster.scripts.run(script, how="node")
-    assert said(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"]}
-    assert said(cluster.scripts.run(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
+    assert lines_of(run) == {0: ["False 0 1", "sum 2.0", "sum 2.0"]}
+    assert lines_of(cluster.scripts.run(script, ranks=1, how="node")) == {1: ["False 0 1", "sum 2.0", "sum 2.0"]}
     train = write(folder, "train.py", TRAIN.replace("from helper import double", "double = float"))
     launch = ["--standalone", f"--log-dir={folder}", "--nproc-per-node=2", "--nnodes=$NNODES", train]
     run = cluster.scripts.run("torch.distributed.run", launch, is_module=True, how="node")
-    assert sorted(said(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
+    assert sorted(lines_of(run)[0]) == [f"rank {rank} of 2 local {rank} sum 3.0 lr 0.1" for rank in range(2)]
 
 
-def test_the_magic_reads_its_line(notebook: Notebook, folder: Path) -> None:
+def test_magic_parses_its_line(notebook: Notebook, folder: Path) -> None:
     write(folder, "echo.py", "import sys\nprint(sys.argv[1:])")
     notebook.run(f"import os; os.chdir({os.fspath(folder)!r})").check()
     run = notebook.run("%dist_run echo.py -r 5 --lr 0.1 'a b' x#y '#f00' {x} $LOCAL_RANK  # a comment, don't read it")

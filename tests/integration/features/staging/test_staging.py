@@ -1,4 +1,4 @@
-"""``%dist_stage``: a data set comes to each node's disk once, whole or not at all."""
+"""``%dist_stage``: a data set is copied to each node's disk once, completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jupyter_disttrain.errors import RankFailure, StageError
 from jupyter_disttrain.features.staging import client
 
 from ....support.process_tools import own_children
-from ....support.stage_tools import MIB, FileServer, data
+from ....support.stage_tools import MIB, FileServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ....lab import Lab
     from ....support.notebook_driver import Notebook
-
-__all__ = ["data"]  # the fixture of this module
 
 
 # Ranks on hosts
@@ -48,13 +46,11 @@ def hashes(lab: Lab, path: str) -> set[str]:
     return {lab.run(host, f"sha256sum < {path}").split()[0] for host in lab.hosts}
 
 
-def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted(
-    breakable: Lab, nodes: Cluster
-) -> None:
+def test_url_is_read_once_for_all_nodes_and_transferred_encrypted(breakable: Lab, nodes: Cluster) -> None:
     content = os.urandom(MIB) + b"a word in clear" * (20 * MIB // 15)
-    told = []
+    progress: list[client.StageProgress] = []
     with FileServer(content, breakable.head_address) as server, breakable.capture() as capture:
-        staged = nodes.staging.stage(server.url, breakable.local_disk, name="data", on_progress=told.append)
+        staged = nodes.staging.stage(server.url, breakable.local_disk, name="data", on_progress=progress.append)
         assert server.sent == len(content)
         nodes.staging.stage(server.url, breakable.local_disk)
         assert server.sent == len(content)
@@ -68,9 +64,7 @@ def test_an_address_is_read_once_for_all_nodes_and_crosses_the_network_encrypted
     assert str(staged).startswith("file.bin: 22.0 MB in 1 file, on 3 nodes in ")
 
 
-def test_what_the_notebooks_machine_alone_has_is_sent_from_there_and_through_ssh_where_nothing_else_leads(
-    breakable: Lab, nodes: Cluster
-) -> None:
+def test_data_on_the_notebook_machine_is_sent_from_there_over_ssh_if_needed(breakable: Lab, nodes: Cluster) -> None:
     source = breakable.local_disk / "only-here"  # each host has another disk there
     source.mkdir()
     try:
@@ -96,9 +90,9 @@ def test_what_the_notebooks_machine_alone_has_is_sent_from_there_and_through_ssh
     assert own_children("-L") == []
 
 
-def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(breakable: Lab, nodes: Cluster, data: Path) -> None:
+def test_full_disk_is_one_message_and_the_next_call_resumes(breakable: Lab, nodes: Cluster, data: Path) -> None:
     nodes.staging.stage(data, breakable.local_disk)
-    for number in range(400):  # a file takes more room than its bytes, which nobody knows beforehand
+    for number in range(400):  # a file occupies more than its size, by an unknown amount
         (data / f"{number}").write_text("x")
     breakable.fill("node2")
     breakable.run("node2", f"truncate --size -1M {breakable.local_disk}/filler")
@@ -113,26 +107,26 @@ def test_a_full_disk_ends_in_one_message_and_the_next_call_goes_on(breakable: La
     }
 
 
-def test_an_interrupted_file_goes_on_at_its_last_block(breakable: Lab, nodes: Cluster) -> None:
+def test_interrupted_file_resumes_at_its_last_block(breakable: Lab, nodes: Cluster) -> None:
     content = os.urandom(24 * MIB)
     path = f"{breakable.local_disk}/file.bin"
     with FileServer(content, breakable.head_address) as server:
         server.hold(16 * MIB)
         is_written = threading.Event()
 
-        def told(progress: client.StageProgress) -> None:
+        def report(progress: client.StageProgress) -> None:
             if progress.done_bytes == 16 * MIB:
                 is_written.set()
 
-        with when(is_written, nodes.interrupt), pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            nodes.staging.stage(server.url, breakable.local_disk, on_progress=told)
+        with on_event(is_written, nodes.interrupt), pytest.raises(RankFailure, match="KeyboardInterrupt"):
+            nodes.staging.stage(server.url, breakable.local_disk, on_progress=report)
         assert not any(breakable.run(host, f"ls {path}", check=False).strip() for host in breakable.hosts)
         server.release()
         assert nodes.staging.stage(server.url, breakable.local_disk).read_bytes == 8 * MIB
     assert hashes(breakable, path) == {hashlib.sha256(content).hexdigest()}
 
 
-def test_a_port_that_is_closed_between_nodes_is_named(
+def test_closed_port_between_nodes_is_named(
     breakable: Lab, nodes: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.run("import jupyter_disttrain.features.staging.pipeline as relay; relay.GREET_SECONDS = 1.0")
@@ -151,20 +145,23 @@ def test_a_port_that_is_closed_between_nodes_is_named(
     nodes.run("relay.GREET_SECONDS = 20.0; del relay")
 
 
-def test_a_node_that_dies_ends_the_others(breakable: Lab) -> None:
+def test_death_of_a_node_ends_the_others(breakable: Lab) -> None:
     content = os.urandom(24 * MIB)
     with (
         FileServer(content, breakable.head_address) as server,
         on_hosts(breakable, 1, 1, 1, on_rank_death="stop") as cluster,
     ):
         server.hold(16 * MIB)
-        with when(server.holding, lambda: breakable.kill("node3")), pytest.raises((RankFailure, StageError)) as caught:
+        with (
+            on_event(server.holding, lambda: breakable.kill("node3")),
+            pytest.raises((RankFailure, StageError)) as caught,
+        ):
             cluster.staging.stage(server.url, breakable.local_disk)
         assert "node3" in str(caught.value)
 
 
-class when:  # noqa: N801  (it reads as a word)
-    """Do something in a thread as soon as an event comes."""
+class on_event:  # noqa: N801  (it reads as a word)
+    """Call a function in a thread as soon as an event is set."""
 
     def __init__(self, event: threading.Event, what: Callable[[], object]) -> None:
         self._thread = threading.Thread(target=lambda: event.wait(60) and what())
@@ -179,7 +176,7 @@ class when:  # noqa: N801  (it reads as a word)
 # On one machine
 
 
-def test_what_can_t_be_staged_is_said(torchless: Cluster, tmp_path: Path) -> None:
+def test_invalid_sources_are_reported(torchless: Cluster, tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"nothing is not there on .*; put it on a file system that a node sees"):
         torchless.staging.stage(tmp_path / "nothing")
     with pytest.raises(RankFailure, match="s3://bucket/x can't be read by the ranks' Python; run: pip install s3fs"):
@@ -188,7 +185,7 @@ def test_what_can_t_be_staged_is_said(torchless: Cluster, tmp_path: Path) -> Non
         torchless.staging.stage(tmp_path, "/proc/nothing")
 
 
-def test_the_magic_shows_one_line(notebook: Notebook, data: Path, tmp_path: Path) -> None:
+def test_magic_shows_one_line(notebook: Notebook, data: Path, tmp_path: Path) -> None:
     outcome = notebook.run(f"%dist_stage {data} --to {tmp_path}/local --as where").check()
     assert len(outcome.outputs) == 1
     assert outcome.lines[0].startswith("data: 3.1 MB in 3 files, on 1 node in ")

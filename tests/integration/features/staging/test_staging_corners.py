@@ -1,4 +1,4 @@
-"""``%dist_stage`` in its corners: folders that are odd, disks that fail late, sources that change their kind."""
+"""``%dist_stage``, rare cases with ranks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure
 
-from ....support.stage_tools import MIB, FileServer, data
+from ....support.stage_tools import MIB, FileServer
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
 
-__all__ = ["data"]  # the fixture of this module
 
-
-def test_an_address_that_can_t_be_read_is_shown_without_what_signs_it(torchless: Cluster, tmp_path: Path) -> None:
+def test_unreadable_url_is_shown_without_its_signature(torchless: Cluster, tmp_path: Path) -> None:
     with FileServer(b"content") as server:
         address = server.url.replace("://", "://me:secret@")
     for refused in (f"{address}?sig=hidden", "s3://me:secret@bucket/x?sig=hidden", "http://me:secret@[x/?sig=hidden"):
@@ -29,7 +27,7 @@ def test_an_address_that_can_t_be_read_is_shown_without_what_signs_it(torchless:
 
 
 @pytest.mark.parametrize("change", ["del os.environ['MASTER_ADDR']", "os.environ['MASTER_ADDR'] = 'nowhere.invalid'"])
-def test_where_rank_0_is_stays_known_whatever_cells_do_to_the_variable(
+def test_rank_0_location_does_not_depend_on_the_user_variable(
     torchless: Cluster, data: Path, tmp_path: Path, change: str
 ) -> None:
     script = tmp_path / "script.py"

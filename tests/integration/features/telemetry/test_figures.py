@@ -1,4 +1,4 @@
-"""Figures that a review found to be wrong, or to cost more and more."""
+"""Metrics and status figures with real ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ....support.notebook_driver import Notebook
 
 
-def test_who_waits_again_and_again_does_not_count_as_who_waits_for_ever() -> None:
+def test_repeated_short_waits_are_not_reported_as_one_long_wait() -> None:
     code = """
 import time
 if rank == 0:
@@ -40,10 +40,10 @@ else:
             waited.append(cluster.telemetry.ranks[0].vitals.waits_s)
             time.sleep(0.05)
         run.wait()
-        assert 0 < max(waited) < 2.4  # half of what it waited in all
+        assert 0 < max(waited) < 2.4  # half of the whole waiting time
 
 
-def test_ranks_whose_loader_is_interrupted_by_another_say_how_long_they_need() -> None:
+def test_ranks_with_interleaved_loaders_report_their_data_time() -> None:
     code = """
 import gc, time
 from torch.utils.data import DataLoader
@@ -64,7 +64,7 @@ seen
             assert left_s >= 0.02 * (100 - done)
 
 
-def test_loaders_of_all_kinds_are_counted_and_none_is_harmed() -> None:
+def test_data_loaders_of_all_kinds_are_timed_and_unchanged() -> None:
     code = """
 import gc, time
 from torch.utils.data import DataLoader, Sampler
@@ -95,7 +95,7 @@ batches, together
         assert all(left_s >= 0 for _, _, left_s in together[1:])
 
 
-def test_a_view_is_drawn_once_a_cell_however_often_it_is_shown(bare_notebook: Notebook) -> None:
+def test_view_is_drawn_once_per_cell_however_often_it_is_shown(bare_notebook: Notebook) -> None:
     bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
     bare_notebook.run("%%distributed --watch\nlog_metrics(1, loss=0.5)").check()
     for _ in range(3):
@@ -112,16 +112,16 @@ def test_a_view_is_drawn_once_a_cell_however_often_it_is_shown(bare_notebook: No
     assert (
         bare_notebook.run("get_ipython().display_pub.publish = publish; sum(updates)").text == "2"
     )  # one for each cell
-    # Where no server gives a page the logs, the kernel does.
+    # Where no server sends the logs to a page, the kernel does.
     bare_notebook.run("%%distributed\nimport sys\nprint('of', rank, file=sys.stderr, flush=True)").check()
     widget = "from jupyter_disttrain.notebook.views.widget import ClusterWidget\nwidget = ClusterWidget(cluster)\n"
-    told = bare_notebook.run(f"{widget}widget._answer({{'ask': 'log', 'rank': 1}})['logs']").check().text
-    assert literal_eval(told) == [{"rank": 1, "parts": [{"stream": "stderr", "text": "of 1\n"}], "is_cut": False}]
+    output = bare_notebook.run(f"{widget}widget._answer({{'ask': 'log', 'rank': 1}})['logs']").check().text
+    assert literal_eval(output) == [{"rank": 1, "parts": [{"stream": "stderr", "text": "of 1\n"}], "is_cut": False}]
     bare_notebook.run("%dist_shutdown").check()
     assert bare_notebook.run("1 + 1").check().text == "2"
 
 
-def test_the_status_of_ranks_that_are_started_anew_is_said() -> None:
+def test_status_of_restarting_ranks_is_shown() -> None:
     with Cluster(n=1, launcher="local", backend="none", name="anew") as cluster:
         reset = threading.Thread(target=cluster.reset)
         reset.start()
@@ -131,20 +131,20 @@ def test_the_status_of_ranks_that_are_started_anew_is_said() -> None:
         assert status_text(cluster).startswith("anew: rank 0 · local")
 
 
-def test_a_look_that_fails_does_not_freeze_the_page(torchless: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = threading.Semaphore(0)
+def test_failed_sample_does_not_freeze_the_page(torchless: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = threading.Semaphore(0)
 
     def fail(_cluster: Cluster) -> dict[str, Any]:
-        looks.release()
+        samples.release()
         raise AttributeError("as while ranks are started anew")
 
     shown = ClusterWidget(torchless)
     monkeypatch.setattr(widget, "snapshot", fail)
-    assert all(looks.acquire(timeout=10) for _ in range(2))
+    assert all(samples.acquire(timeout=10) for _ in range(2))
     shown.close()
 
 
-def test_what_a_thread_logs_after_its_cell_is_the_cells() -> None:
+def test_late_metrics_of_a_thread_belong_to_its_cell() -> None:
     code = """
 import threading
 goes, ends = threading.Event(), threading.Event()
@@ -164,10 +164,10 @@ goes.wait()
         assert {row.cell for row in cluster.metrics.rows()} <= {1, 2}
 
 
-def test_nan_on_several_ranks_is_said_of_all_and_of_this_cell_alone(notebook: Notebook) -> None:
+def test_nan_on_several_ranks_is_reported_for_all_and_for_this_cell_only(notebook: Notebook) -> None:
     notebook.run("%%distributed\nlog_metrics(79, fallen=1.0)").check()
-    told = notebook.run("%%distributed\nlog_metrics(0, fallen=float('nan'))").check()
-    assert "fallen is NaN on ranks 0-1 at step 0" in told.lines
+    outcome = notebook.run("%%distributed\nlog_metrics(0, fallen=float('nan'))").check()
+    assert "fallen is NaN on ranks 0-1 at step 0" in outcome.lines
     both = notebook.run(
         "%%distributed\nlog_metrics(0, fallen=2.0)\nlog_metrics(1, fallen=float('nan') if rank else 1.0)"
     )

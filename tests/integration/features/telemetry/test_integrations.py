@@ -17,13 +17,13 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Cluster]:
-    """Two ranks in which libraries are imported."""
+    """Two ranks with the libraries imported."""
     with Cluster(n=2, name="adapters") as cluster:
         yield cluster
 
 
 def losses(ranks: Cluster, name: str, logging: tuple[int, ...] = (0, 1)) -> list[list[float]]:
-    """Return what was logged of a loss, by step and rank; all those ranks, and no others, have logged every step."""
+    """Return the logged losses by step and rank; check that exactly these ranks logged every step."""
     found = ranks.metrics.gather(name)
     assert found.ranks == logging
     assert not found.is_missing.any()
@@ -103,7 +103,7 @@ for step in range({STEPS}):
     accelerator.log({{"accelerate_loss": 10 * step + rank, "note": "no number"}}, step=step)
 accelerator.end_training()
 """)
-    # On other ranks than 0 accelerate asks no tracker.
+    # On ranks other than 0 accelerate calls no tracker.
     assert losses(ranks, "accelerate_loss", (0,)) == [[10 * step] for step in range(STEPS)]
     assert ranks.run(SUM).results == {0: 2.0, 1: 2.0}
 
@@ -111,7 +111,7 @@ accelerator.end_training()
 SUM = "total = torch.ones(()); dist.all_reduce(total); total.item()"
 
 
-def test_a_logger_in_a_script_logs_nothing() -> None:
+def test_logger_in_a_script_logs_nothing() -> None:
     pytest.importorskip("lightning")
     from jupyter_disttrain.integrations import LightningLogger  # noqa: PLC0415
 

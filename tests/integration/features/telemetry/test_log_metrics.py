@@ -1,4 +1,4 @@
-"""``log_metrics`` from the call to the table, the file and the frame."""
+"""``log_metrics`` from the call to the table, the file and the data frame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for step in range(10):
 """
 
 
-def test_values_are_there_when_the_cell_has_ended(cluster: Cluster) -> None:
+def test_values_are_available_when_the_cell_has_ended(cluster: Cluster) -> None:
     cluster.run(LOOP)
     loss = cluster.metrics.gather("loss")
     assert loss.ranks == (0, 1)
@@ -45,7 +45,7 @@ def test_values_are_there_when_the_cell_has_ended(cluster: Cluster) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_values_that_run_off_are_gathered_without_a_warning(cluster: Cluster) -> None:
+def test_diverged_values_are_gathered_without_a_warning(cluster: Cluster) -> None:
     values = "[float('inf'), (-1) ** rank * float('inf'), 1e308]"
     cluster.run(f"for step, value in enumerate({values}): log_metrics(step, off=value)")
     off = cluster.metrics.gather("off")
@@ -53,14 +53,14 @@ def test_values_that_run_off_are_gathered_without_a_warning(cluster: Cluster) ->
     np.testing.assert_array_equal(off.spread, [np.nan, np.inf, 0])
 
 
-def test_a_cell_that_runs_again_begins_anew_and_the_earlier_one_stays(cluster: Cluster) -> None:
+def test_repeated_cell_starts_a_new_curve_and_keeps_the_earlier_one(cluster: Cluster) -> None:
     first = cluster.run("for step in range(5): log_metrics(step, again=step)")
     cluster.run("for step in range(3): log_metrics(step, again=10 + step)", 0)
     assert cluster.metrics.gather("again").values.tolist() == [[10], [11], [12]]
     assert cluster.metrics.gather("again", cell=first.number).values.shape == (5, 2)
 
 
-def test_steps_may_go_back_be_missing_and_be_huge(cluster: Cluster) -> None:
+def test_steps_may_decrease_be_missing_and_be_huge(cluster: Cluster) -> None:
     cluster.run("for step in (3, 1, 2**53, 1): log_metrics(step, jumping=step + 0.5)", 0)
     found = cluster.metrics.gather("jumping")
     assert found.steps.tolist() == [1, 3, 2**53]
@@ -69,7 +69,7 @@ def test_steps_may_go_back_be_missing_and_be_huge(cluster: Cluster) -> None:
     assert cluster.metrics.gather("counted").steps.tolist() == [0, 1]
 
 
-def test_a_name_may_change_its_type_but_not_to_text(cluster: Cluster) -> None:
+def test_metric_may_change_its_number_type_but_not_to_text(cluster: Cluster) -> None:
     kinds = "1, 2.5, True, torch.tensor(4), float('nan'), 'five', 6"
     refused = "try: log_metrics(step, kind=value)\n    except TypeError as error: print(error)"
     run = cluster.run(f"for step, value in enumerate([{kinds}]):\n    {refused}", 0)
@@ -100,7 +100,7 @@ def test_a_name_may_change_its_type_but_not_to_text(cluster: Cluster) -> None:
         ("log_metrics(2**60, loss=1)", r"a whole number up to 2\*\*53 as its step, not 1152921504606846976"),
     ],
 )
-def test_what_is_no_number_is_refused(cluster: Cluster, call: str, message: str) -> None:
+def test_non_numbers_are_refused(cluster: Cluster, call: str, message: str) -> None:
     before = len(cluster.metrics)
     with pytest.raises(RankFailure, match=message):
         cluster.run(call, 0)
@@ -108,7 +108,7 @@ def test_what_is_no_number_is_refused(cluster: Cluster, call: str, message: str)
 
 
 @pytest.mark.parametrize("value", ["torch.tensor(2.0, requires_grad=True)", "torch.tensor([[2]])", "True + 1", "2.0"])
-def test_numbers_of_many_kinds_are_taken(cluster: Cluster, value: str) -> None:
+def test_numbers_of_many_types_are_accepted(cluster: Cluster, value: str) -> None:
     cluster.run(f"log_metrics(torch.tensor(4), kind={value})", 1)
     row = cluster.metrics.rows("kind")[-1]
     assert (row.rank, row.step, row.value) == (1, 4, 2.0)
@@ -122,7 +122,7 @@ def test_nan_on_one_rank_is_named_at_once_and_once(notebook: Notebook) -> None:
     assert cell.check().lines == ["loss is NaN on rank 1 at step 4; before that it was 3.5 (step 3)"]
 
 
-def test_infinity_arrives_as_it_is(cluster: Cluster) -> None:
+def test_infinity_arrives_unchanged(cluster: Cluster) -> None:
     cluster.run("log_metrics(0, up=float('inf'), down=torch.tensor(float('-inf')), none=float('nan'))", 0)
     assert cluster.metrics.rows("up")[-1].value == math.inf
     assert cluster.metrics.rows("down")[-1].value == -math.inf
@@ -144,7 +144,7 @@ def test_names_past_the_limit_are_refused_once(cluster: Cluster) -> None:
     assert len(cluster.metrics.names) == before
 
 
-def test_metrics_outlive_the_kernel_and_come_back_once(tmp_path: Path) -> None:
+def test_metrics_outlive_the_kernel_and_are_restored_once(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     cluster = Cluster(n=2, launcher="local", backend="none", keep=True, name="kept-metrics")
     cluster.run("for step in range(5): log_metrics(step, early=rank)")
@@ -165,7 +165,7 @@ def test_metrics_outlive_the_kernel_and_come_back_once(tmp_path: Path) -> None:
     assert files == ["rank0.metrics.jsonl", "rank1.metrics.jsonl"]
 
 
-def test_a_frame_and_a_csv_file_hold_every_value(cluster: Cluster, tmp_path: Path) -> None:
+def test_frame_and_csv_file_hold_every_value(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.run("for step in range(3): log_metrics(step, framed=step * (rank + 1))\nlog_metrics(framed=7)")
     frame = cluster.metrics.to_frame()
     mine = frame[(frame["name"] == "framed") & (frame["cell"] == run.number)]
@@ -193,7 +193,7 @@ def test_tensorboard_reads_the_event_files(cluster: Cluster, tmp_path: Path) -> 
         ]
 
 
-def test_a_flood_is_thinned_said_and_interrupted_as_anything_else() -> None:
+def test_excess_metrics_are_thinned_reported_and_interruptible() -> None:
     with Cluster(n=2, launcher="local", backend="none", name="flood") as flooded:
         run = flooded.run("step = 0\nwhile True:\n    log_metrics(step, loss=1.0)\n    step += 1", block=False)
         assert wait_until(lambda: len(flooded.metrics) > 50_000, seconds=60)
@@ -206,14 +206,14 @@ def test_a_flood_is_thinned_said_and_interrupted_as_anything_else() -> None:
         assert flooded.run("step > 0").results == {0: True, 1: True}
 
 
-def test_a_name_that_cannot_be_written_is_refused(cluster: Cluster) -> None:
+def test_name_that_cannot_be_written_is_refused(cluster: Cluster) -> None:
     with pytest.raises(RankFailure, match=r"log_metrics can't take the name '\\ud800': it is no text"):
         cluster.run("log_metrics(0, **{'\\ud800': 1.0})", 0)
     cluster.run("log_metrics(0, **{'größe/μ': 1.0})", 0)
     assert "größe/μ" in cluster.metrics.names
 
 
-def test_what_a_child_of_a_rank_logs_arrives(cluster: Cluster) -> None:
+def test_metrics_of_a_child_process_arrive(cluster: Cluster) -> None:
     cluster.run(
         "from torch.utils.data import DataLoader, Dataset\n"
         "class Logging(Dataset):\n"
@@ -225,7 +225,7 @@ def test_what_a_child_of_a_rank_logs_arrives(cluster: Cluster) -> None:
     assert wait_until(lambda: sorted(row.value for row in cluster.metrics.rows("by_worker")) == list(range(8)))
 
 
-def test_a_module_logs_on_a_rank_and_does_nothing_in_a_script(cluster: Cluster) -> None:
+def test_module_logs_on_a_rank_and_does_nothing_in_a_script(cluster: Cluster) -> None:
     cluster.run("import jupyter_disttrain\njupyter_disttrain.log_metrics(3, imported=rank + 0.5)")
     assert cluster.metrics.gather("imported").values.tolist() == [[0.5, 1.5]]
     assert jupyter_disttrain.log_metrics(3, imported=1) is None  # type: ignore[func-returns-value]

@@ -1,4 +1,4 @@
-"""What a rank's look at itself costs the training, and what it survives."""
+"""The cost of sampling a rank."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ len(readings)
 """
 
 
-def test_a_long_record_of_collectives_is_read_seldom_while_training_goes_on() -> None:
+def test_long_collective_record_is_read_rarely_while_training() -> None:
     with Cluster(n=1, launcher="local", sample_s=0.2, name="seldom") as cluster:
         cluster.run(LONG_RECORD)
-        assert 1 <= cluster.run(TRAIN).results[0] < 5  # 11 of 12 looks would be without a bound
-        assert cluster.run(STAND).results[0] > 5  # who stands loses nothing by it
+        assert 1 <= cluster.run(TRAIN).results[0] < 5  # without a bound, 11 of 12 samples would read it
+        assert cluster.run(STAND).results[0] > 5  # a waiting rank loses nothing by it

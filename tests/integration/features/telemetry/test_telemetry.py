@@ -1,4 +1,4 @@
-"""What ranks and nodes tell of themselves while they work, wait, hang and die."""
+"""Telemetry of ranks and nodes while ranks work, wait, hang and die."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.cells.history import Origin
-from jupyter_disttrain.errors import RankFailure, UsageError
+from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.notebook.views.status_text import status_text
 from jupyter_disttrain.protocol.messages import RankVitals
 
 from ....support.process_tools import wait_until
-from ....support.recovery_tools import deaf
+from ....support.recovery_tools import holding_gil, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +32,12 @@ WAIT = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)"
 
 @pytest.fixture(scope="module", params=["mpi", "local"])
 def quick(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two ranks that tell of themselves ten times a second."""
+    """Two ranks that send telemetry ten times a second."""
     with Cluster(n=2, launcher=request.param, sample_s=0.1, name="quick") as cluster:
         yield cluster
 
 
-def told(cluster: Cluster, rank: int) -> RankVitals:
+def vitals_of(cluster: Cluster, rank: int) -> RankVitals:
     figures = cluster.telemetry.ranks.get(rank)
     return figures.vitals if figures else RankVitals(time_s=0, beat_s=0, state="not heard of")
 
@@ -46,14 +46,14 @@ def state(cluster: Cluster, rank: int) -> str:
     return cluster.telemetry.state(rank, cluster.table[rank].state)[1]
 
 
-def test_figures_of_ranks_and_their_node_come_by_themselves(quick: Cluster) -> None:
+def test_figures_of_ranks_and_node_arrive_without_a_request(quick: Cluster) -> None:
     assert wait_until(lambda: set(quick.telemetry.ranks) == {0, 1})
     for rank in range(2):
         process = psutil.Process(quick.table[rank].info.pid)
-        assert wait_until(lambda rank=rank: told(quick, rank).memory_bytes > 0)  # type: ignore[misc]
-        assert told(quick, rank).memory_bytes == pytest.approx(process.memory_info().rss, rel=0.2)
-        assert told(quick, rank).state == "idle"
-        assert told(quick, rank).gpu is None
+        assert wait_until(lambda rank=rank: vitals_of(quick, rank).memory_bytes > 0)  # type: ignore[misc]
+        assert vitals_of(quick, rank).memory_bytes == pytest.approx(process.memory_info().rss, rel=0.2)
+        assert vitals_of(quick, rank).state == "idle"
+        assert vitals_of(quick, rank).gpu is None
     assert wait_until(lambda: len(quick.telemetry.nodes) == 1)
     (node,) = quick.telemetry.nodes
     assert node.host == HOST
@@ -62,28 +62,28 @@ def test_figures_of_ranks_and_their_node_come_by_themselves(quick: Cluster) -> N
     assert 0 < node.disk_free_bytes < node.disk_total_bytes
 
 
-def test_the_line_and_the_cell_that_run_are_told(quick: Cluster, tmp_path: Path) -> None:
+def test_running_line_and_cell_are_reported(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     run = quick.run(f"# a comment\n{WAIT.format(path=str(stop))}", block=False, origin=Origin(execution_count=7))
-    assert wait_until(lambda: all(told(quick, rank).line == 3 for rank in range(2)))
-    assert told(quick, 0).state == "running"
-    assert (told(quick, 0).cell, told(quick, 0).execution_count) == (run.number, 7)
+    assert wait_until(lambda: all(vitals_of(quick, rank).line == 3 for rank in range(2)))
+    assert vitals_of(quick, 0).state == "running"
+    assert (vitals_of(quick, 0).cell, vitals_of(quick, 0).execution_count) == (run.number, 7)
     stop.touch()
     run.wait()
-    assert wait_until(lambda: told(quick, 0).state == "idle" and told(quick, 0).cell is None)
+    assert wait_until(lambda: vitals_of(quick, 0).state == "idle" and vitals_of(quick, 0).cell is None)
 
 
-def test_work_shows_as_use_of_the_processor_with_that_of_children(quick: Cluster, tmp_path: Path) -> None:
+def test_cpu_use_includes_child_processes(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     busy = f"import os\nwhile not os.path.exists({str(stop)!r}): pass"
     code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {busy!r}], check=True)"
     run = quick.run(code, 1, block=False)
-    assert wait_until(lambda: told(quick, 1).cpu_percent > 30)
+    assert wait_until(lambda: vitals_of(quick, 1).cpu_percent > 30)
     stop.touch()
     run.wait()
 
 
-def test_the_time_of_children_that_have_ended_is_not_taken_away(quick: Cluster) -> None:
+def test_cpu_time_of_ended_children_is_kept(quick: Cluster) -> None:
     code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(10**7))'], check=True)"
     quick.run("\n".join([code] * 3), 0)
     figures = quick.telemetry.ranks[0]
@@ -91,50 +91,50 @@ def test_the_time_of_children_that_have_ended_is_not_taken_away(quick: Cluster) 
     assert all(0 <= each.cpu_percent < 400 for each in figures.recent())
 
 
-def test_who_waits_in_a_collective_is_told_with_its_name(quick: Cluster, tmp_path: Path) -> None:
+def test_wait_in_a_collective_is_reported_with_its_name(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = WAIT.format(path=str(stop)).replace("\n", "\n    ")
     run = quick.run(f"if rank == 1:\n    {wait}\ndist.all_reduce(torch.ones(3))", block=False)
-    assert wait_until(lambda: told(quick, 0).state == "in collective")
-    assert "all_reduce" in told(quick, 0).call
+    assert wait_until(lambda: vitals_of(quick, 0).state == "in collective")
+    assert "all_reduce" in vitals_of(quick, 0).call
     assert state(quick, 0).startswith("in all_reduce for ")
-    assert told(quick, 1).state == "running"
+    assert vitals_of(quick, 1).state == "running"
     stop.touch()
     run.wait()
 
 
-def test_who_waits_in_mpi_is_told(tmp_path: Path) -> None:
+def test_wait_in_mpi_is_reported(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     with Cluster(n=2, launcher="mpi", backend="none", sample_s=0.1, name="mpi-only") as cluster:
         wait = WAIT.format(path=str(stop)).replace("\n", "\n    ")
         run = cluster.run(f"if rank == 1:\n    {wait}\ncomm.Barrier()", block=False)
-        assert wait_until(lambda: told(cluster, 0).call == "MPI Barrier")
+        assert wait_until(lambda: vitals_of(cluster, 0).call == "MPI Barrier")
         stop.touch()
         run.wait()
         stop.unlink()
-        # A line with constants of all kinds can be looked at, and ends nobody who looks.
+        # Sampling a line with constants of all kinds ends no thread.
         condition = f"[(), 1, None, '', (2,)] and not os.path.exists({str(stop)!r})"
         run = cluster.run(f"import os, time\nwhile {condition}: time.sleep(0.01)", block=False)
-        assert wait_until(lambda: told(cluster, 0).line == 2)
+        assert wait_until(lambda: vitals_of(cluster, 0).line == 2)
         assert "at line 2: while" in cluster.where()[0]
-        seen = told(cluster, 0).checks
-        assert wait_until(lambda: told(cluster, 0).checks > seen + 2)
+        seen = vitals_of(cluster, 0).checks
+        assert wait_until(lambda: vitals_of(cluster, 0).checks > seen + 2)
         stop.touch()
         assert run.wait().stderr.get(0, "") == ""
 
 
-def test_code_that_keeps_pythons_lock_shows_as_not_responding(quick: Cluster, tmp_path: Path) -> None:
-    with deaf(tmp_path) as call:
+def test_code_that_holds_the_gil_is_shown_as_not_responding(quick: Cluster, tmp_path: Path) -> None:
+    with holding_gil(tmp_path) as call:
         run = quick.run(f"import ctypes, os\n{call}", 1, block=False)
         assert wait_until(lambda: state(quick, 1).startswith("not responding for "))
-        before = told(quick, 1).time_s
-        assert wait_until(lambda: told(quick, 1).time_s > before)  # its figures go on
+        before = vitals_of(quick, 1).time_s
+        assert wait_until(lambda: vitals_of(quick, 1).time_s > before)  # its figures are still updated
         assert state(quick, 0) == "idle"
     run.wait()
     assert wait_until(lambda: state(quick, 1) == "idle")
 
 
-def test_a_stopped_process_shows_as_stopped(quick: Cluster) -> None:
+def test_stopped_process_is_shown_as_stopped(quick: Cluster) -> None:
     pid = quick.table[0].info.pid
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -144,7 +144,7 @@ def test_a_stopped_process_shows_as_stopped(quick: Cluster) -> None:
     assert wait_until(lambda: state(quick, 0) == "idle")
 
 
-def test_a_nanny_that_falls_silent_shows(quick: Cluster) -> None:
+def test_silent_nanny_is_shown(quick: Cluster) -> None:
     nanny = quick.table[1].nanny_pid
     os.kill(nanny, signal.SIGSTOP)
     try:
@@ -167,12 +167,12 @@ for batch, in loader:
 
 
 def test_steps_and_samples_are_counted_without_a_call(quick: Cluster) -> None:
-    before = {rank: (told(quick, rank).steps, told(quick, rank).samples) for rank in range(2)}
+    before = {rank: (vitals_of(quick, rank).steps, vitals_of(quick, rank).samples) for rank in range(2)}
     quick.run(TRAIN)
     for rank in range(2):
         after = before[rank][0] + 4, before[rank][1] + 64
         assert wait_until(
-            lambda rank=rank, after=after: (told(quick, rank).steps, told(quick, rank).samples) == after  # type: ignore[misc]
+            lambda rank=rank, after=after: (vitals_of(quick, rank).steps, vitals_of(quick, rank).samples) == after  # type: ignore[misc]
         )
 
 
@@ -218,19 +218,19 @@ for epoch in tqdm(range(5), mininterval=0):
         pytest.param(BAR, id="the outermost bar"),
     ],
 )
-def test_how_far_a_loop_has_come_is_told(quick: Cluster, tmp_path: Path, code: str) -> None:
+def test_loop_progress_is_reported(quick: Cluster, tmp_path: Path, code: str) -> None:
     stop = tmp_path / "stop"
     total = 5 if code is BAR else 4
     run = quick.run("batch_number = 0\n" + code.format(held=2, path=str(stop)), block=False)
-    done = 2 if code in (BAR, EPOCHS) else 3  # a DataLoader has given out the batch that a bar has not counted yet
+    done = 2 if code in (BAR, EPOCHS) else 3  # a DataLoader has returned the batch that a bar has not counted yet
     assert wait_until(
-        lambda: all((told(quick, each).done, told(quick, each).total) == (done, total) for each in (0, 1))
+        lambda: all((vitals_of(quick, each).done, vitals_of(quick, each).total) == (done, total) for each in (0, 1))
     )
     assert re.fullmatch(rf"{done} of {total}, \d+ s left in this loop", run.progress)
     assert run.progress in status_text(quick)
     stop.touch()
     run.wait()
-    assert wait_until(lambda: told(quick, 0).total == 0)
+    assert wait_until(lambda: vitals_of(quick, 0).total == 0)
     assert run.progress == ""
 
 
@@ -251,25 +251,27 @@ for step in tqdm(range(10**9), mininterval=0):
 """
 
 
-def test_how_far_a_loop_has_come_is_told_with_the_bar_that_shows_it(tmp_path: Path) -> None:
+def test_loop_progress_is_reported_with_its_bar(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="local", backend="none", sample_s=60, name="seldom") as cluster:
         assert wait_until(lambda: set(cluster.telemetry.ranks) == {0, 1})
         run = cluster.run(HELD.format(path=f"{tmp_path}/"), block=False, origin=Origin(execution_count=7))
         for step in range(3, 8):
             assert wait_until(lambda step=step: all(f"| {step}/60" in run.stderr.get(each, "") for each in (0, 1)))  # type: ignore[misc]
-            assert wait_until(lambda step=step: [told(cluster, each).done for each in (0, 1)] == [step, step], 2)  # type: ignore[misc]
+            assert wait_until(lambda step=step: [vitals_of(cluster, each).done for each in (0, 1)] == [step, step], 2)  # type: ignore[misc]
             (tmp_path / str(step)).touch()
-        assert (told(cluster, 0).state, told(cluster, 0).total, told(cluster, 0).execution_count) == ("running", 60, 7)
-        cluster.interrupt()
-        with pytest.raises(RankFailure):
-            run.wait()
-        # However often bars are drawn, few messages tell of it.
+        assert (vitals_of(cluster, 0).state, vitals_of(cluster, 0).total, vitals_of(cluster, 0).execution_count) == (
+            "running",
+            60,
+            7,
+        )
+        stop(cluster, run)
+        # However often bars are drawn, few messages report it.
         before = cluster.telemetry.changes
         cluster.run(FAST)
         assert 2 <= cluster.telemetry.changes - before <= 2 * (2 / 0.3 + 2)
 
 
-def test_the_wait_for_data_is_told_apart(quick: Cluster) -> None:
+def test_data_wait_is_reported_separately(quick: Cluster) -> None:
     code = """
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 8
@@ -277,12 +279,12 @@ class Slow(torch.utils.data.Dataset):
 import time
 for batch in DataLoader(Slow(), batch_size=2): pass
 """
-    before = told(quick, 0).data_wait_s
+    before = vitals_of(quick, 0).data_wait_s
     quick.run("from torch.utils.data import DataLoader\n" + code, 0)
-    assert wait_until(lambda: told(quick, 0).data_wait_s >= before + 0.16)
+    assert wait_until(lambda: vitals_of(quick, 0).data_wait_s >= before + 0.16)
 
 
-def test_a_slow_rank_is_named_with_figures_while_the_cell_runs(quick: Cluster, tmp_path: Path) -> None:
+def test_slow_rank_is_named_with_figures_while_the_cell_runs(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     code = f"""
 import os, time
@@ -310,16 +312,16 @@ while going:
     assert 1.25 * fast <= slow < 0.15  # about 0.06 s; what came before the cell does not count
 
 
-def test_a_new_process_of_a_rank_begins_a_new_history(quick: Cluster) -> None:
+def test_replaced_rank_starts_a_new_history(quick: Cluster) -> None:
     quick.run(TRAIN)
-    assert wait_until(lambda: told(quick, 1).steps >= 4)
+    assert wait_until(lambda: vitals_of(quick, 1).steps >= 4)
     quick.replace([1])
-    assert wait_until(lambda: 1 in quick.telemetry.ranks and told(quick, 1).steps == 0)
+    assert wait_until(lambda: 1 in quick.telemetry.ranks and vitals_of(quick, 1).steps == 0)
     quick.run("x = 1")
     assert wait_until(lambda: state(quick, 1) == "idle")
 
 
-def test_without_samples_there_are_none_and_metrics_still_come(tmp_path: Path) -> None:
+def test_without_sampling_there_are_no_samples_and_metrics_still_arrive(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     with Cluster(n=2, launcher="local", backend="none", sample_s=0, name="quiet") as cluster:
         run = cluster.run(f"log_metrics(0, x=rank)\n{WAIT.format(path=str(stop))}", block=False)
@@ -332,16 +334,16 @@ def test_without_samples_there_are_none_and_metrics_still_come(tmp_path: Path) -
         Cluster(n=2, sample_s=0.01)
 
 
-def test_what_a_rank_tells_stays_small(quick: Cluster) -> None:
+def test_telemetry_messages_are_small(quick: Cluster) -> None:
     """At the default of one a second, below 2 kB a second."""
     assert wait_until(lambda: bool(quick.telemetry.ranks) and bool(quick.telemetry.nodes))
     pack = quick._session.launch.open_link.session.pack
     overhead = 1000  # frames for the topic, the signature and the header
-    size = len(pack(told(quick, 0).to_content())) + len(pack(quick.telemetry.nodes[0].to_content())) + overhead
+    size = len(pack(vitals_of(quick, 0).to_content())) + len(pack(quick.telemetry.nodes[0].to_content())) + overhead
     assert size < 2000
 
 
-def test_the_package_that_reads_figures_is_not_in_the_rank() -> None:
-    """NVML belongs into the nanny alone, and nowhere without a GPU."""
+def test_nvml_is_not_imported_on_ranks() -> None:
+    """NVML is loaded by the nanny only, and not without a GPU."""
     code = "import sys, jupyter_disttrain.rank.nanny.nanny; sys.exit('pynvml' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

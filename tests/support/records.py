@@ -1,0 +1,14 @@
+"""Records of ranks for unit tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_disttrain.protocol.ranks import RankInfo
+
+
+def rank_info(rank: int, world_size: int, **fields: Any) -> RankInfo:
+    """Describe a rank of one host, with Gloo on the CPU unless ``fields`` change that."""
+    node = {"local_rank": rank, "local_world_size": world_size, "node_rank": 0, "node_count": 1, "host": "vm", "pid": 1}
+    others: dict[str, Any] = {"backend": "gloo", "device": "cpu", **node, **fields}
+    return RankInfo(rank=rank, world_size=world_size, **others)
