@@ -51,13 +51,13 @@ faults: .venv/.installed-bench ## break sessions at random and count how they co
 hosts: .venv/.installed-bench ## measure ranks over hosts: start, lost hosts, what listens, staging; takes root
 	scripts/lab.sh
 	python -m benchmarks.hosts --write $(ARGS)
-	python -m benchmarks.stage --write
+	python -m benchmarks.hosts.staging --write
 
 telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
-	python -m benchmarks.telemetry --write $(ARGS)
+	python -m benchmarks.overhead.telemetry --write $(ARGS)
 
 ranks: .venv/.installed-bench ## measure what 16 to 256 ranks cost that do nothing
-	python -m benchmarks.control_plane --write $(ARGS)
+	python -m benchmarks.overhead.control_plane --write $(ARGS)
 
 scaling: .venv/.installed-bench horovod ## images/s of ResNet-50 by number of ranks, with DDP and with Horovod
 	python -m benchmarks.scaling --write $(ARGS)

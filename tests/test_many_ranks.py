@@ -1,7 +1,7 @@
 """Many ranks of one machine, and the one process that forks them.
 
 Covers: 64 ranks from start to end through a notebook, ranks whose forking process was killed, what keeps many small.
-Does not cover: what they cost (``benchmarks.control_plane``).
+Does not cover: what they cost (``benchmarks.overhead.control_plane``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.page import served
+from benchmarks.overhead.page.widget import served
 
 from .browser import browser, lab_server, open_notebook, page
 from .test_panel import PANEL, TRAIN, show_panel
