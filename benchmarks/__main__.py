@@ -1,4 +1,4 @@
-"""Run the comparison with the peers: ``python -m benchmarks``."""
+"""Run the comparison with the other tools: ``python -m benchmarks``."""
 
 from __future__ import annotations
 

@@ -1,56 +1,56 @@
-"""``python -m benchmarks``: measure, and write the report."""
+"""Compare jupyter_disttrain with torchrun and other notebook tools.
+
+Covers: start, cells, output, transfer of variables, training, memory; each through a real kernel, in one run with its
+baseline.
+Does not cover: recovery (benchmarks.faults), scaling (benchmarks.scaling), several hosts (benchmarks.hosts).
+"""
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
+from typing import TYPE_CHECKING
 
 from benchmarks.lib import environment
-from benchmarks.lib.tools import Ours
+from benchmarks.lib.command_line import exit_on_sigterm, make_parser, name_list
+from benchmarks.lib.tools import DISTTRAIN, Disttrain
 
 from . import measures, peer_environment, report, runner
 from .plan import Plan
 
+if TYPE_CHECKING:
+    import argparse
 
-def _numbers(text: str) -> tuple[int, ...]:
+
+def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _measures(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    unknown = [name for name in names if name not in measures.ALL]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no measure {unknown[0]!r}; there are {', '.join(measures.ALL)}")
-    return names
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one or few repetitions, without the peers")
-    parser.add_argument("--only", type=_measures, default=measures.ALL, help=",".join(measures.ALL))
-    parser.add_argument("--ranks", type=_numbers, default=(2, 4), help="numbers of ranks, e.g. 2,4")
-    parser.add_argument("--no-peers", action="store_true", help="leave the peers out")
-    parser.add_argument("--no-ours", action="store_true", help="the peers alone")
+    parser = make_parser("benchmarks", __doc__)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, without the peers")
+    measure_names = name_list("measure", measures.ALL)
+    parser.add_argument("--only", type=measure_names, default=measures.ALL, help=",".join(measures.ALL))
+    parser.add_argument("--ranks", type=_integers, default=(2, 4), help="numbers of ranks, e.g. 2,4")
+    parser.add_argument("--no-peers", action="store_true", help="measure jupyter_disttrain only")
+    parser.add_argument("--no-ours", action="store_true", help="measure the peers only")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run the benchmarks; the exit status says only whether they ran."""
+    """Run the comparison; the exit status is 0 unless the run itself failed."""
     arguments = _arguments()
-    # As an exception, so that everything that was started is ended on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    exit_on_sigterm()
     facts = environment.facts()
     plan = Plan.quick(arguments.ranks) if arguments.quick else Plan(ranks=arguments.ranks)
-    alone = arguments.no_peers or (arguments.quick and not arguments.no_ours)
-    peers, missing = ([], {}) if alone else peer_environment.peers()
-    arms = [*([] if arguments.no_ours else [Ours(name=report.OURS)]), *peers]
-    figures = runner.run(plan, arms, arguments.only)
-    everything = set(arguments.only) == set(measures.ALL) and plan == Plan()
-    # Only whole runs may replace the tables that docs/benchmarks.md quotes.
-    name = "partial.md" if not everything else "peers.md" if arguments.no_ours else "report.md"
+    without_peers = arguments.no_peers or (arguments.quick and not arguments.no_ours)
+    peers, missing = ([], {}) if without_peers else peer_environment.peers()
+    tools = [*([] if arguments.no_ours else [Disttrain(name=DISTTRAIN)]), *peers]
+    measurements = runner.run(plan, tools, arguments.only)
+    is_complete = set(arguments.only) == set(measures.ALL) and plan == Plan()
+    # Only a complete run replaces the tables that docs/benchmarks.md quotes.
+    name = "partial.md" if not is_complete else "peers.md" if arguments.no_ours else "table.md"
     path = environment.RESULTS / name
-    print("\n" + report.write(path, plan, facts, figures, missing))
+    print("\n" + report.write(path, plan, facts, measurements, missing))
     print(f"written to {path.relative_to(environment.ROOT)} and {path.with_suffix('.json').name}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Define the peers: the cells that start their ranks, run a cell on all of them and transfer a variable.
+"""Define the peers: the other tools that run cells on ranks.
 
 Covers: nbdistributed, jupyter-distributed, ipyparallel.
 Does not cover: measuring (measures), installing the peers (peer_environment), jupyter_disttrain (lib.tools).
@@ -10,39 +10,40 @@ import os
 from pathlib import Path
 from textwrap import dedent
 
-from benchmarks.lib.tools import Arm
+from benchmarks.lib.environment import OPENMPI_AS_ROOT
+from benchmarks.lib.tools import Tool
 
-# A process group for the arms that leave it to the notebook.
-_OWN_GROUP = """
+# Forms the process group for tools that do not form one.
+_INIT_PROCESS_GROUP = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 """
 
 
-def _with_tools_of(python: str) -> dict[str, str]:
-    """Put the environment's own commands first, as activating it does."""
+def _activated(python: str) -> dict[str, str]:
+    """Return the variables that activating the virtual environment of ``python`` sets."""
     return {"PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-class NbDistributed(Arm):
-    """nbdistributed. It is never asked to shut down: see ``environment``."""
+class NbDistributed(Tool):
+    """nbdistributed. Its shutdown command is not used; see ``environment``."""
 
     def environment(self, ranks: int) -> dict[str, str]:  # noqa: ARG002
-        """Put a ``pkill`` that does nothing first on its PATH.
+        """Put a ``pkill`` that does nothing first on the PATH.
 
-        Its shutdown ends processes by patterns such as ``python.*worker``, which would reach processes of other people.
-        Its workers are ended by their pids instead.
+        The tool ends processes by patterns such as ``python.*worker``, which also match processes of other programs.
+        Its workers are ended by pid instead.
         """
-        path = _with_tools_of(self.python)["PATH"]
+        path = _activated(self.python)["PATH"]
         return {"PATH": f"{Path(__file__).parent / 'no_op_commands'}{os.pathsep}{path}"}
 
     def load_cells(self) -> list[str]:
         return ["%load_ext nbdistributed"]
 
     def start_cells(self, ranks: int) -> list[str]:
-        """Start, then ask until every worker answers: a cell sent earlier is lost, and fails after 30 s."""
-        until_they_answer = dedent("""
+        """Start, then poll until every worker replies; a cell that is sent earlier is lost and fails after 30 s."""
+        wait_for_workers = dedent("""
             %dist_mode -d
             while True:
                 try:
@@ -52,23 +53,23 @@ class NbDistributed(Arm):
                 except TimeoutError:
                     pass
             """)
-        return [f"%dist_init -n {ranks}", until_they_answer.lstrip()]
+        return [f"%dist_init -n {ranks}", wait_for_workers.lstrip()]
 
 
-class JupyterDistributed(Arm):
-    """jupyter-distributed, whose kernel is the ranks: no cell runs anywhere else."""
+class JupyterDistributed(Tool):
+    """jupyter-distributed, whose kernel runs every cell on all ranks and has no local cells."""
 
     def command(self) -> list[str]:
         return [self.python, "-m", "jupyter_distributed.kernel", "-f", "{connection_file}"]
 
     def environment(self, ranks: int) -> dict[str, str]:
-        return {**_with_tools_of(self.python), "JUPYTER_DISTRIBUTED_WORLD_SIZE": str(ranks)}
+        return {**_activated(self.python), "JUPYTER_DISTRIBUTED_WORLD_SIZE": str(ranks)}
 
     def comm_target(self) -> str | None:
-        return "jupyter.distributed.rank_updates"  # its live output, to whoever opened this
+        return "jupyter.distributed.rank_updates"  # live output is sent to clients that opened it
 
     def start_cells(self, ranks: int) -> list[str]:  # noqa: ARG002
-        return [_OWN_GROUP]
+        return [_INIT_PROCESS_GROUP]
 
     def on_all_ranks(self, code: str) -> str:
         return code
@@ -77,14 +78,13 @@ class JupyterDistributed(Arm):
         return False
 
 
-class IpyParallel(Arm):
-    """ipyparallel's ``%%px`` over MPI engines, with its own defaults."""
+class IpyParallel(Tool):
+    """ipyparallel's ``%%px`` with MPI engines and default settings."""
 
     def environment(self, ranks: int) -> dict[str, str]:  # noqa: ARG002
         return {
-            **_with_tools_of(self.python),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            **_activated(self.python),
+            **OPENMPI_AS_ROOT,
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         }
 
@@ -102,7 +102,7 @@ class IpyParallel(Arm):
             os.environ.update(RANK=str(comm.rank), WORLD_SIZE=str(comm.size), LOCAL_RANK=str(comm.rank),
                               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             """)
-        return [self._cluster("mpi", ranks), f"%%px\n{group}{_OWN_GROUP}"]
+        return [self._cluster("mpi", ranks), f"%%px\n{group}{_INIT_PROCESS_GROUP}"]
 
     def torchless_start_cells(self, ranks: int) -> list[str] | None:
         return [self._cluster("local", ranks)]
@@ -120,7 +120,7 @@ class IpyParallel(Arm):
         return f"rc[:].push({{{name!r}: {name}}}, block=True);"
 
     def after_start_cells(self) -> list[str]:
-        # An engine's number is not its rank.
+        # Engine ids differ from ranks.
         return ["root = next(i for i, rank in zip(rc.ids, rc[:].pull('rank', block=True)) if rank == 0)"]
 
     def stop_cells(self) -> list[str]:

@@ -1,18 +1,19 @@
-"""How much is measured in one run.
+"""Define how often each measure is repeated in one run.
 
-Covers: repetitions, numbers of ranks, the environment that both sides get.
-Does not cover: the aims (``targets``).
+Covers: repetitions, numbers of ranks, the environment variables that every tool gets.
+Does not cover: the targets (targets).
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+
+from benchmarks.lib.environment import core_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Repetitions of each measure; the yardstick gets as many, in turns."""
+    """Repetitions of each measure; the baseline is measured as often, alternately."""
 
     ranks: tuple[int, ...] = (2, 4)
     starts: int = 5
@@ -25,16 +26,15 @@ class Plan:
     transfers: int = 5
     tensor_elements: int = 25_000_000  # float32: 100 MB
     loops: int = 9
-    peer_loops: int = 3  # nobody is held to a peer's loop within a few per cent, and each takes as long as ours
+    peer_loops: int = 3  # a peer's loop has no target of a few percent, and takes as long as ours
 
     @classmethod
     def quick(cls, ranks: tuple[int, ...]) -> Plan:
-        """Return a plan that shows that everything runs; its figures are too few to quote."""
+        """Return a plan that checks that every measure runs; it has too few repetitions for results to quote."""
         return cls(
             ranks=ranks, starts=1, passes=10, many_passes=5, first_lines=3, floods=1, transfers=1, loops=1, peer_loops=1
         )
 
     def environment(self, ranks: int) -> dict[str, str]:
-        """Return the variables that every contender and torchrun get alike."""
-        cores = len(os.sched_getaffinity(0))
-        return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
+        """Return the environment variables that every tool and torchrun get."""
+        return {"OMP_NUM_THREADS": str(max(1, core_count() // ranks))}

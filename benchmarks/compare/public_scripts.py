@@ -1,16 +1,14 @@
-"""``python -m benchmarks.public_scripts FOLDER``: scripts of others, by their own launcher and by ``%dist_run``.
+"""Compare public scripts under their own launcher and under ``%dist_run``.
 
-Covers: on two ranks, the same end and the same words under torchrun or mpiexec, twice in the ranks' processes, and in
-processes of their own.
-Does not cover: getting the scripts: FOLDER holds each project's files under ``owner/name``, as in SCRIPTS; what a
-project installs with its package needs none.
+Usage: ``python -m benchmarks.compare.public_scripts FOLDER``.
 
-The packages that they use are those of ``make test-frameworks``.
+Covers: exit and output on two ranks, under torchrun or mpiexec, twice in the ranks' processes, and in new processes.
+Does not cover: downloading the scripts. FOLDER has each project's files under ``owner/name``, as in SCRIPTS; modules of
+an installed package need no files. The packages are those of ``make test-frameworks``.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -20,10 +18,15 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.lib import environment
+from benchmarks.lib.command_line import add_write_option, make_parser, report
+from benchmarks.lib.listener import CellListener
+from benchmarks.lib.table import markdown_table, page
 from jupyter_disttrain import CellRun, Cluster
 from jupyter_disttrain.cluster.events import Displayed
 from jupyter_disttrain.errors import DisttrainError
@@ -33,22 +36,23 @@ if TYPE_CHECKING:
 
     from jupyter_disttrain.cluster.events import Event
 
-RESULTS = Path(__file__).parents[1] / "results" / "public_scripts.md"
+RESULTS = environment.RESULTS / "public_scripts.md"
 RANKS = 2
 LIMIT_S = 300.0
-WAYS = {"in the ranks": "here", "once more": "here", "--fresh": "fresh"}
+PACKAGES = ("torch", "accelerate", "transformers", "lightning", "horovod", "mpi4py")
+MODES = {"in the ranks": "here", "in the ranks again": "here", "--fresh": "fresh"}
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One that somebody else wrote."""
+    """A script of another project."""
 
     project: str  # owner/name
-    path: str  # in the project; of a module that its package brings, the name
+    path: str  # in the project, or the name of an installed module
     arguments: str = ""  # {out} is an empty folder
     is_module: bool = False
     launcher: str = "torchrun"  # or mpiexec
-    is_random: bool = False  # it sets no seed, so its numbers are others each time
+    is_random: bool = False  # it sets no seed, so its numbers differ in each run
 
     @property
     def title(self) -> str:
@@ -79,11 +83,11 @@ SCRIPTS = (
     Script("horovod/horovod", "examples/adasum/adasum_small_model.py", "--op Adasum", launcher="mpiexec"),
 )
 
-# What differs from one run to the next, and how wide a table is drawn.
-CHANGING = (
+# Parts of the output that differ from one run to the next, and the width of tables.
+VARYING = (
     (re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
     (re.compile(r"'(\w*(?:runtime|per_second|preparation_time))': '?[\d.e+-]+'?"), r"\1"),
-    (re.compile(r".*[━╸╺]\s.*/.*"), ""),  # a bar that moves
+    (re.compile(r".*[━╸╺]\s.*/.*"), ""),  # a progress bar
     (re.compile(r"[─-╿]+"), " "),
     (re.compile(r"\s+"), " "),
     (re.compile(r"\d+:\d\d(:\d\d)?(,\d+)?|\d+(\.\d+)? ?(it/s|ms|s\b|sec\w*)"), "TIME"),
@@ -94,55 +98,54 @@ CHANGING = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one run ended."""
+    """The result of one run."""
 
-    failure: str  # empty if it ended well
-    words: Counter[str]  # the lines that its ranks wrote to stdout
+    failure: str  # empty if the run succeeded
+    lines: Counter[str]  # written to stdout by all ranks
     seconds: float
-    shown: Counter[str] = field(default_factory=Counter)  # lines that they displayed as a notebook can
+    displayed: Counter[str] = field(default_factory=Counter)  # lines of rich displays
 
     def compared_to(self, other: Outcome) -> str:
-        """Say whether another run said the same, which ranks may do in another order."""
+        """Compare the lines with those of another run, in any order."""
         if self.failure:
             return f"failed: {self.failure}"
-        missing, added = other.words - self.words - self.shown, self.words - other.words
+        missing, added = other.lines - self.lines - self.displayed, self.lines - other.lines
         if missing or added:
             return f"differs: {[*missing.elements()][:1]} became {[*added.elements()][:1]}"
-        return f"the same, {self.seconds:.1f} s"
+        return f"{SAME}, {self.seconds:.1f} s"
 
 
 NUMBER = re.compile(r"-?\d+\.\d+(e[+-]\d+)?"), "NUMBER"
+SAME = "the same"
 
 
-class Displays:
-    """What ranks displayed otherwise than as text, which libraries do where they find a notebook."""
+class Displays(CellListener):
+    """Collects rich displays, which some libraries use instead of printing when they run in a notebook."""
 
     def __init__(self) -> None:
         self.texts: dict[object, str] = {}
 
-    def on_events(self, events: Sequence[Event], _run: CellRun) -> None:
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
         for event in events:
             if isinstance(event, Displayed):
                 key = (event.rank, event.display_id or len(self.texts))
                 self.texts[key] = str(event.data.get("text/plain", ""))
 
-    def on_end(self, run: CellRun) -> None:
-        """Nothing is left to do."""
 
-
-def words_of(script: Script, texts: Iterable[str]) -> Counter[str]:
+def lines_of(script: Script, texts: Iterable[str]) -> Counter[str]:
+    """Count the lines of ``texts``, with the varying parts replaced."""
     lines: Counter[str] = Counter()
-    patterns = (*CHANGING, NUMBER) if script.is_random else CHANGING
+    patterns = (*VARYING, NUMBER) if script.is_random else VARYING
     for text in texts:
         for line in text.splitlines():
-            for pattern, word in patterns:
-                line = pattern.sub(word, line)  # noqa: PLW2901
+            for pattern, replacement in patterns:
+                line = pattern.sub(replacement, line)  # noqa: PLW2901
             lines[line.strip()] += bool(line.strip())
     return +lines
 
 
 def by_launcher(script: Script, target: str, arguments: list[str], out: Path) -> Outcome:
-    """Run a script as its project does."""
+    """Run a script under its project's launcher."""
     program = ["-m", target] if script.is_module else [target]
     logs = out.parent / "logs"
     if script.launcher == "torchrun":
@@ -151,100 +154,80 @@ def by_launcher(script: Script, target: str, arguments: list[str], out: Path) ->
         command = [sys.executable, "-m", "torch.distributed.run", *options, *program, *arguments]
     else:
         command = ["mpiexec", "-n", str(RANKS), "--map-by", ":oversubscribe", sys.executable, *program, *arguments]
-    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
-    began = time.monotonic()
-    done = subprocess.run(
-        command, cwd=out, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
-    seconds = time.monotonic() - began
+    variables = os.environ | environment.OPENMPI_AS_ROOT
+    variables |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+    begun = time.monotonic()
+    done = subprocess.run(command, cwd=out, env=variables, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    seconds = time.monotonic() - begun
     texts = [path.read_text() for path in sorted(logs.rglob("stdout.log"))] or [done.stdout]
     if done.returncode:
-        said = [path.read_text() for path in sorted(logs.rglob("stderr.log"))] or [done.stderr]
-        last = [line for text in said for line in text.splitlines() if "Error" in line or "terminate called" in line]
-        return Outcome(f"exit {done.returncode}: {(last or [''])[-1][:200]}", words_of(script, texts), seconds)
-    return Outcome("", words_of(script, texts), seconds)
+        stderr = [path.read_text() for path in sorted(logs.rglob("stderr.log"))] or [done.stderr]
+        last = [line for text in stderr for line in text.splitlines() if "Error" in line or "terminate called" in line]
+        return Outcome(f"exit {done.returncode}: {(last or [''])[-1][:200]}", lines_of(script, texts), seconds)
+    return Outcome("", lines_of(script, texts), seconds)
 
 
-def by_session(how: str) -> Callable[[Cluster, Script, str, list[str], Path], Outcome]:
-    """Return what runs a script on the ranks of a session."""
-
-    def run_it(cluster: Cluster, script: Script, target: str, arguments: list[str], out: Path) -> Outcome:
-        os.chdir(out)
-        began = time.monotonic()
-        run = cluster.run_script(target, arguments, is_module=script.is_module, how=how, block=False)
-        failure, displays = "", Displays()
-        run.listen(displays)
-        try:
-            run.wait(LIMIT_S)
-        except DisttrainError as error:
-            failure = f"{error}".replace(f"{Path(target).parent}/", "")[:200]
-        seconds = time.monotonic() - began
-        shown = words_of(script, displays.texts.values())
-        return Outcome(failure, words_of(script, run.stdout.values()), seconds, shown)
-
-    return run_it
+def by_dist_run(cluster: Cluster, mode: str, script: Script, target: str, arguments: list[str], out: Path) -> Outcome:
+    """Run a script on the ranks of a cluster, as ``%dist_run`` does."""
+    os.chdir(out)
+    begun = time.monotonic()
+    run = cluster.run_script(target, arguments, is_module=script.is_module, how=mode, block=False)
+    failure, displays = "", Displays()
+    run.listen(displays)
+    try:
+        run.wait(LIMIT_S)
+    except DisttrainError as error:
+        failure = f"{error}".replace(f"{Path(target).parent}/", "")[:200]
+    seconds = time.monotonic() - begun
+    displayed = lines_of(script, displays.texts.values())
+    return Outcome(failure, lines_of(script, run.stdout.values()), seconds, displayed)
 
 
-def row_of(cluster: Cluster, script: Script, folder: Path) -> list[str]:
-    """Run one script in every way; return what came of each."""
+def outcomes(cluster: Cluster, script: Script, folder: Path) -> list[str]:
+    """Run one script under its launcher and in every mode; return the cells of its row."""
     target = script.path if script.is_module else str(folder / script.project / script.path)
     if not script.is_module and not Path(target).is_file():
-        return [f"not in {folder.name}/", *("-" for _ in WAYS)]
+        return [f"not in {folder.name}/", *("-" for _ in MODES)]
 
-    def run_in_new_folder(run_it: Callable[[str, list[str], Path], Outcome]) -> Outcome:
+    def run_in_new_folder(run: Callable[[Script, str, list[str], Path], Outcome]) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="public-script-") as new:
             out = Path(new, "out")
             out.mkdir()
             try:
-                return run_it(target, script.arguments.format(out=out).split(), out)
+                return run(script, target, script.arguments.format(out=out).split(), out)
             finally:
                 os.chdir(folder)
 
-    own = run_in_new_folder(lambda *what: by_launcher(script, *what))
-    cells = [own.failure or f"{own.words.total()} lines, {own.seconds:.1f} s"]
-    for how in WAYS.values():
-        session = by_session(how)
-        found = run_in_new_folder(lambda *what: session(cluster, script, *what))  # noqa: B023
-        cells.append(found.compared_to(own))
-    return cells
+    own = run_in_new_folder(by_launcher)
+    runs = [run_in_new_folder(partial(by_dist_run, cluster, mode)) for mode in MODES.values()]
+    return [own.failure or f"{own.lines.total()} lines, {own.seconds:.1f} s", *(run.compared_to(own) for run in runs)]
 
 
 def main() -> int:
-    """Run them all; the exit status is 1 if one did not do the same."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.public_scripts", description=__doc__)
+    """Run all scripts; the exit status is 1 if the outcome of one differs."""
+    parser = make_parser("benchmarks.compare.public_scripts", __doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="", help="those alone whose title has this in it")
-    parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}")
+    parser.add_argument("--only", default="", help="only scripts whose title contains this text")
+    add_write_option(parser, RESULTS)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = arguments.folder.resolve()
-    lines = [
-        "# Public scripts, unchanged",
-        "",
-        f"On {RANKS} ranks, CPU: by the project's own launcher, then by `%dist_run` in one session, line by line.",
-        "",
-        ", ".join(f"{name} {version(name)}" for name in _packages()),
-        "",
-        f"| script | its launcher | {' | '.join(WAYS)} |",
-        f"|---|---|{'---|' * len(WAYS)}",
-    ]
-    failed = False
+    rows, failed = [], False
     with Cluster(n=RANKS) as cluster:
         for script in SCRIPTS:
             if arguments.only not in script.title:
                 continue
-            cells = row_of(cluster, script, folder)
-            failed |= not all(cell.startswith("the same") for cell in cells[1:])
-            lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in [f'`{script.title}`', *cells])} |")
-            print(lines[-1], flush=True)
-    if arguments.write:
-        RESULTS.write_text("\n".join(lines) + "\n")
+            cells = outcomes(cluster, script, folder)
+            failed |= not all(cell.startswith(SAME) for cell in cells[1:])
+            rows.append([f"`{script.title}`", *cells])
+            print(" | ".join(rows[-1]), flush=True)
+    facts = [
+        f"{RANKS} ranks, CPU: under the project's own launcher, then by `%dist_run` in one session; lines are compared",
+        ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+    ]
+    table = markdown_table(("script", "its launcher", *MODES), rows)
+    report(page("Public scripts, unchanged", facts, table), RESULTS if arguments.write else None)
     return int(failed)
-
-
-def _packages() -> list[str]:
-    return ["torch", "accelerate", "transformers", "lightning", "horovod", "mpi4py"]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Write the figures as Markdown tables and as raw JSON.
+"""Write the results of a comparison as Markdown tables and as JSON.
 
-Covers: the header, our table with aims, the peers' table, what went wrong.
-Does not cover: the figures themselves.
+Covers: the header, the table with targets, the table of all tools, problems and notes.
+Does not cover: the measurements (measures), the targets (targets).
 """
 
 from __future__ import annotations
@@ -9,101 +9,106 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from .targets import ROWS, Aim, verdict
+from benchmarks.lib.table import bullets, format_amount, markdown_table, page
+from benchmarks.lib.tools import DISTTRAIN
+
+from .targets import ROWS, Target, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchmarks.lib.stats import Figures
+    from benchmarks.lib.stats import Measurement
 
     from .plan import Plan
 
-OURS = "jupyter_disttrain"
+
+def _limits(target: Target | None, unit: str) -> tuple[str, str]:
+    """Return the limit and the stretch limit of a target."""
+    if target is None:
+        return "-", "-"
+    limits = (target.limit, target.stretch)
+    limit, stretch = (f"{value:g}x" if target.is_ratio else format_amount(value, unit) for value in limits)
+    return limit, stretch
 
 
-def amount(value: float | None, unit: str) -> str:
-    """Write a figure with three digits and a unit that suits it."""
-    if value is None:
-        return "-"
-    if unit == "s" and abs(value) < 1:
-        value, unit = value * 1000, "ms"
-    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:.{digits}f} {unit}"
-
-
-def _aim(aim: Aim | None, which: str, unit: str) -> str:
-    if aim is None:
-        return "-"
-    value = getattr(aim, which)
-    return f"{value:g}x" if aim.ratio else amount(value, unit)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
-
-
-def _ordered(figures: Sequence[Figures]) -> list[Figures]:
+def _ordered(measurements: Sequence[Measurement]) -> list[Measurement]:
     order = list(ROWS)
-    return sorted(figures, key=lambda f: (order.index(f.measure), f.ranks))
+    return sorted(measurements, key=lambda each: (order.index(each.measure), each.ranks))
 
 
-def _our_table(figures: Sequence[Figures]) -> list[str]:
-    head = ("measure", "N", "yardstick", "median", "p95", "ratio", "reach", "dream", "met")
+def _baseline(measurement: Measurement | None) -> str:
+    if measurement is None or not measurement.baseline:
+        return "-"
+    return f"{format_amount(measurement.baseline_median, measurement.unit)} ({measurement.baseline_name})"
+
+
+def _targets_table(measurements: Sequence[Measurement]) -> list[str]:
     rows = []
-    for f in _ordered(figures):
-        aim = ROWS[f.measure].aim(f.ranks)
-        beside = f"{amount(f.yardstick_median, f.unit)} ({f.yardstick_name})" if f.yardstick else "-"
-        ratio = "-" if f.ratio is None else f"{f.ratio:.2f}x"
-        aims = (_aim(aim, "reach", f.unit), _aim(aim, "dream", f.unit))
-        measured = (amount(f.median, f.unit), amount(f.p95, f.unit) if len(f.values) > 1 else "-")
-        rows.append([ROWS[f.measure].title, str(f.ranks), beside, *measured, ratio, *aims, verdict(f)])
-    return _table(head, rows)
-
-
-def _peers_table(figures: Sequence[Figures], peers: Sequence[str]) -> list[str]:
-    medians = {(f.measure, f.ranks, f.arm): f for f in figures}
-    rows = []
-    for measure, ranks in dict.fromkeys((f.measure, f.ranks) for f in _ordered(figures)):
-        found = [medians.get((measure, ranks, name)) for name in (OURS, *peers)]
-        cells = ["-" if f is None else amount(f.median, f.unit) + ("*" if f.problem else "") for f in found]
-        beside = next((f for f in found if f is not None and f.yardstick), None)
-        cells.append(
-            "-" if beside is None else f"{amount(beside.yardstick_median, beside.unit)} ({beside.yardstick_name})"
+    for each in _ordered(measurements):
+        row = ROWS[each.measure]
+        rows.append(
+            [
+                row.title,
+                str(each.ranks),
+                _baseline(each),
+                format_amount(each.median, each.unit),
+                format_amount(each.p95, each.unit) if len(each.values) > 1 else "-",
+                "-" if each.ratio is None else f"{each.ratio:.2f}x",
+                *_limits(row.target(each.ranks), each.unit),
+                verdict(each),
+            ]
         )
-        rows.append([ROWS[measure].title, str(ranks), *cells])
-    return _table(("measure", "N", OURS, *peers, "yardstick"), rows)
+    head = ("measure", "N", "baseline", "median", "p95", "ratio", "target", "stretch target", "met")
+    return markdown_table(head, rows)
 
 
-def _remarks(figures: Sequence[Figures]) -> list[str]:
-    """List what is wrong with a figure, or explains it; the same words about several N are said once."""
-    said: dict[tuple[str, str, str], list[int]] = {}
-    for f in _ordered(figures):
-        for text in filter(None, (f.problem and f"**{f.problem}**", f.note)):
-            said.setdefault((f.arm, ROWS[f.measure].title, text), []).append(f.ranks)
-    return [f"- {arm}, {title}, N={', '.join(map(str, ranks))}: {text}" for (arm, title, text), ranks in said.items()]
+def _tools_table(measurements: Sequence[Measurement], peers: Sequence[str]) -> list[str]:
+    by_row = {(each.measure, each.ranks, each.tool): each for each in measurements}
+    rows = []
+    for measure, ranks in dict.fromkeys((each.measure, each.ranks) for each in _ordered(measurements)):
+        found = [by_row.get((measure, ranks, name)) for name in (DISTTRAIN, *peers)]
+        cells = [
+            "-" if each is None else format_amount(each.median, each.unit) + ("*" if each.problem else "")
+            for each in found
+        ]
+        baseline = _baseline(next((each for each in found if each is not None and each.baseline), None))
+        rows.append([ROWS[measure].title, str(ranks), *cells, baseline])
+    return markdown_table(("measure", "N", DISTTRAIN, *peers, "baseline"), rows)
 
 
-def write(path: Path, plan: Plan, facts: Sequence[str], figures: Sequence[Figures], missing: dict[str, str]) -> str:
-    """Write the Markdown to ``path`` and the raw figures beside it; return the Markdown."""
-    peers = list(dict.fromkeys(f.arm for f in figures if f.arm != OURS))
-    repeated = (
+def _notes(measurements: Sequence[Measurement]) -> list[str]:
+    """List problems and notes; the same text for several numbers of ranks is one line."""
+    by_text: dict[tuple[str, str, str], list[int]] = {}
+    for each in _ordered(measurements):
+        for text in filter(None, (each.problem and f"**{each.problem}**", each.note)):
+            by_text.setdefault((each.tool, ROWS[each.measure].title, text), []).append(each.ranks)
+    return bullets(
+        f"{tool}, {title}, N={', '.join(map(str, ranks))}: {text}" for (tool, title, text), ranks in by_text.items()
+    )
+
+
+def write(
+    path: Path, plan: Plan, facts: Sequence[str], measurements: Sequence[Measurement], missing: dict[str, str]
+) -> str:
+    """Write Markdown to ``path`` and JSON beside it; return the Markdown."""
+    peers = list(dict.fromkeys(each.tool for each in measurements if each.tool != DISTTRAIN))
+    repetitions = (
         f"repetitions: {plan.starts} starts, {plan.passes} passes ({plan.many_passes} with {plan.many_ranks} ranks), "
         f"{plan.first_lines} first lines, {plan.floods} floods, {plan.transfers} transfers, {plan.loops} loops "
-        f"({plan.peer_loops} for a peer); each in turns with its yardstick"
+        f"({plan.peer_loops} for a peer), alternating with the baseline"
     )
     threads = ", ".join(f"{plan.environment(n)['OMP_NUM_THREADS']} at N={n}" for n in plan.ranks)
-    alike = f"OMP_NUM_THREADS, the same for every contender and torchrun: {threads}"
-    lines = ["# Figures", "", *(f"- {fact}" for fact in (*facts, repeated, alike)), "", "## Beside the yardsticks", ""]
-    lines += _our_table([f for f in figures if f.arm == OURS])
+    same = f"OMP_NUM_THREADS of every tool and of torchrun: {threads}"
+    lines = ["## Compared with the baselines", ""]
+    lines += _targets_table([each for each in measurements if each.tool == DISTTRAIN])
     if peers or missing:
-        lines += ["", "## Beside the peers (medians; * see remarks)", "", *_peers_table(figures, peers), ""]
-        lines += [f"- {name} was left out: {why}" for name, why in missing.items()]
-    lines += ["", "## Remarks", "", *_remarks(figures), ""]
-    text = "\n".join(lines)
+        lines += ["", "## Compared with other tools (medians; * see notes)", "", *_tools_table(measurements, peers)]
+        lines += ["", *bullets(f"{name} is not included: {reason}" for name, reason in missing.items())]
+    lines += ["", "## Notes", "", *_notes(measurements), ""]
+    text = page("Comparison", (*facts, repetitions, same), lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    raw = {"facts": list(facts), "figures": [f.as_dict() for f in figures], "missing": missing}
+    raw = {"facts": list(facts), "measurements": [each.as_dict() for each in measurements], "missing": missing}
     path.with_suffix(".json").write_text(json.dumps(raw, indent=1), encoding="utf-8")
     return text

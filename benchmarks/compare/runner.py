@@ -1,7 +1,7 @@
-"""Run the measures in order and keep going when a contender fails.
+"""Run the measures in order and continue when a tool fails.
 
-Covers: the order, sessions that are shared by several measures, time limits for each arm.
-Does not cover: the command line, the tables.
+Covers: the order, sessions shared by several measures, time limits of each tool.
+Does not cover: the command line (__main__), the tables (report).
 """
 
 from __future__ import annotations
@@ -12,104 +12,107 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from benchmarks.lib.kernel import KernelProblem
+from benchmarks.lib.kernel import KernelError
 from benchmarks.lib.session import Session
-from benchmarks.lib.stats import Figures
+from benchmarks.lib.stats import Measurement
 
 from .measures import IN_SESSION
 from .measures.cells import many_ranks
-from .measures.memory import weigh
+from .measures.memory import idle_memory
 from .measures.start import starts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from benchmarks.lib.tools import Arm
+    from benchmarks.lib.tools import Tool
 
     from .plan import Plan
 
-_ROW = {"transfer": "pull", "loop": "loop_mlp", "memory": "rank_memory"}  # where a measure's failure is shown
-# What may go wrong with a contender or a yardstick; anything else is a mistake in here and ends the run.
-FAILURES = (KernelProblem, RuntimeError, OSError, psutil.Error)
+_ROW = {"transfer": "pull", "loop": "loop_mlp", "memory": "rank_memory"}  # the row that shows a measure's failure
+# Failures of a tool or a baseline; any other exception is an error of this benchmark and ends the run.
+FAILURES = (KernelError, RuntimeError, OSError, psutil.Error)
 
 
-def run(plan: Plan, arms: Sequence[Arm], only: Iterable[str]) -> list[Figures]:
-    """Run the chosen measures with every arm, and return all figures."""
+def run(plan: Plan, tools: Sequence[Tool], only: Iterable[str]) -> list[Measurement]:
+    """Run the chosen measures with every tool, and return all results."""
     chosen = set(only)
-    figures: list[Figures] = []
+    measurements: list[Measurement] = []
     for ranks in plan.ranks:
         if "start" in chosen:
-            figures += _tell(
-                "start", ranks, partial(_guarded, "start", arms, partial(starts, arms, ranks, plan), ranks)
-            )
+            measurements += _report_failures("start", tools, ranks, partial(starts, tools, ranks, plan))
         if "memory" in chosen:
-            figures += _tell(
-                "memory", ranks, partial(_guarded, "memory", arms, partial(weigh, arms, ranks, plan), ranks)
-            )
-        for arm in arms:
-            figures += _shared_session(arm, ranks, plan, [name for name in IN_SESSION if name in chosen])
+            measurements += _report_failures("memory", tools, ranks, partial(idle_memory, tools, ranks, plan))
+        for tool in tools:
+            measurements += _shared_session(tool, ranks, plan, [name for name in IN_SESSION if name in chosen])
     if "many_ranks" in chosen:
-        for arm in arms:
-            if arm.has_ranks_without_torch():
-                guarded = partial(_guarded, "many_ranks", [arm], partial(many_ranks, arm, plan), plan.many_ranks)
-                figures += _tell("many_ranks", plan.many_ranks, guarded)
-    return figures
+        for tool in tools:
+            if tool.has_torchless_ranks():
+                work = partial(many_ranks, tool, plan)
+                measurements += _report_failures("many_ranks", [tool], plan.many_ranks, work)
+    return measurements
 
 
-def _tell(measure: str, ranks: int, work: Callable[[], list[Figures]]) -> list[Figures]:
+def _print_results(measure: str, ranks: int, work: Callable[[], list[Measurement]]) -> list[Measurement]:
+    """Do the work and print what it measured."""
     begun = time.monotonic()
     print(f"{measure}, N={ranks} ...", flush=True)
-    figures = work()
-    for f in figures:
-        shown = "nothing" if f.median is None else f"{f.median:.4g} {f.unit}"
-        beside = "" if f.ratio is None else f", {f.ratio:.2f}x {f.yardstick_name}"
-        print(f"    {f.arm} {f.measure}: {shown}{beside} {f.problem}".rstrip(), flush=True)
+    measurements = work()
+    for each in measurements:
+        value = "no value" if each.median is None else f"{each.median:.4g} {each.unit}"
+        ratio = "" if each.ratio is None else f", {each.ratio:.2f}x {each.baseline_name}"
+        print(f"    {each.tool} {each.measure}: {value}{ratio} {each.problem}".rstrip(), flush=True)
     print(f"    took {time.monotonic() - begun:.0f} s", flush=True)
-    return figures
+    return measurements
 
 
-def _guarded(measure: str, arms: Sequence[Arm], work: Callable[[], list[Figures]], ranks: int) -> list[Figures]:
-    """Do the work, or say for each of the arms why it could not be done."""
+def _report_failures(
+    measure: str, tools: Sequence[Tool], ranks: int, work: Callable[[], list[Measurement]]
+) -> list[Measurement]:
+    """Do the work; if it fails, return the failure as the result of each tool."""
+
+    def guarded() -> list[Measurement]:
+        try:
+            return work()
+        except FAILURES as error:
+            return [_failed(measure, tool, ranks, str(error)) for tool in tools]
+
+    return _print_results(measure, ranks, guarded)
+
+
+def _failed(measure: str, tool: Tool, ranks: int, problem: str) -> Measurement:
+    return Measurement(measure=_ROW.get(measure, measure), tool=tool.name, ranks=ranks, unit="s", problem=problem)
+
+
+def _start_session(tool: Tool, ranks: int, plan: Plan, *, attempts: int = 2) -> Session:
+    """Start a session; some tools do not start every time."""
     try:
-        return work()
-    except FAILURES as problem:
-        return [_failed(measure, arm, ranks, str(problem)) for arm in arms]
-
-
-def _failed(measure: str, arm: Arm, ranks: int, problem: str) -> Figures:
-    return Figures(measure=_ROW.get(measure, measure), arm=arm.name, ranks=ranks, unit="s", problem=problem)
-
-
-def _open(arm: Arm, ranks: int, plan: Plan, *, tries: int = 2) -> Session:
-    """Bring a session up; some contenders don't come up every time."""
-    try:
-        return Session(arm, ranks, plan.environment(ranks)).__enter__()
-    except KernelProblem:
-        if tries == 1:
+        return Session(tool, ranks, plan.environment(ranks)).__enter__()
+    except KernelError:
+        if attempts == 1:
             raise
-        return _open(arm, ranks, plan, tries=tries - 1)
+        return _start_session(tool, ranks, plan, attempts=attempts - 1)
 
 
-def _shared_session(arm: Arm, ranks: int, plan: Plan, names: Sequence[str]) -> list[Figures]:
-    """Ask one session for several measures; a failure costs that measure and a new session."""
-    figures: list[Figures] = []
-    deadline = time.monotonic() + arm.budget_s
+def _shared_session(tool: Tool, ranks: int, plan: Plan, names: Sequence[str]) -> list[Measurement]:
+    """Run several measures in one session; a measure that fails is skipped, and the next gets a new session."""
+    measurements: list[Measurement] = []
+    deadline = time.monotonic() + tool.budget_s
     session: Session | None = None
     try:
         for name in names:
             if time.monotonic() > deadline:
-                figures.append(_failed(name, arm, ranks, f"left out: its {arm.budget_s:.0f} s were spent"))
+                measurements.append(_failed(name, tool, ranks, f"skipped: time limit of {tool.budget_s:.0f} s reached"))
                 continue
             try:
-                session = session or _open(arm, ranks, plan)
-                figures += _tell(name, ranks, partial(IN_SESSION[name], session, plan))
-            except FAILURES as problem:
-                print(f"    {arm.name} {name}: {problem}", flush=True)
-                figures.append(_failed(name, arm, ranks, str(problem)))
+                session = session or _start_session(tool, ranks, plan)
+                measurements += _print_results(name, ranks, partial(IN_SESSION[name], session, plan))
+            except FAILURES as error:
+                print(f"    {tool.name} {name}: {error}", flush=True)
+                measurements.append(_failed(name, tool, ranks, str(error)))
                 if session is not None:
                     session.end()
                     session = None
     finally:
         if session is not None:
             session.__exit__(None, None, None)
-    return figures
+    return measurements

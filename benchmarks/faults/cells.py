@@ -1,8 +1,12 @@
-"""The cells of the fault campaign: what is prepared, what runs when something breaks, what is checked after it."""
+"""Define the cells of the fault campaign.
+
+Covers: the cell that prepares a round, the cells in which a fault occurs, the cells that check the session afterwards.
+Does not cover: causing the faults (kinds, first_use).
+"""
 
 from __future__ import annotations
 
-MARKS = "kept, tensor = {mark} + rank, torch.full((1000,), float({mark} + rank))"
+SET_VARIABLES = "number, tensor = {value} + rank, torch.full((1000,), float({value} + rank))"
 
 IMPORTS = """
 import ctypes, os, sys, time
@@ -13,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 PREPARE = (
     IMPORTS
     + """
-def strike(step):
-    "Break, if it is this rank's turn."
-    if rank != victim or step != at:
+def inject(step):
+    "Cause the fault on the victim at its step."
+    if rank != victim or step != fault_step:
         return
     if fault == "raise":
         raise ValueError("broken on purpose")
@@ -28,7 +32,7 @@ def strike(step):
     if fault == "hang":
         time.sleep(100_000)
 
-victim, at, fault = {victim}, {at}, {fault!r}
+victim, fault_step, fault = {victim}, {step}, {fault!r}
 """
 )
 
@@ -36,14 +40,14 @@ CELLS = {
     "python loop": """
 step = 0
 while True:
-    strike(step)
+    inject(step)
     sum(range(2000))
     step += 1
 """,
     "all_reduce": """
 step = 0
 while True:
-    strike(step)
+    inject(step)
     dist.all_reduce(torch.ones(1000))
     step += 1
 """,
@@ -54,7 +58,7 @@ ddp = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
 step = 0
 while True:
-    strike(step)
+    inject(step)
     optimizer.zero_grad()
     ddp(torch.randn(16, 32)).pow(2).mean().backward()
     optimizer.step()
@@ -65,21 +69,21 @@ loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, num_workers
 step = 0
 while True:
     for (batch,) in loader:
-        strike(step)
+        inject(step)
         dist.all_reduce(batch)
         step += 1
 """,
 }
 
-# With MPI: until all processes are dead that the job began with, its world comes back as well.
+# With MPI: COMM_WORLD is restored too, as long as one of the job's first processes runs.
 MPI_CELL = """
 step = 0
 while True:
-    strike(step)
+    inject(step)
     step = comm.allreduce(step) // world_size + 1
 """
 
-# What each cell uses, once more and to its end, after an interrupt.
+# Use what an interrupted cell used, and run to the end.
 PROBES = {
     "ddp step": """
 probed = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 1)))
@@ -104,7 +108,7 @@ compiled.sum().backward()
 assert torch.is_grad_enabled() and w.grad is not None
 """
 
-# What a process does for the first time, by kind and variant; each is run a second time, to its end.
+# First uses in a process, by kind and variant; each is run a second time, to its end.
 FIRSTS = {
     "torch.compile": {
         backend: COMPILED.replace("{backend!r}", repr(backend)) for backend in ("eager", "aot_eager", "inductor")
@@ -135,9 +139,9 @@ assert model(torch.tensor([[{number} % 99]])).logits.shape == (1, 1, 99)
 """,
     },
 }
-CPU_S = {"torch.compile": 4.0, "DDP step": 1.5, "import of transformers": 3.4}  # about what it takes on each rank
+CPU_S = {"torch.compile": 4.0, "DDP step": 1.5, "import of transformers": 3.4}  # processor time on each rank, about
 
-# More than a small disk takes.
+# More output than fits on the small disk.
 FLOOD = """
 for line in range(20_000):
     print("x" * 60)
@@ -147,20 +151,20 @@ CHECK = """
 import os
 probe = torch.full((1000,), float(rank + 1))
 dist.all_reduce(probe)
-in_mpi = comm.allreduce(1) if {has_world} else world_size
-held = globals().get("tensor", torch.zeros(1)).unique().tolist()
-(os.getpid(), probe.unique().tolist(), in_mpi, globals().get("kept"), held)
+mpi_size = comm.allreduce(1) if {has_world} else world_size
+tensor_values = globals().get("tensor", torch.zeros(1)).unique().tolist()
+(os.getpid(), probe.unique().tolist(), mpi_size, globals().get("number"), tensor_values)
 """
 
-# The descriptors by kind: socket, pipe, anon_inode, or the file.
+# The file descriptors by kind (socket, pipe, anon_inode or the path), the threads and the child processes.
 COUNT = """
 import collections, os, pathlib, psutil
-me = psutil.Process()
+this_process = psutil.Process()
 kinds = collections.Counter()
 for descriptor in pathlib.Path("/proc/self/fd").iterdir():
     try:
         kinds[os.readlink(descriptor).split(":")[0]] += 1
     except FileNotFoundError:
-        pass  # the one of this look itself
-(os.getpid(), kinds, me.num_threads(), len(me.children(recursive=True)))
+        pass  # the descriptor of this iteration
+(os.getpid(), kinds, this_process.num_threads(), len(this_process.children(recursive=True)))
 """

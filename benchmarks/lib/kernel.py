@@ -1,7 +1,7 @@
-"""Drive a real kernel and note when each of its messages arrives.
+"""Drive a Jupyter kernel and record when each of its messages arrives.
 
-Covers: starting a kernel from any environment, running cells, times of messages, its end.
-Does not cover: what the cells are (``arms``, ``cells``), what the messages say (``outputs``).
+Covers: starting a kernel from any environment, running cells, arrival times of messages, ending it.
+Does not cover: the code of the cells (tools, compare.measures), the text of the messages (outputs).
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
     from jupyter_client.blocking.client import BlockingKernelClient
 
-READY_WITHIN_S = 90.0
+START_TIMEOUT_S = 90.0
+EXIT_TIMEOUT_S = 5.0
 
 
-class KernelProblem(RuntimeError):  # noqa: N818  (said in the table, as a problem)
-    """A cell did not end in time, or the kernel died under it."""
+class KernelError(RuntimeError):
+    """A cell failed or timed out, or the kernel died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of the kernel's iopub channel."""
 
-    time_s: float  # on the clock of time.perf_counter, when the client had it
+    time_s: float  # of its arrival, by time.perf_counter
     kind: str
     content: dict[str, Any]
 
@@ -48,7 +49,7 @@ class Message:
 
 @dataclass(slots=True)
 class CellRecord:
-    """What happened from the moment a cell was sent until the kernel was idle."""
+    """The messages of one cell, from sending it until the kernel is idle."""
 
     sent_s: float
     idle_s: float = 0.0
@@ -61,16 +62,16 @@ class CellRecord:
 
     @property
     def text(self) -> str:
-        """What stays on the page."""
+        """The text of the cell's final output."""
         return final_text((message.kind, message.content) for message in self.messages)
 
     def seconds_until(self, text: str) -> float | None:
-        """Return the time from sending until a message had ``text``, or None if none had."""
+        """Return the time from sending until a message contained ``text``, or None if no message did."""
         return next((m.time_s - self.sent_s for m in self.messages if text in m.text), None)
 
 
 class _Manager(KernelManager):
-    """A manager whose kernel is a command, not the name of an installed kernelspec."""
+    """A manager that starts a command instead of an installed kernelspec."""
 
     command: Sequence[str] = ()
 
@@ -79,17 +80,17 @@ class _Manager(KernelManager):
         return KernelSpec(argv=list(self.command), display_name="benchmark", language="python")
 
     def local_pid(self) -> int:
-        provisioner: Any = self.provisioner  # the local one; its base class knows no pid
+        provisioner: Any = self.provisioner  # the local one; the base class has no pid
         return int(provisioner.pid)
 
 
 class DrivenKernel:
-    """A kernel with one client that blocks, and nothing else beside it.
+    """A kernel with one blocking client.
 
     Parameters
     ----------
     command
-        The command line, with ``{connection_file}`` where the file's name goes.
+        The command line, with ``{connection_file}`` as the placeholder for the file's name.
     environment
         Added to this process's environment. Profiles and connection files go to a folder that is removed at the end.
     """
@@ -113,28 +114,28 @@ class DrivenKernel:
         self.pid = 0
 
     def start(self) -> None:
-        """Start the kernel and wait until it answers on both channels."""
+        """Start the kernel and wait until it replies on both channels."""
         self.started_s = time.perf_counter()
-        with self._log.open("wb") as log:  # or its log and a peer's would run through the figures
+        with self._log.open("wb") as log:  # keeps the kernel's log out of the printed results
             self._manager.start_kernel(env=self._environment, cwd=self._folder.name, stdout=log, stderr=log)
         self.pid = self._manager.local_pid()
         self._client = self._manager.client()
-        # No heartbeat and no stdin: neither is measured, and each would be a thread beside the clock.
+        # No heartbeat and no stdin: neither is measured, and each would add a thread to the measuring process.
         self._client.start_channels(stdin=False, hb=False)
-        deadline = self.started_s + READY_WITHIN_S
+        deadline = self.started_s + START_TIMEOUT_S
         while time.perf_counter() < deadline:
             request = self._client.kernel_info()
             try:
                 self._reply(request, 2.0)
                 self._until_idle(CellRecord(0.0), request, time.perf_counter() + 0.1)
-            except KernelProblem:
-                self._require_alive()
+            except KernelError:
+                self._check_alive()
             else:
                 return
-        raise KernelProblem(f"the kernel did not answer within {READY_WITHIN_S:.0f} s")
+        raise KernelError(f"the kernel did not reply within {START_TIMEOUT_S:.0f} s")
 
     def open_comm(self, target: str) -> None:
-        """Open a comm, as the page of a contender does."""
+        """Open a comm, as the tool's frontend does."""
         assert self._client is not None, "start the kernel first"
         content = {"comm_id": processes.new_token(), "target_name": target, "data": {}}
         self._client.shell_channel.send(self._client.session.msg("comm_open", content))
@@ -144,8 +145,8 @@ class DrivenKernel:
 
         Raises
         ------
-        KernelProblem
-            If it took longer than ``timeout_s``, the kernel died, or (with ``check``) the cell failed.
+        KernelError
+            If the cell took longer than ``timeout_s``, the kernel died, or (with ``check``) the cell failed.
         """
         assert self._client is not None, "start the kernel first"
         record = CellRecord(time.perf_counter())
@@ -153,22 +154,22 @@ class DrivenKernel:
         try:
             self._until_idle(record, request, record.sent_s + timeout_s)
             reply = self._reply(request, 10.0)
-        except KernelProblem as problem:
-            words = " / ".join(line.strip() for line in cell.strip().splitlines()[:2])
-            raise KernelProblem(f"{problem} in {words[:60]!r}") from problem
+        except KernelError as problem:
+            start = " / ".join(line.strip() for line in cell.strip().splitlines()[:2])
+            raise KernelError(f"{problem} in cell {start[:60]!r}") from problem
         if reply["status"] != "ok":
             record.failure = f"{reply.get('ename')}: {reply.get('evalue')}".strip().splitlines()[0]
             if check:
-                raise KernelProblem(f"the cell failed: {record.failure[:160]}")
+                raise KernelError(f"the cell failed: {record.failure[:160]}")
         return record
 
     def end(self) -> int:
-        """End the kernel and return how many processes it would have left behind."""
+        """End the kernel and every process it started; return how many of them still ran after 5 s."""
         if self._client is not None:
             self._client.stop_channels()
         with contextlib.suppress(Exception):
-            self._manager.shutdown_kernel()  # a message first, so that the kernel can end what it started
-        deadline = time.monotonic() + 5.0
+            self._manager.shutdown_kernel()  # by a message first, so that the kernel can end its children
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
         while (left := len(processes.with_token(self.token))) and time.monotonic() < deadline:
             time.sleep(0.1)
         processes.end(self.token)
@@ -185,12 +186,12 @@ class DrivenKernel:
         while True:
             left_s = deadline_s - time.perf_counter()
             if left_s <= 0:
-                raise KernelProblem(f"no answer within {deadline_s - record.sent_s:.0f} s")
+                raise KernelError(f"not idle within {deadline_s - record.sent_s:.0f} s")
             if not channel.socket.poll(int(min(left_s, 2.0) * 1000) + 1):
-                self._require_alive()
+                self._check_alive()
                 continue
             parts = channel.socket.recv_multipart()
-            now_s = time.perf_counter()  # before the message is parsed: that is this client's time, not the kernel's
+            now_s = time.perf_counter()  # before the message is parsed, which is work of this process
             message = session.deserialize(session.feed_identities(parts)[1])
             if message["parent_header"].get("msg_id") != request:
                 continue
@@ -205,13 +206,13 @@ class DrivenKernel:
         while True:
             try:
                 reply = self._client.get_shell_msg(timeout=timeout_s)
-            except Empty as silence:
-                raise KernelProblem(f"no reply within {timeout_s:.0f} s") from silence
+            except Empty as error:
+                raise KernelError(f"no reply within {timeout_s:.0f} s") from error
             if reply["parent_header"].get("msg_id") == request:
                 return dict(reply["content"])
 
-    def _require_alive(self) -> None:
+    def _check_alive(self) -> None:
         if not self._manager.is_alive():
-            said = self._log.read_text(errors="replace").splitlines()
-            last = [line for line in said if line.strip() and "WARNING" not in line][-1:]
-            raise KernelProblem(f"the kernel died {''.join(last)[:160]}".strip())
+            log = self._log.read_text(errors="replace").splitlines()
+            last = [line for line in log if line.strip() and "WARNING" not in line][-1:]
+            raise KernelError(f"the kernel died; last line of its log: {''.join(last)[:160] or '(empty)'}")

@@ -1,7 +1,7 @@
-"""Read what a notebook would show from the messages of a kernel.
+"""Compute a cell's final output from the messages of a kernel, and check the lines in it.
 
-Covers: the final state of a cell's outputs as nbclient builds it, their text, which rank a line is labelled with.
-Does not cover: receiving the messages (``kernel``).
+Covers: the outputs as nbclient builds them, their text, the rank in the label of each line.
+Does not cover: receiving the messages (kernel).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_PAYLOAD = re.compile(r"rank (\d+) line (\d+)")
-_RANKS = re.compile(r"(?:ranks?|stdout|stderr)\b\W{0,3}([\d][\d,\-]*)|^\W{0,3}([\d][\d,\-]*)\W", re.IGNORECASE)
+_LINE = re.compile(r"rank (\d+) line (\d+)")
+_LABEL = re.compile(r"(?:ranks?|stdout|stderr)\b\W{0,3}([\d][\d,\-]*)|^\W{0,3}([\d][\d,\-]*)\W", re.IGNORECASE)
 
 
 def strip_ansi(text: str) -> str:
@@ -24,7 +24,7 @@ def strip_ansi(text: str) -> str:
 
 
 def text_of(kind: str, content: dict[str, Any]) -> str:
-    """Return the plain text that one message carries, without colour."""
+    """Return the plain text of one message, without control sequences."""
     if kind == "stream":
         return strip_ansi(content["text"])
     if kind in {"display_data", "update_display_data", "execute_result"}:
@@ -35,11 +35,11 @@ def text_of(kind: str, content: dict[str, Any]) -> str:
 
 
 def final_text(messages: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """Return the text that stays on the page when a cell has ended.
+    """Return the text of a cell's output after its end.
 
-    Streams are joined, a display with an id takes its last update, and ``clear_output`` clears, as nbclient does.
+    As in nbclient, streams are joined, a display with an id shows its last update, and ``clear_output`` clears.
     """
-    blocks: list[list[str]] = []  # one per output; a stream's parts are joined at the end, so the cost stays linear
+    blocks: list[list[str]] = []  # one per output; the parts of a stream are joined once, at the end
     stream: str | None = None
     by_id: dict[str, list[list[str]]] = {}
     clear_next = False
@@ -70,7 +70,7 @@ def final_text(messages: Iterable[tuple[str, dict[str, Any]]]) -> str:
 
 @dataclass(slots=True)
 class LineCheck:
-    """How many of the lines that the ranks printed are on the page as they should be."""
+    """Counts of the lines that the ranks printed, as found in a cell's output."""
 
     ranks: int
     lines_per_rank: int
@@ -91,22 +91,22 @@ class LineCheck:
 
     @property
     def problem(self) -> str:
-        """Say what is wrong, or nothing."""
+        """Describe what is wrong; empty if nothing is."""
         found = []
         total = sum(len(lines) for lines in self.seen.values())
         if self.present != self.expected:
             found.append(f"{self.expected - self.present} of {self.expected} lines missing")
         if total > self.present:
-            found.append(f"{total - self.present} lines twice")
+            found.append(f"{total - self.present} lines duplicated")
         if not self.ordered:
             found.append("out of order within a rank")
         if self.mislabelled:
-            found.append(f"{self.mislabelled} lines not labelled with their rank")
+            found.append(f"{self.mislabelled} lines without the label of their rank")
         return ", ".join(found)
 
 
-def _named_ranks(text: str) -> set[int]:
-    match = _RANKS.search(text)
+def _labelled_ranks(text: str) -> set[int]:
+    match = _LABEL.search(text)
     if match is None:
         return set()
     ranks: set[int] = set()
@@ -118,21 +118,21 @@ def _named_ranks(text: str) -> set[int]:
 
 
 def check_lines(text: str, ranks: int, lines_per_rank: int) -> LineCheck:
-    """Check that every ``rank R line I`` is there once, in order, and labelled with R.
+    """Check that every ``rank R line I`` is present once, in order, and labelled with R.
 
-    A label stands before the line itself or in a heading above it.
+    A label is a prefix of the line or a heading above it.
     """
     check = LineCheck(ranks, lines_per_rank)
     heading: set[int] = set()
     for line in text.splitlines():
-        match = _PAYLOAD.search(line)
+        match = _LINE.search(line)
         if match is None:
-            heading = _named_ranks(line) or heading
+            heading = _labelled_ranks(line) or heading
             continue
         rank = int(match[1])
-        before = _named_ranks(line[: match.start()])
-        if before:
-            heading = before  # some print their label before the first line of each piece only
+        label = _labelled_ranks(line[: match.start()])
+        if label:
+            heading = label  # some tools label only the first of several lines
         if rank not in heading:
             check.mislabelled += 1
         check.seen.setdefault(rank, []).append(int(match[2]))

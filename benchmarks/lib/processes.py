@@ -1,10 +1,9 @@
-"""Find, weigh and end the processes that a benchmark started.
+"""Find, measure and end the processes that a benchmark started.
 
-Covers: processes known by a token in their environment, their memory and processor time, their end.
-Does not cover: starting them (``kernel``, ``torchrun``).
+Covers: processes with a token in their environment, their memory and processor time, ending them.
+Does not cover: starting them (kernel, compare.torchrun).
 
-The token is inherited by every child, also by those that left their parent, so nothing that was started is missed and
-nothing else is ever signalled.
+Every child inherits the token, also one whose parent has exited, so no process is missed and no other is signalled.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ MB = 1e6
 
 
 def new_token() -> str:
-    """Return a token that marks one session's processes."""
+    """Return a token for the environment of one session's processes."""
     return uuid.uuid4().hex
 
 
 def with_token(token: str) -> list[psutil.Process]:
-    """Return the living processes that carry ``token``, this one left out."""
+    """Return the running processes that have ``token``, except this one."""
     needle = f"{TOKEN_VARIABLE}={token}".encode()
     found = []
     for process in psutil.process_iter():
@@ -43,35 +42,35 @@ def with_token(token: str) -> list[psutil.Process]:
     return found
 
 
-def end(token: str, *, patience_s: float = 5.0) -> int:
-    """End every process that carries ``token`` and return how many there were."""
+def end(token: str, *, timeout_s: float = 5.0) -> int:
+    """End every process that has ``token``, by SIGTERM and then SIGKILL; return how many there were."""
     ended: set[int] = set()
-    for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s)):
-        deadline = time.monotonic() + wait_s
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            living = with_token(token)
-            if not living:
+            running = with_token(token)
+            if not running:
                 return len(ended)
-            for process in living:
+            for process in running:
                 if process.pid not in ended or sign == signal.SIGKILL:
                     with contextlib.suppress(psutil.Error):
-                        process.send_signal(sign)  # psutil compares the start time: a reused pid is safe
+                        process.send_signal(sign)  # psutil compares start times, so a reused pid is not signalled
                 ended.add(process.pid)
-            psutil.wait_procs(living, timeout=0.2)
+            psutil.wait_procs(running, timeout=0.2)
     return len(ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What one process holds, in MB of 10**6 bytes."""
+    """The memory of one process, in MB of 10**6 bytes."""
 
-    pss_mb: float  # its own pages, and its share of those it shares
+    pss_mb: float  # private pages, and its share of shared pages
     rss_mb: float
     private_mb: float
 
 
 def memory_of(pid: int) -> Memory:
-    """Read the memory of a process from the kernel's own sums."""
+    """Return the memory of a process, from ``smaps_rollup``."""
     fields: dict[str, float] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
@@ -84,18 +83,18 @@ def memory_of(pid: int) -> Memory:
 
 
 def name_of(process: psutil.Process) -> str:
-    """Name what a process is for, from its command line."""
+    """Return the module, script or program that a process runs."""
     with contextlib.suppress(psutil.Error, IndexError):
-        words = process.cmdline()
-        if "-m" in words and Path(words[0]).name.startswith("python"):
-            return str(words[words.index("-m") + 1])
-        script = next((word for word in words[1:] if word.endswith(".py")), words[0])
+        argv = process.cmdline()
+        if "-m" in argv and Path(argv[0]).name.startswith("python"):
+            return str(argv[argv.index("-m") + 1])
+        script = next((argument for argument in argv[1:] if argument.endswith(".py")), argv[0])
         return Path(script).name
     return "?"
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:
-    """Return the processor time that the processes have used so far."""
+    """Return the processor time, user and system, that the processes have used so far."""
     total = 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error):

@@ -1,7 +1,7 @@
-"""Sum up repeated measurements.
+"""Summarize repeated measurements.
 
 Covers: medians, percentiles, the record of one measure.
-Does not cover: how they are shown (``table``).
+Does not cover: how results are shown (table, compare.report).
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-def percentile(values: tuple[float, ...], percent: float) -> float:
+def percentile(values: Sequence[float], percent: float) -> float:
     """Return the nearest-rank percentile, which is always one of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """One contender's figures for one measure, with the yardstick of the same run."""
+class Measurement:
+    """The values of one measure for one tool, with the baseline of the same run."""
 
     measure: str
-    arm: str
+    tool: str
     ranks: int
-    unit: str  # "s" or "MB"
+    unit: str  # "s", "MB" or "%"
     values: tuple[float, ...] = ()
-    yardstick: tuple[float, ...] = ()
-    yardstick_name: str = ""
+    baseline: tuple[float, ...] = ()
+    baseline_name: str = ""
     note: str = ""
-    problem: str = ""  # why there is no figure, or what is wrong with it
+    problem: str = ""  # why there is no value, or what is wrong with it
 
     @property
     def median(self) -> float | None:
@@ -41,14 +44,14 @@ class Figures:
         return percentile(self.values, 95) if self.values else None
 
     @property
-    def yardstick_median(self) -> float | None:
-        return median(self.yardstick) if self.yardstick else None
+    def baseline_median(self) -> float | None:
+        return median(self.baseline) if self.baseline else None
 
     @property
     def ratio(self) -> float | None:
-        ours, theirs = self.median, self.yardstick_median
-        return ours / theirs if ours is not None and theirs else None
+        value, baseline = self.median, self.baseline_median
+        return value / baseline if value is not None and baseline else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the raw figures as JSON takes them."""
+        """Return the fields for JSON."""
         return asdict(self)

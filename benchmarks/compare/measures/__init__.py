@@ -1,4 +1,4 @@
-"""The measures: one module for each group of rows of the Speed table."""
+"""Measure one group of rows of the comparison per module."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from benchmarks.compare.plan import Plan
     from benchmarks.lib.session import Session
-    from benchmarks.lib.stats import Figures
+    from benchmarks.lib.stats import Measurement
 
-# What is asked of a session that is up. The others have sessions of their own.
-IN_SESSION: dict[str, Callable[[Session, Plan], list[Figures]]] = {
+# The measures that share one session per tool; the others start sessions themselves.
+IN_SESSION: dict[str, Callable[[Session, Plan], list[Measurement]]] = {
     "pass": cells.passes,
     "first_line": output.first_line,
     "transfer": transfer.both_ways,
     "loop": loop.against_torchrun,
-    "lines": output.flood,  # last: it may be what a contender does not survive
+    "lines": output.flood,  # last, since a tool may not survive it
 }
 ALL = ("start", "memory", *IN_SESSION, "many_ranks")

@@ -1,4 +1,4 @@
-"""A DDP training loop in one cell, and the same file under torchrun."""
+"""Measure a DDP training loop in one cell, with the same file under torchrun as the baseline."""
 
 from __future__ import annotations
 
@@ -6,42 +6,35 @@ import re
 from typing import TYPE_CHECKING
 
 from benchmarks.compare import torchrun
-from benchmarks.lib.stats import Figures
-from benchmarks.lib.tools import Ours
+from benchmarks.lib.environment import WORKLOADS
+from benchmarks.lib.tools import Disttrain
 
 if TYPE_CHECKING:
     from benchmarks.compare.plan import Plan
     from benchmarks.lib.session import Session
+    from benchmarks.lib.stats import Measurement
 
 _SECONDS = re.compile(r"loop seconds (\S+) loss (\S+)")
 _LIMIT_S = 120.0
 
 
-def against_torchrun(session: Session, plan: Plan) -> list[Figures]:
-    """Run the loop here and there in turns, with the same number of threads."""
+def against_torchrun(session: Session, plan: Plan) -> list[Measurement]:
+    """Run the loop alternately under torchrun and in a cell, with the same number of threads."""
     environment = plan.environment(session.ranks)
-    source = (torchrun.WORKLOADS / "ddp_loop.py").read_text()
-    figures = []
+    source = (WORKLOADS / "ddp_loop.py").read_text()
+    repetitions = plan.loops if isinstance(session.tool, Disttrain) else plan.peer_loops
+    measurements = []
     for model in ("mlp", "cnn"):
-        values, yardstick, problem = [], [], ""
-        for _ in range(plan.loops if isinstance(session.arm, Ours) else plan.peer_loops):
-            yardstick.append(torchrun.loop_seconds(session.ranks, model, environment))
+        values, baseline, problem = [], [], ""
+        for _ in range(repetitions):
+            baseline.append(torchrun.loop_seconds(session.ranks, model, environment))
             code = f'import os\nos.environ["BENCH_MODEL"] = "{model}"\n{source}'
             match = _SECONDS.search(session.on_all_ranks(code, timeout_s=_LIMIT_S).text)
             if match is None:
                 problem = "rank 0 printed no result"
                 break
             values.append(float(match[1]))
-        figures.append(
-            Figures(
-                measure=f"loop_{model}",
-                arm=session.arm.name,
-                ranks=session.ranks,
-                unit="s",
-                values=tuple(values),
-                yardstick=tuple(yardstick),
-                yardstick_name="torchrun",
-                problem=problem,
-            )
+        measurements.append(
+            session.measurement(f"loop_{model}", values, baseline=baseline, baseline_name="torchrun", problem=problem)
         )
-    return figures
+    return measurements

@@ -1,65 +1,74 @@
-"""From %dist_init to the first all_reduce, and from torchrun to its first."""
+"""Measure the start of the ranks until their first all_reduce, with torchrun as the baseline."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.compare import torchrun
-from benchmarks.lib.kernel import KernelProblem
+from benchmarks.lib.kernel import KernelError
 from benchmarks.lib.session import Session
-from benchmarks.lib.stats import Figures
+from benchmarks.lib.stats import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.compare.plan import Plan
-    from benchmarks.lib.tools import Arm
+    from benchmarks.lib.tools import Tool
 
-_GIVE_UP_AFTER = 2  # starts that failed, each after minutes perhaps
+_MAX_FAILURES = 2  # of one tool; a failed start may take minutes
 
 
-def starts(arms: Sequence[Arm], ranks: int, plan: Plan) -> list[Figures]:
-    """Start torchrun and every arm in turns, each time from nothing."""
+@dataclass
+class _Starts:
+    """The starts of one tool."""
+
+    tool: Tool
+    ranks: int
+    start_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def run(self, environment: dict[str, str]) -> None:
+        """Start the tool once, unless it has failed too often."""
+        if len(self.failures) >= _MAX_FAILURES:
+            return
+        try:
+            with Session(self.tool, self.ranks, environment) as session:
+                self.start_s.append(session.start_s)
+                self.load_s.append(session.load_s)
+        except KernelError as error:
+            self.failures.append(str(error))
+
+    def measurements(self, torchrun_s: Sequence[float]) -> list[Measurement]:
+        """Return the start and, for a tool that is loaded first, the time to load it."""
+        problem = f"{len(self.failures)} starts failed: {self.failures[-1]}" if self.failures else ""
+        start = Measurement(
+            measure="start",
+            tool=self.tool.name,
+            ranks=self.ranks,
+            unit="s",
+            values=tuple(self.start_s),
+            baseline=tuple(torchrun_s),
+            baseline_name="torchrun",
+            note="includes the start of the kernel" if self.tool.start_includes_kernel else "",
+            problem=problem,
+        )
+        if not self.tool.load_cells():
+            return [start]
+        load = Measurement(
+            measure="load", tool=self.tool.name, ranks=self.ranks, unit="s", values=tuple(self.load_s), problem=problem
+        )
+        return [start, load]
+
+
+def starts(tools: Sequence[Tool], ranks: int, plan: Plan) -> list[Measurement]:
+    """Start torchrun and every tool in turn, each time in new processes."""
     environment = plan.environment(ranks)
     torchrun_s: list[float] = []
-    seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    loads: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    problems: dict[str, list[str]] = {arm.name: [] for arm in arms}
+    by_tool = [_Starts(tool, ranks) for tool in tools]
     for _ in range(plan.starts):
         torchrun_s.append(torchrun.seconds_to_first_all_reduce(ranks, environment))
-        for arm in arms:
-            if len(problems[arm.name]) < _GIVE_UP_AFTER:
-                problems[arm.name] += _one_start(arm, ranks, environment, (seconds[arm.name], loads[arm.name]))
-    figures = []
-    for arm in arms:
-        failed = problems[arm.name]
-        common = Figures(
-            measure="load",
-            arm=arm.name,
-            ranks=ranks,
-            unit="s",
-            values=tuple(loads[arm.name]),
-            problem=f"{len(failed)} starts failed: {failed[-1]}" if failed else "",
-        )
-        start = replace(
-            common,
-            measure="start",
-            values=tuple(seconds[arm.name]),
-            yardstick=tuple(torchrun_s),
-            yardstick_name="torchrun",
-            note="the kernel's own start is included" if arm.start_includes_kernel else "",
-        )
-        figures += [start, common] if arm.load_cells() else [start]
-    return figures
-
-
-def _one_start(arm: Arm, ranks: int, environment: dict[str, str], into: tuple[list[float], list[float]]) -> list[str]:
-    """Add the seconds of one start and of the loading before it; return why there are none, if so."""
-    try:
-        with Session(arm, ranks, environment) as session:
-            into[0].append(session.start_s)
-            into[1].append(session.load_s)
-    except KernelProblem as problem:
-        return [str(problem)]
-    return []
+        for each in by_tool:
+            each.run(environment)
+    return [found for each in by_tool for found in each.measurements(torchrun_s)]
