@@ -42,7 +42,7 @@ def summary(campaign: Campaign, seed: int) -> list[str]:
         for each in damaged
     )
     leaks = bullets(f"leak: {leak}" for leak in campaign.leaks)
-    return [*lines, *(leaks or ["No process, thread or descriptor was left."])]
+    return [*lines, *(leaks or ["- no process, thread or descriptor was left"])]
 
 
 def _table_by_fault(campaign: Campaign) -> list[str]:
