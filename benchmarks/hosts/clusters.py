@@ -75,7 +75,7 @@ def _cluster(lab: Lab) -> Cluster:
 
 
 def loss_seconds(lab: Lab, how: str) -> float:
-    """Return the seconds until a cell reports that a host's network was cut (``cut``) or it was powered off (``kill``)."""
+    """Return the seconds until a cell reports a host whose network was cut (``cut``) or power failed (``kill``)."""
     with _cluster(lab) as cluster:
         cluster.run("dist.barrier()")
         run = cluster.run(LOOP, block=False)

@@ -1,7 +1,9 @@
-"""A round trip to as many processes as there are ranks, through ZeroMQ alone: the floor for a cell on all ranks.
+"""Measure round trips over plain ZeroMQ to many processes: the lower bound for a cell on as many ranks.
 
-Covers: processes that send back what they get, the time until all have.
-Does not cover: what a cell costs beyond that (``control_plane``).
+Usage: ``python -m benchmarks.overhead.zmq_round_trips PROCESSES REPETITIONS`` prints the seconds of each repetition.
+
+Covers: processes that echo messages, the time until all have replied.
+Does not cover: the cost of a cell (control_plane).
 """
 
 from __future__ import annotations
@@ -14,23 +16,23 @@ import time
 
 import zmq
 
-SIZE = 1000  # bytes of a message, about those of a request
+MESSAGE_BYTES = 1000  # about the size of an execute_request
 WARM_UP = 5
-PATIENCE_MS = 30_000
+TIMEOUT_MS = 30_000
 
 
 def _echo(url: str) -> None:
-    """Send everything back; ends with its parent."""
+    """Send every message back, until SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sock = zmq.Context().socket(zmq.DEALER)
     sock.connect(url)
-    sock.send(b"here")
+    sock.send(b"connected")
     while True:
         sock.send_multipart(sock.recv_multipart())
 
 
-def _fork_peers(url: str, count: int) -> list[int]:
-    """Fork the processes; this one has no thread of ZeroMQ's yet, which they would not have."""
+def _fork_echoes(url: str, count: int) -> list[int]:
+    """Fork the processes, before this one has threads of ZeroMQ."""
     pids = []
     for _ in range(count):
         pid = os.fork()
@@ -43,13 +45,13 @@ def _fork_peers(url: str, count: int) -> list[int]:
     return pids
 
 
-def round_trips(count: int, times: int) -> list[float]:
-    """Return seconds, each from the first message sent until the last of ``count`` processes has answered."""
+def round_trips(count: int, repetitions: int) -> list[float]:
+    """Return the seconds from the first message until the last of ``count`` processes has replied."""
     with tempfile.TemporaryDirectory(prefix="disttrain-zmq-") as folder:
         url = f"ipc://{folder}/s"
-        pids = _fork_peers(url, count)
+        pids = _fork_echoes(url, count)
         try:
-            return _measure(url, count, times)
+            return _measure(url, count, repetitions)
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGTERM)
@@ -57,22 +59,22 @@ def round_trips(count: int, times: int) -> list[float]:
                 os.waitpid(pid, 0)
 
 
-def _measure(url: str, count: int, times: int) -> list[float]:
+def _measure(url: str, count: int, repetitions: int) -> list[float]:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as sock:
-        sock.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        sock.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
         sock.bind(url)
-        peers = [sock.recv_multipart()[0] for _ in range(count)]
-        found = []
-        for turn in range(times + WARM_UP):
+        identities = [sock.recv_multipart()[0] for _ in range(count)]
+        seconds = []
+        for turn in range(repetitions + WARM_UP):
             begun = time.perf_counter()
-            for peer in peers:
-                sock.send_multipart([peer, bytes(SIZE)])
-            for _ in peers:
+            for identity in identities:
+                sock.send_multipart([identity, bytes(MESSAGE_BYTES)])
+            for _ in identities:
                 sock.recv_multipart()
             if turn >= WARM_UP:
-                found.append(time.perf_counter() - begun)
-        return found
+                seconds.append(time.perf_counter() - begun)
+        return seconds
 
 
-if __name__ == "__main__":  # a process of its own, so that what is forked is small and without threads
+if __name__ == "__main__":  # runs as a process of its own, so that the forked processes are small and have one thread
     print(*round_trips(int(sys.argv[1]), int(sys.argv[2])))

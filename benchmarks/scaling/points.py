@@ -4,10 +4,11 @@ Covers: settings, times of one strategy on one number of ranks, efficiency, expo
 Does not cover: measuring (measure), tables (report).
 
 Sources: efficiency is defined as in Horovod's benchmarks (docs/benchmarks.rst): images/s over a multiple of the
-images/s of one rank, with the same batch per rank. Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md): algorithm
-bandwidth = size / time, bus bandwidth = algorithm bandwidth * 2 (n - 1) / n for an all_reduce of n ranks. Exposed
-communication is the difference of two times measured alternately: a step, and the same step without communication, on
-as many ranks at once. The latter is torch's ``DistributedDataParallel.no_sync()``, or a plain optimizer with Horovod.
+images/s of one rank, with the same batch per rank. Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md):
+algorithm bandwidth = size / time, bus bandwidth = algorithm bandwidth * 2 (n - 1) / n for an all_reduce of n ranks.
+Exposed communication is the difference of two times measured alternately: a step, and the same step without
+communication, on as many ranks at once. The latter is torch's ``DistributedDataParallel.no_sync()``, or a plain
+optimizer with Horovod.
 """
 
 from __future__ import annotations

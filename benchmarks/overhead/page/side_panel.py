@@ -1,7 +1,7 @@
-"""How soon the side panel shows a cluster, and how soon its Interrupt works.
+"""Measure how soon the side panel shows a cluster, and how soon its Interrupt works.
 
-Covers: a real JupyterLab with the built extension, a real cluster that runs a cell, Chromium.
-Does not cover: what the page costs (``benchmarks.page``), what is seen (tests/test_panel.py).
+Covers: JupyterLab with the built extension, a cluster that runs a cell, Chromium.
+Does not cover: the cost of the page (widget), its content (tests/test_panel.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from jupyter_disttrain import Cluster
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 EXTENSION = Path(__file__).parents[3] / "jupyter_disttrain" / "labextension"
 PANEL = "#jupyter-disttrain-panel"
 LOOP = "import time\nwhile True: time.sleep(0.001)"
-# In seconds since the page began to load: when JupyterLab is there, when the panel was asked for if it was, and when a
-# rank is seen to run in it.
+# Seconds since the page began to load until JupyterLab is ready, and until the panel shows a running rank. With
+# `opens`, the panel is opened when JupyterLab is ready.
 LIVE = """async opens => {
   while (!window.jupyterapp) {
     await new Promise(requestAnimationFrame);
   }
   const app = window.jupyterapp;
   await app.restored;
-  const there = performance.now();
+  const ready = performance.now();
   if (opens) {
     await app.commands.execute('jupyter-disttrain:show-panel');
   }
   while (!document.querySelector('#jupyter-disttrain-panel .jdt-rank[data-state=running]')?.offsetParent) {
     await new Promise(requestAnimationFrame);
   }
-  return [there / 1000, performance.now() / 1000];
+  return [ready / 1000, performance.now() / 1000];
 }"""
-# Returns when JupyterLab has saved that the panel is open.
+# Waits until JupyterLab has saved that the panel is open.
 SAVED = """async name => {
   const { workspaces } = window.jupyterapp.serviceManager;
   const isOpen = ({ data }) => data['layout-restorer:data']?.right.current === 'jupyter-disttrain-panel';
@@ -61,29 +61,29 @@ IDLE = "panel => document.querySelectorAll(`${panel} .jdt-rank[data-state=idle]`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelTimes:
-    """Medians, in seconds."""
+    """Median times."""
 
-    opened: float  # from opening the panel until it is live
-    loaded: float  # from loading the page anew until JupyterLab is there
-    reloaded: float  # and until the panel, which was open, is live
-    interrupted: float  # from the click until the cell has ended on all ranks
-    seen: float  # and until the panel says so
+    opened_s: float  # from opening the panel until it is live
+    reloaded_s: float  # from reloading the page until the panel is live
+    interrupted_s: float  # from the click until the cell has ended on all ranks
+    shown_s: float  # from the click until the panel shows that the ranks are idle
 
 
 @contextmanager
 def _lab(home: Path) -> Iterator[str]:
-    """Run JupyterLab with the extension as it was last built; yields the address of a workspace, with the token."""
+    """Run JupyterLab with the built extension; yields the URL of a workspace, with the token."""
     extensions = home / "share" / "labextensions"
     extensions.mkdir(parents=True)
     (extensions / "jupyter-disttrain").symlink_to(EXTENSION)
-    own = {
+    paths = {
         "JUPYTER_CONFIG_DIR": str(home / "config"),
         "JUPYTER_DATA_DIR": str(home / "data"),
         "JUPYTER_PATH": str(home / "share"),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
     }
-    os.environ.update(own)  # the cluster's files are where the server looks for them
+    os.environ.update(paths)  # so that the server finds the cluster's files
     token = secrets.token_hex(16)
+    log = home / "server.log"
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"),
@@ -92,26 +92,26 @@ def _lab(home: Path) -> Iterator[str]:
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=(home / "said").open("w"),
+        stderr=log.open("w"),
     )
     try:
-        yield f"{_address(server, home / 'said')}/lab/workspaces/{{}}?token={token}"
+        yield f"{_url(server, log)}/lab/workspaces/{{}}?token={token}"
     finally:
         server.terminate()
         server.wait()
 
 
-def _address(server: subprocess.Popen[Any], said: Path) -> str:
+def _url(server: subprocess.Popen[Any], log: Path) -> str:
     while server.poll() is None:
-        found = re.search(r"(http://127\.0\.0\.1:\d+)/lab", said.read_text())
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/lab", log.read_text())
         if found:
             return found[1]
         time.sleep(0.05)
-    raise RuntimeError(f"JupyterLab did not start: {said.read_text()}")
+    raise RuntimeError(f"JupyterLab did not start: {log.read_text()}")
 
 
 def measure(repeats: int) -> PanelTimes:
-    """Open, reload and interrupt, several times.
+    """Open the panel, reload the page and interrupt the cell, ``repeats`` times.
 
     Raises
     ------
@@ -121,30 +121,30 @@ def measure(repeats: int) -> PanelTimes:
     home = Path(tempfile.mkdtemp())
     before = dict(os.environ)
     try:
-        with _lab(home) as address, chromium() as browser, Cluster(n=2, launcher="local", name="panel") as cluster:
+        with _lab(home) as url, chromium() as browser, Cluster(n=2, launcher="local", name="panel") as cluster:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            times = [_once(page, address, cluster) for _ in range(repeats)]
+            times = [_once(page, url, cluster) for _ in range(repeats)]
     finally:
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(home)
-    opened, loaded, reloaded, interrupted, seen = (statistics.median(each) for each in zip(*times, strict=True))
-    return PanelTimes(opened=opened, loaded=loaded, reloaded=reloaded, interrupted=interrupted, seen=seen)
+    opened, reloaded, interrupted, shown = (median(each) for each in zip(*times, strict=True))
+    return PanelTimes(opened_s=opened, reloaded_s=reloaded, interrupted_s=interrupted, shown_s=shown)
 
 
-def _once(page: Any, address: str, cluster: Cluster) -> tuple[float, ...]:
+def _once(page: Any, url: str, cluster: Cluster) -> tuple[float, ...]:
     run = cluster.run(LOOP, block=False)
-    workspace = secrets.token_hex(4)  # a new one, in which no panel is open yet
-    page.goto(address.format(workspace))
-    there, live = page.evaluate(LIVE, True)
-    opened = live - there
+    workspace = secrets.token_hex(4)  # a new workspace, in which no panel is open
+    page.goto(url.format(workspace))
+    ready, live = page.evaluate(LIVE, True)
+    opened = live - ready
     page.evaluate(SAVED, workspace)
     page.reload()
-    loaded, reloaded = page.evaluate(LIVE, False)
+    _, reloaded = page.evaluate(LIVE, False)
     begun = time.perf_counter()
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
-    with suppress(RankFailure):  # the interrupted cell ends in error
+    with suppress(RankFailure):  # the interrupted cell fails
         run.wait()
     interrupted = time.perf_counter() - begun
     page.wait_for_function(IDLE, arg=PANEL)
-    return opened, loaded, reloaded, interrupted, time.perf_counter() - begun
+    return opened, reloaded, interrupted, time.perf_counter() - begun

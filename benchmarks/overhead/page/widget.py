@@ -1,11 +1,10 @@
-"""What the widget costs the page that shows it.
+"""Measure the widget in Chromium.
 
-Covers: frames a second and processor time of Chromium while the widget shows many ranks, with metrics ten times a
-second.
-Does not cover: the kernel (``benchmarks.telemetry``), whether the page is right (tests/test_panel.py).
+Covers: frames per second and processor time while the widget shows many ranks, with metrics ten times a second.
+Does not cover: the kernel (overhead.telemetry), correctness of the page (tests/test_panel.py).
 
-The page is fed by a script beside this file, through the interface that anywidget gives the widget: 64 real ranks on
-two cores would leave nothing for the browser. Without a GPU Chromium draws in software.
+A script, widget_feed.js, sends the data through the interface that anywidget gives the widget, because 64 ranks on two
+cores would leave no processor time for the browser. Without a GPU Chromium draws in software.
 """
 
 from __future__ import annotations
@@ -26,29 +25,28 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 PAGE = """<!doctype html><link rel="stylesheet" href="/widget.css"><body></body>
 <script type="module" src="/widget_feed.js"></script>"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageCost:
-    """What was seen of one number of ranks."""
+class WidgetCost:
+    """The results for one number of ranks."""
 
     ranks: int
     scrolls: bool
     fps: float
     gap95_ms: float  # between two frames
-    core: float  # of the page's main thread, 0 to 1
-    rows: int  # of the table, that are in the document
-    plots: int
+    core: float  # processor time of the page's main thread, as a fraction of one core
+    rows: int  # of the table that are in the document
 
 
 class _Files(SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         name = path.lstrip("/")
-        return str((STATIC if name.startswith("widget.") else HERE) / name)
+        return str((STATIC if name.startswith("widget.") else FOLDER) / name)
 
     def do_GET(self) -> None:
         if self.path != "/":
@@ -60,7 +58,7 @@ class _Files(SimpleHTTPRequestHandler):
         self.wfile.write(PAGE.encode())
 
     def log_message(self, *_args: Any) -> None:
-        """Say nothing."""
+        """Log no request."""
 
 
 @contextmanager
@@ -70,7 +68,7 @@ def chromium() -> Iterator[Browser]:
     Raises
     ------
     RuntimeError
-        If there is none.
+        If Chromium is not installed.
     """
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
@@ -83,13 +81,13 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def measure(kinds: Sequence[tuple[int, bool]], seconds: float) -> Iterator[PageCost]:
-    """Yield what the page costs for each number of ranks, at rest or while its table is scrolled without a pause.
+def measure(kinds: Sequence[tuple[int, bool]], seconds: float) -> Iterator[WidgetCost]:
+    """Measure the page for each number of ranks, with or without continuous scrolling of its table.
 
     Raises
     ------
     RuntimeError
-        If there is no Chromium.
+        If Chromium is not installed.
     """
     with served() as address, chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -99,22 +97,21 @@ def measure(kinds: Sequence[tuple[int, bool]], seconds: float) -> Iterator[PageC
         tracing.send("Performance.enable")
         for ranks, scrolls in kinds:
             begun = _task_seconds(tracing)
-            told = page.evaluate("(arguments) => window.measure(...arguments)", [ranks, seconds, scrolls])
+            found = page.evaluate("(arguments) => window.measure(...arguments)", [ranks, seconds, scrolls])
             used, elapsed = (b - a for a, b in zip(begun, _task_seconds(tracing), strict=True))
-            yield PageCost(
+            yield WidgetCost(
                 ranks=ranks,
                 scrolls=scrolls,
-                fps=told["fps"],
-                gap95_ms=told["gap95"],
+                fps=found["fps"],
+                gap95_ms=found["gap95"],
                 core=used / elapsed,
-                rows=told["rows"],
-                plots=told["plots"],
+                rows=found["rows"],
             )
 
 
 @contextmanager
 def served() -> Iterator[str]:
-    """Serve the page with the widget; yields its address."""
+    """Serve the page with the widget; yields its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files))
     threading.Thread(target=server.serve_forever, name="page server", daemon=True).start()
     try:
@@ -125,6 +122,6 @@ def served() -> Iterator[str]:
 
 
 def _task_seconds(tracing: Any) -> tuple[float, float]:
-    """Return the seconds that the main thread has worked, and those that have passed."""
-    told = {each["name"]: each["value"] for each in tracing.send("Performance.getMetrics")["metrics"]}
-    return told["TaskDuration"], told["Timestamp"]
+    """Return the processor time of the main thread and the time of the measurement, in seconds."""
+    metrics = {each["name"]: each["value"] for each in tracing.send("Performance.getMetrics")["metrics"]}
+    return metrics["TaskDuration"], metrics["Timestamp"]

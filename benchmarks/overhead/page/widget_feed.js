@@ -1,4 +1,4 @@
-// Feeds the widget, through the interface that anywidget gives it, with what a cluster of many ranks tells.
+// Sends the widget the state and the metrics of a cluster with many ranks, through the interface of anywidget.
 import widget from '/widget.js';
 
 const METRICS = 6;
@@ -42,7 +42,7 @@ function packetOf(ranks, step) {
   return [header, new DataView(data)];
 }
 
-/** Show a cluster; returns its element, how to tell it something, what it has sent, and how to end it. */
+/** Show a cluster; returns its element, its model state, a function that emits an event, the messages it sent, and `end`. */
 window.show = ranks => {
   const listeners = new Map();
   const sent = [];
@@ -53,7 +53,7 @@ window.show = ranks => {
     off: (event, callback) => listeners.set(event, (listeners.get(event) ?? []).filter(each => each !== callback)),
     send: content => sent.push(content)
   };
-  const tell = (event, ...args) => (listeners.get(event) ?? []).forEach(each => each(...args));
+  const emit = (event, ...args) => (listeners.get(event) ?? []).forEach(each => each(...args));
   const el = document.createElement('div');
   document.body.replaceChildren(el);
   const stopped = widget.initialize({ model });
@@ -62,29 +62,29 @@ window.show = ranks => {
     removed();
     stopped();
   };
-  return { el, state, tell, sent, end };
+  return { el, state, emit, sent, end };
 };
 
-/** Show a cluster, feed it for some seconds, and return what the page did meanwhile; the table is scrolled if asked. */
+/** Show a cluster and send updates for some seconds; returns frame times. With `scrolls` the table is scrolled. */
 window.measure = async (ranks, seconds, scrolls) => {
-  const { el, state, tell, end } = window.show(ranks);
+  const { el, state, emit, end } = window.show(ranks);
   let step = 0;
   const timers = [
     setInterval(() => {
       const [header, data] = packetOf(ranks, step);
-      tell('msg:custom', { metrics: header }, [data]);
+      emit('msg:custom', { metrics: header }, [data]);
       step += 1;
     }, UPDATE_MS),
     setInterval(() => {
       state.state = clusterOf(ranks, step);
-      tell('change:state');
+      emit('change:state');
     }, STATE_MS),
     setInterval(() => {
-      const told = Array.from({ length: ranks }, (_, rank) => [String(rank), [[step, 50, 2 ** 30, 50, 2 ** 35, 9]]]);
-      tell('msg:custom', { devices: Object.fromEntries(told) }, []);
+      const devices = Array.from({ length: ranks }, (_, rank) => [String(rank), [[step, 50, 2 ** 30, 50, 2 ** 35, 9]]]);
+      emit('msg:custom', { devices: Object.fromEntries(devices) }, []);
     }, DEVICES_MS)
   ];
-  await new Promise(resolve => setTimeout(resolve, 2000)); // the first plots are there
+  await new Promise(resolve => setTimeout(resolve, 2000)); // until the first plots are drawn
   const frames = [];
   const scroller = el.querySelector('.jdt-table-scroller');
   const begun = performance.now();
@@ -94,7 +94,7 @@ window.measure = async (ranks, seconds, scrolls) => {
     const next = now => {
       frames.push(now);
       if (scrolls) {
-        top = (top + 4) % height; // as a wheel does, without asking where it is
+        top = (top + 4) % height; // without reading scrollTop, as a wheel does
         scroller.scrollTop = top;
       }
       if (now - begun < 1000 * seconds) {
@@ -107,15 +107,12 @@ window.measure = async (ranks, seconds, scrolls) => {
   });
   timers.forEach(clearInterval);
   const rows = el.querySelectorAll('tbody tr').length;
-  const plots = el.querySelectorAll('.jdt-plot').length;
   end();
   const gaps = frames.slice(1).map((now, index) => now - frames[index]).sort((a, b) => a - b);
   return {
     fps: (1000 * gaps.length) / (frames.at(-1) - frames[0]),
     gap95: gaps[Math.floor(0.95 * gaps.length)],
-    rows,
-    plots,
-    updates: step
+    rows
   };
 };
 window.ready = true;
