@@ -1,9 +1,9 @@
 """Run rounds of faults in sessions and check each session after every round.
 
 Covers: choosing a fault and a cell, the checks after a round, growth of processes over a session.
-Does not cover: causing the faults (kinds, first_use), the figures (report), the texts that a user sees (the tests).
+Does not cover: causing the faults (kinds, first_use), the summary (report), messages to the user (the tests).
 
-A session is a cluster that lives through many rounds. Every round sets variables on the ranks, runs a cell with an
+A session is one cluster that is used for many rounds. Every round sets variables on the ranks, runs a cell with an
 endless loop and causes a fault in it. Then it checks that the next cell runs on every rank, that surviving ranks have
 their variables, that all ranks can all_reduce, that what was interrupted can be used again, and that no process keeps
 more threads, descriptors or children.

@@ -51,24 +51,22 @@ def _ranks(session: Session, baseline: list[processes.Memory], agent_mb: float) 
     ranks = [processes.memory_of(pid) for _, pid in sorted(session.rank_pids.items())]
     helpers = session.helpers()
     names = ", ".join(f"{count} {name}" for name, count in Counter(map(processes.name_of, helpers)).items())
+    rows = [
+        session.measurement(
+            measure,
+            [getattr(memory, field) for memory in ranks],
+            unit="MB",
+            baseline=[getattr(memory, field) for memory in baseline],
+            baseline_name="torchrun's ranks",
+        )
+        for measure, field in (("rank_memory", "pss_mb"), ("rank_private", "private_mb"))
+    ]
+    helpers_mb = sum(processes.memory_of(process.pid).pss_mb for process in helpers)
     return [
-        session.measurement(
-            "rank_memory",
-            [memory.pss_mb for memory in ranks],
-            unit="MB",
-            baseline=[memory.pss_mb for memory in baseline],
-            baseline_name="torchrun's ranks",
-        ),
-        session.measurement(
-            "rank_private",
-            [memory.private_mb for memory in ranks],
-            unit="MB",
-            baseline=[memory.private_mb for memory in baseline],
-            baseline_name="torchrun's ranks",
-        ),
+        *rows,
         session.measurement(
             "helpers",
-            [sum(processes.memory_of(process.pid).pss_mb for process in helpers)],
+            [helpers_mb],
             unit="MB",
             baseline=[agent_mb],
             baseline_name="torchrun's agent",
