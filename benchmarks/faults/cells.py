@@ -109,7 +109,7 @@ assert torch.is_grad_enabled() and w.grad is not None
 """
 
 # First uses in a process, by kind and variant; each is run a second time, to its end.
-FIRSTS = {
+FIRST_USES = {
     "torch.compile": {
         backend: COMPILED.replace("{backend!r}", repr(backend)) for backend in ("eager", "aot_eager", "inductor")
     },

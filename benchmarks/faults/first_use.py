@@ -12,7 +12,7 @@ import os
 import random
 from typing import TYPE_CHECKING
 
-from .cells import CPU_S, FIRSTS
+from .cells import CPU_S, FIRST_USES
 from .kinds import burst_of_interrupts, run_interrupted
 from .round import CHECK_TIMEOUT_S, Fault, Round
 
@@ -28,9 +28,9 @@ def _first_use(name: str) -> Fault:
         cluster.reset()
         cluster.run(result.prepare, timeout_s=CHECK_TIMEOUT_S)
         result.pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
-        variant = choose.choice(list(FIRSTS[name]))
+        variant = choose.choice(list(FIRST_USES[name]))
         result.cell = variant
-        code, result.probe = (FIRSTS[name][variant].format(number=choose.randrange(1_000_000)) for _ in range(2))
+        code, result.probe = (FIRST_USES[name][variant].format(number=choose.randrange(1_000_000)) for _ in range(2))
         burst = burst_of_interrupts(cluster, delay_s)
         first_s = choose.uniform(0.0, CPU_S[name] * max(1.0, cluster.world_size / (os.cpu_count() or 1)))
         return run_interrupted(cluster, result, code, first_s, burst, ends=True)
@@ -43,4 +43,4 @@ def transformers_problem() -> str:
     return "" if importlib.util.find_spec("transformers") else "transformers is not installed"
 
 
-FIRST_FAULTS: dict[str, Fault] = {f"first {name}": _first_use(name) for name in FIRSTS}
+FIRST_FAULTS: dict[str, Fault] = {f"first {name}": _first_use(name) for name in FIRST_USES}
