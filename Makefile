@@ -42,22 +42,22 @@ lab: .venv/.installed-demo ## open the examples in JupyterLab
 horovod: .venv/.installed-demo ## build Horovod and install it; the wheel is kept
 	.venv/bin/jupyter-disttrain horovod
 
-bench: .venv/.installed-bench ## measure against the peers; print the tables that docs/benchmarks.md quotes
+bench: .venv/.installed-bench ## compare with torchrun and other tools; print the tables that docs/benchmarks.md quotes
 	python -m benchmarks $(ARGS)
 
-faults: .venv/.installed-bench ## break sessions at random and count how they come back
+faults: .venv/.installed-bench ## inject random faults into sessions and count how they recover
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
 
-hosts: .venv/.installed-bench ## measure ranks over hosts: start, lost hosts, what listens, staging; takes root
+hosts: .venv/.installed-bench ## measure clusters over hosts: start, lost hosts, listening sockets, staging; needs root
 	scripts/lab.sh
 	python -m benchmarks.hosts --write $(ARGS)
-	python -m benchmarks.stage --write
+	python -m benchmarks.hosts.staging --write
 
-telemetry: .venv/.installed-test .venv/.built-labextension ## measure what figures and metrics cost
-	python -m benchmarks.telemetry --write $(ARGS)
+telemetry: .venv/.installed-test .venv/.built-labextension ## measure the cost of telemetry and metrics
+	python -m benchmarks.overhead.telemetry --write $(ARGS)
 
-ranks: .venv/.installed-bench ## measure what 16 to 256 ranks cost that do nothing
-	python -m benchmarks.control_plane --write $(ARGS)
+ranks: .venv/.installed-bench ## measure the cost of 16 to 256 idle ranks
+	python -m benchmarks.overhead.control_plane --write $(ARGS)
 
 scaling: .venv/.installed-bench horovod ## images/s of ResNet-50 by number of ranks, with DDP and with Horovod
 	python -m benchmarks.scaling --write $(ARGS)

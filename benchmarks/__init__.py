@@ -1,5 +1,6 @@
-"""Measure jupyter_disttrain beside its yardsticks and its peers: ``python -m benchmarks``.
+"""Measure jupyter_disttrain: speed beside other tools, recovery from faults, scaling, several hosts, overhead.
 
-Covers: every row of the Speed table, each through a real kernel and in one run with its yardstick.
-Does not cover: pass or fail. A figure is printed, never asserted; tests hold the behaviour.
+Covers: one folder per group. ``python -m benchmarks`` runs ``compare``; ``faults``, ``hosts``, ``scaling`` and the
+modules in ``overhead`` run as e.g. ``python -m benchmarks.faults``.
+Does not cover: pass or fail of a time. Times are printed, never asserted; the tests cover behaviour.
 """

@@ -1,1 +1,1 @@
-"""What runs on the ranks: each file unchanged as a torchrun script and as a cell."""
+"""Scripts that run on the ranks, unchanged under torchrun and as a cell."""

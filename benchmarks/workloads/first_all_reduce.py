@@ -1,7 +1,7 @@
-"""The yardstick of a start: a torchrun script that does one all_reduce and says when it was done.
+"""Do one all_reduce and write when it was done: the baseline for starts.
 
 Usage: first_all_reduce.py FOLDER [hold]. Rank 0 writes ``done`` (seconds since the epoch); with ``hold`` each rank
-writes ``rank-R.pid`` and waits until ``hold`` is gone from the folder, or its parent is.
+writes ``rank-R.pid`` and waits until ``hold`` is removed from the folder or its parent exits.
 """
 
 import os
@@ -26,5 +26,5 @@ if "hold" in sys.argv:
     (folder / f"rank-{dist.get_rank()}.pid").write_text(str(os.getpid()))
     while (folder / "hold").exists() and os.getppid() == parent:
         time.sleep(0.05)
-dist.barrier()  # who leaves while another still reads its last message makes that one abort
+dist.barrier()  # a rank that exits while another still reads its last message makes that one abort
 dist.destroy_process_group()

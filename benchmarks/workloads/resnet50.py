@@ -1,8 +1,8 @@
-"""ResNet-50 on synthetic images with DDP or Horovod, and their all_reduce; rank 0 prints what they took, as JSON.
+"""Train ResNet-50 on synthetic images with DDP or Horovod, and time their all_reduce; rank 0 prints the times as JSON.
 
-BENCH_ARM is ``ddp`` or ``horovod``. A step trains on BENCH_BATCH images of BENCH_IMAGE x BENCH_IMAGE pixels a rank;
-each of BENCH_BLOCKS blocks has BENCH_STEPS steps. BENCH_SIZES, say ``1024,4096``, are the bytes to all_reduce.
-Runs as it is in a cell, under torchrun (DDP) and under mpiexec (Horovod).
+BENCH_STRATEGY is ``ddp`` or ``horovod``. A step trains on BENCH_BATCH images of BENCH_IMAGE x BENCH_IMAGE pixels per
+rank; each of BENCH_BLOCKS blocks has BENCH_STEPS steps. BENCH_SIZES, e.g. ``1024,4096``, are the bytes to all_reduce.
+Runs unchanged in a cell, under torchrun (DDP) and under mpiexec (Horovod).
 """
 
 import importlib
@@ -20,19 +20,19 @@ from torch.nn.parallel import DistributedDataParallel
 BATCH, IMAGE, STEPS, BLOCKS = (int(os.environ[f"BENCH_{name}"]) for name in ("BATCH", "IMAGE", "STEPS", "BLOCKS"))
 SIZES = [int(size) for size in os.environ.get("BENCH_SIZES", "").split(",") if size]
 CLASSES, PARAMETERS = 1000, 25_557_032  # of torchvision's resnet50
-WARM_UP_STEPS = max(STEPS, 3)  # DDP settles its buckets after the first, cuDNN its kernels in the first
-BLOCK_S, MOST_CALLS = 0.1, 1000  # of a block of all_reduce, and how many calls there are in it at most
+WARM_UP_STEPS = max(STEPS, 3)  # DDP rebuilds its buckets after the first, cuDNN selects kernels in the first
+BLOCK_S, MAX_CALLS = 0.1, 1000  # duration of a block of all_reduce calls, and the limit of their number
 
 gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else None
-place = gpu or torch.device("cpu")
+device = gpu or torch.device("cpu")
 if gpu is None:
-    torch.set_num_threads(1)  # at every number of ranks: else one rank alone would have all the cores
+    torch.set_num_threads(1)  # at every number of ranks, so that a single rank does not use all cores
 else:
     torch.backends.cudnn.benchmark = True
 
 
 class Bottleneck(nn.Module):
-    """Convolutions 1x1, 3x3 and 1x1, and the way around them; the stride is that of the 3x3: version 1.5."""
+    """Convolutions 1x1, 3x3 and 1x1 with a shortcut; the 3x3 has the stride, as in version 1.5."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
             nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
         )  # fmt: skip
-        self.around = nn.Sequential()
+        self.shortcut = nn.Sequential()
         if inputs != outputs or stride != 1:
-            self.around = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.around(x))
+        return torch.relu(self.body(x) + self.shortcut(x))
 
 
 def resnet50() -> nn.Module:
@@ -60,7 +60,7 @@ def resnet50() -> nn.Module:
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
     found = sum(parameter.numel() for parameter in model.parameters())
     assert found == PARAMETERS, f"ResNet-50 has {PARAMETERS} parameters, not {found}"
-    return model.to(place)
+    return model.to(device)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -74,13 +74,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 class Ddp:
-    """DistributedDataParallel in the process group that is there, or in one of its own."""
+    """DistributedDataParallel in the existing process group, or in a new one."""
 
     path = "nccl" if gpu else "gloo"
 
     def __init__(self) -> None:
-        self.own_group = not dist.is_initialized()
-        if self.own_group:
+        self.forms_group = not dist.is_initialized()
+        if self.forms_group:
             dist.init_process_group(self.path)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.barrier, self.add = dist.barrier, dist.all_reduce
@@ -100,13 +100,13 @@ class Ddp:
         return torch.stack(parts)
 
     def end(self) -> None:
-        if self.own_group:
-            self.barrier()  # who leaves while another still reads its last message makes that one abort
+        if self.forms_group:
+            self.barrier()  # a rank that exits while another still reads its last message makes that one abort
             dist.destroy_process_group()
 
 
 class Horovod:
-    """Horovod's DistributedOptimizer, and beside it a model of its own with a plain one."""
+    """Horovod's DistributedOptimizer, and a second model with a plain optimizer for steps without communication."""
 
     def __init__(self) -> None:
         hvd = self.hvd = importlib.import_module("horovod.torch")
@@ -132,20 +132,20 @@ class Horovod:
         return self.hvd.allgather(own[None], name=f"gather {own.numel()}")
 
     def end(self) -> None:
-        self.hvd.shutdown()  # else its thread goes on to poll, on a core that the next arm needs
+        self.hvd.shutdown()  # stops its polling thread, which uses a core that the next measurement needs
 
 
-class Took(NamedTuple):
-    """Seconds that one action took on one rank."""
+class Times(NamedTuple):
+    """Times of one action on one rank, in seconds."""
 
     wall: float
-    thread: float  # of a core that the rank's own thread used
-    others: float  # of a core that other threads of its process used: Horovod's, Gloo's
+    thread: float  # processor time of the rank's main thread
+    others: float  # processor time of the other threads of its process (Horovod, Gloo)
 
 
-def time_of(action: Callable[[], None], count: int) -> Took:
-    """Return what one of ``count`` actions takes here, begun by all ranks together."""
-    arm.barrier()
+def time_of(action: Callable[[], None], count: int) -> Times:
+    """Return the times of one of ``count`` actions on this rank; all ranks begin together."""
+    strategy.barrier()
     if gpu is not None:
         torch.cuda.synchronize()
     wall, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
@@ -154,44 +154,44 @@ def time_of(action: Callable[[], None], count: int) -> Took:
     if gpu is not None:
         torch.cuda.synchronize()
     wall, thread, process = time.perf_counter() - wall, time.thread_time() - thread, time.process_time() - process
-    return Took(wall / count, thread / count, (process - thread) / count)
+    return Times(wall / count, thread / count, (process - thread) / count)
 
 
-def slowest(own: list[Took]) -> list[Took]:
-    """Return each action as it was on the rank where it took longest."""
-    by_rank = arm.gather(torch.tensor(own, dtype=torch.float64, device=place)).tolist()
-    return [Took(*max(ranks)) for ranks in zip(*by_rank, strict=True)]
+def slowest(own: list[Times]) -> list[Times]:
+    """Return the times of each action on the rank that took longest."""
+    by_rank = strategy.gather(torch.tensor(own, dtype=torch.float64, device=device)).tolist()
+    return [Times(*max(ranks)) for ranks in zip(*by_rank, strict=True)]
 
 
 def all_reduce_seconds(size: int) -> list[float]:
-    buffer = torch.zeros(size // 4, device=place)
-    time_of(lambda: arm.add(buffer), 2)
-    (guess,) = slowest([time_of(lambda: arm.add(buffer), 3)])
-    count = max(1, min(MOST_CALLS, round(BLOCK_S / guess.wall)))
-    return [took.wall for took in slowest([time_of(lambda: arm.add(buffer), count) for _ in range(BLOCKS)])]
+    buffer = torch.zeros(size // 4, device=device)
+    time_of(lambda: strategy.add(buffer), 2)
+    (estimate,) = slowest([time_of(lambda: strategy.add(buffer), 3)])
+    count = max(1, min(MAX_CALLS, round(BLOCK_S / estimate.wall)))
+    return [times.wall for times in slowest([time_of(lambda: strategy.add(buffer), count) for _ in range(BLOCKS)])]
 
 
-arm = Horovod() if os.environ["BENCH_ARM"] == "horovod" else Ddp()
-torch.manual_seed(arm.rank)
-images = torch.randn(BATCH, 3, IMAGE, IMAGE, device=place)
-labels = torch.randint(CLASSES, (BATCH,), device=place)
+strategy = Horovod() if os.environ["BENCH_STRATEGY"] == "horovod" else Ddp()
+torch.manual_seed(strategy.rank)
+images = torch.randn(BATCH, 3, IMAGE, IMAGE, device=device)
+labels = torch.randint(CLASSES, (BATCH,), device=device)
 
-time_of(arm.step, WARM_UP_STEPS)
-time_of(arm.step_without_communication, WARM_UP_STEPS)
+time_of(strategy.step, WARM_UP_STEPS)
+time_of(strategy.step_without_communication, WARM_UP_STEPS)
 steps, computes = [], []
-for _ in range(BLOCKS):  # in turns, so that what the machine does meanwhile hits both
-    steps.append(time_of(arm.step, STEPS))
-    computes.append(time_of(arm.step_without_communication, STEPS))
+for _ in range(BLOCKS):  # alternating, so that other load on the machine affects both
+    steps.append(time_of(strategy.step, STEPS))
+    computes.append(time_of(strategy.step_without_communication, STEPS))
 computes = slowest(computes)
-figures = {
-    "path": arm.path,
+results = {
+    "path": strategy.path,
     "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
-    "step_s": [took.wall for took in slowest(steps)],
-    "compute_s": [took.wall for took in computes],
-    "thread_s": [took.thread for took in computes],
-    "others_s": [took.others for took in computes],
+    "step_s": [times.wall for times in slowest(steps)],
+    "compute_s": [times.wall for times in computes],
+    "thread_s": [times.thread for times in computes],
+    "others_s": [times.others for times in computes],
     "all_reduce_s": {size: all_reduce_seconds(size) for size in SIZES},
 }
-if arm.rank == 0:
-    print("figures", json.dumps(figures), flush=True)
-arm.end()
+if strategy.rank == 0:
+    print("results", json.dumps(results), flush=True)
+strategy.end()

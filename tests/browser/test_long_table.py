@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.page import served
+from benchmarks.overhead.page.widget import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.page import served
+from benchmarks.overhead.page.widget import served
 
 from ..support.browser import run_cell, start_ranks, take_picture, wait_for_end
 from .test_panel import PANEL, TRAIN, show_panel
@@ -137,10 +137,10 @@ FEED = """() => {
   ranks.forEach(each => { each.steps_per_s = 10 - each.rank / 10; each.memory_bytes = (1 + each.rank % 7) * 2 ** 30; });
   ranks[9].state = ranks[9].text = 'dead';
   Object.assign(ranks[40], { state: 'not responding', text: 'not heard of for 9 s' });
-  shown.tell('change:state');
+  shown.emit('change:state');
   for (let at = 0; at < 60; at++) {
     const points = ranks.map(each => [String(each.rank), [[1e9 + at, 50, 2 ** 30, 50, 2 ** 34, 9]]]);
-    shown.tell('msg:custom', { devices: Object.fromEntries(points) }, []);
+    shown.emit('msg:custom', { devices: Object.fromEntries(points) }, []);
   }
 }"""
 TOP = "node => document.querySelector(node).getBoundingClientRect().top"
@@ -156,14 +156,14 @@ def without_a_server(page: Page) -> None:
     page.get_by_role("button", name="Stop", exact=True).click()
     question.get_by_role("button", name="Shut down").click()
     assert page.evaluate(last)["ask"] == "stop"
-    page.evaluate("() => shown.tell('msg:custom', {reply: shown.sent.at(-1).token, message: 'it is not yours'}, [])")
+    page.evaluate("() => shown.emit('msg:custom', {reply: shown.sent.at(-1).token, message: 'it is not yours'}, [])")
     page.get_by_role("alert").filter(has_text="it is not yours").wait_for()
     page.locator(".jdt-rank").first.click()
     request = page.evaluate(last)
     assert request["ask"] == "log"
     parts = [{"stream": "stderr", "text": "by the kernel\n"}]
     reply = {"reply": request["token"], "logs": [{"rank": request["rank"], "parts": parts, "is_cut": False}]}
-    page.evaluate("reply => shown.tell('msg:custom', reply, [])", reply)
+    page.evaluate("reply => shown.emit('msg:custom', reply, [])", reply)
     page.locator(".jdt-log .jdt-stderr", has_text="by the kernel").wait_for()
     with page.expect_download() as saved:
         page.locator(".jdt-log").get_by_role("button", name="Download").click()
@@ -203,7 +203,7 @@ def test_many_ranks_are_summarized_filtered_and_sorted(page: Page) -> None:
         page.locator(".jdt-chooser input").fill("")
         without_a_server(page)
         # Ended ranks cannot be controlled, and their logs cannot be read.
-        page.evaluate("() => { shown.state.ended = 'has ended'; shown.tell('change:ended'); }")
+        page.evaluate("() => { shown.state.ended = 'has ended'; shown.emit('change:ended'); }")
         page.locator(".jdt-ended .jdt-state", has_text="has ended").wait_for()
         assert not page.locator(".jdt-buttons").first.is_visible()
         assert not page.locator(".jdt-chooser").is_visible()

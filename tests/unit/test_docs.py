@@ -156,14 +156,15 @@ def test_quoted_options_commands_and_settings_exist(page: Path) -> None:
     options = {option for each in parsers for action in each._actions for option in action.option_strings}
     options |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "jupyter_disttrain/rank/startup/startup_args.py").read_text()))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "benchmarks").rglob("*.py")}
+    modules |= {name.removesuffix(".__main__") for name in modules}
     traits = DistributedMagics.class_trait_names(config=True)
     for code in code_of(page):
         if re.match("(--|-m jupyter|python -m jupyter|jupyter disttrain)", code):
             assert set(_OPTION.findall(code)) <= options | _FOREIGN, code
         assert set(re.findall(r"(?<![\w-])make ([a-z-]+)", code)) <= targets, code
         assert set(re.findall(r"jupyter disttrain ([a-z-]+)", code)) <= set(commands), code
-        assert set(re.findall(r"-m benchmarks\.(\w+)", code)) <= modules, code
+        assert set(re.findall(r"-m (benchmarks[.\w]*)", code)) <= modules, code
         assert set(re.findall(r"DistributedMagics\.(\w+)", code)) <= set(traits), code
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...lab import Lab
 
 
-CUT_SECONDS = 4  # a host counts as lost after 5.6 s; benchmarks/hosts.py cuts for 5
+CUT_SECONDS = 4  # a host counts as lost after 5.6 s; benchmarks.hosts cuts for 5
 LOOP = """
 import time
 for step in range({steps}):

@@ -1,7 +1,7 @@
 """Many ranks on one machine, and the process that forks them.
 
 Covers: 64 ranks from start to end through a notebook, ranks whose forking process was killed, imports on a rank.
-Does not cover: their cost (``benchmarks.control_plane``).
+Does not cover: their cost (``benchmarks.overhead.control_plane``).
 """
 
 from __future__ import annotations

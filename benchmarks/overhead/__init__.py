@@ -1,0 +1,1 @@
+"""Measure the cost of this package: many idle ranks (``control_plane``), telemetry and its views (``telemetry``)."""

@@ -1,0 +1,1 @@
+"""Measure the widget and the side panel in Chromium."""
