@@ -24,7 +24,7 @@ POINTED_AT = """() => {
   const titles = table.querySelector('thead').getBoundingClientRect();
   const place = row.getBoundingClientRect();
   return {
-    text: row.innerText.split('\\t')[0], chosen: row.classList.contains('jdt-chosen'),
+    text: row.innerText.split('\\t')[0], chosen: row.classList.contains('jdt-selected'),
     index: Number(row.getAttribute('aria-rowindex')),
     inSight: place.top >= titles.bottom - 1 && place.bottom <= seen.bottom + 1,
     drawn: table.querySelectorAll('tbody tr').length, rows: Number(table.getAttribute('aria-rowcount'))
@@ -59,7 +59,7 @@ def test_the_chosen_row_is_in_sight_wherever_it_is(page: Page, width: int) -> No
             assert told["rows"] == RANKS + nodes + 1
         # It stays chosen while it is out of sight, and the next key goes on from there.
         page.evaluate("() => { document.querySelector('.jdt-table-scroller').scrollTop = 0; }")
-        page.wait_for_function("() => !document.querySelector('.jdt-chosen')")
+        page.wait_for_function("() => !document.querySelector('.jdt-selected')")
         page.keyboard.press("ArrowDown")
         told = page.evaluate(POINTED_AT)
         assert told["text"] == "90"

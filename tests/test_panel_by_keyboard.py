@@ -1,4 +1,4 @@
-"""The side panel without a mouse and without eyes: keys, roles, and what is read aloud."""
+"""The side panel by keyboard and screen reader: keys, roles, and announcements."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["browser", "lab_server", "open_notebook", "page"]  # the fixtures of this module
 
 TABLE = f"{PANEL} [role=treegrid]"
-SAID = f"{PANEL} .jdt-said"
+LIVE_REGION = f"{PANEL} .jdt-live-region"
 
 
-def pointed_at(page: Page) -> str:
-    """Return the text of the row that a screen reader would be at."""
+def active_row(page: Page) -> str:
+    """Return the text of the row that has the keyboard focus of a screen reader."""
     return str(
         page.evaluate(
             """table => document.getElementById(
@@ -34,7 +34,7 @@ def pointed_at(page: Page) -> str:
 
 
 @pytest.mark.browser
-def test_rows_are_walked_opened_and_chosen_with_keys(open_notebook: Callable[..., Page]) -> None:
+def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local")
     show_panel(page)
     run_cell(page, 0)
@@ -46,60 +46,61 @@ def test_rows_are_walked_opened_and_chosen_with_keys(open_notebook: Callable[...
     page.keyboard.press("Tab")
     assert page.evaluate("table => document.activeElement === document.querySelector(table)", TABLE)
     page.keyboard.press("ArrowDown")
-    assert "2 ranks" in pointed_at(page)
+    assert "2 ranks" in active_row(page)
     page.keyboard.press("ArrowLeft")
     page.locator(f"{PANEL} .jdt-node[aria-expanded=false]").wait_for()
     assert rows.count() == 0
     page.keyboard.press("ArrowRight")
     page.locator(f"{PANEL} .jdt-node[aria-expanded=true]").wait_for()
     page.keyboard.press("ArrowRight")
-    assert pointed_at(page).startswith("0\t")
+    assert active_row(page).startswith("0\t")
     page.keyboard.press("End")
-    assert pointed_at(page).startswith("1\t")
+    assert active_row(page).startswith("1\t")
     page.keyboard.press("Enter")
     page.get_by_role("region", name="log of rank 1").wait_for()
     page.keyboard.press("ArrowLeft")
-    assert "2 ranks" in pointed_at(page)
-    told = page.locator(PANEL).aria_snapshot()
+    assert "2 ranks" in active_row(page)
+    snapshot = page.locator(PANEL).aria_snapshot()
     for role in ('toolbar "cluster"', 'button "Interrupt"', 'treegrid "nodes and ranks"', 'columnheader "state"'):
-        assert f"- {role}" in told, told
+        assert f"- {role}" in snapshot, snapshot
 
 
 @pytest.mark.browser
-def test_what_is_read_aloud_changes_when_the_state_does(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
+def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = f"%%distributed\nimport os, time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)"
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", wait)
     show_panel(page)
     run_cell(page, 0)
     output(page, 0, "ranks 0-1 ready")
-    page.locator(SAID, has_text="no cell runs").wait_for(state="attached")
+    page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
     page.evaluate(
-        """said => {
-             window.saidAloud = [];
-             new MutationObserver(() => window.saidAloud.push(document.querySelector(said).textContent))
-               .observe(document.querySelector(said), { childList: true, characterData: true, subtree: true });
+        """selector => {
+             const region = document.querySelector(selector);
+             window.announced = [];
+             new MutationObserver(() => window.announced.push(region.textContent))
+               .observe(region, { childList: true, characterData: true, subtree: true });
            }""",
-        SAID,
+        LIVE_REGION,
     )
     run_cell(page, 1)
-    page.locator(SAID, has_text="the ranks run a cell").wait_for(state="attached")
+    page.locator(LIVE_REGION, has_text="the ranks run a cell").wait_for(state="attached")
     stop.touch()
     wait_for_end(page, 1)
-    page.locator(SAID, has_text="no cell runs").wait_for(state="attached")
+    page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
     # Twice, although the view has changed many times meanwhile.
-    assert page.evaluate("() => window.saidAloud") == ["the ranks run a cell", "no cell runs"]
+    assert page.evaluate("() => window.announced") == ["the ranks run a cell", "no cell runs"]
 
 
 @pytest.mark.browser
-def test_the_last_word_is_read_aloud_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
+def test_the_end_is_announced_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", "%dist_status", "%dist_shutdown"
     )
     run_cell(page, 0)
     output(page, 0, "ranks 0-1 ready")
     run_cell(page, 1)
-    said = page.locator(".jp-Notebook .jdt-said")
-    said.filter(has_text="no cell runs").wait_for(state="attached")
+    live_region = page.locator(".jp-Notebook .jdt-live-region")
+    live_region.filter(has_text="no cell runs").wait_for(state="attached")
     run_cell(page, 2)
-    said.filter(has_text="has ended; this is how it was last").wait_for(state="attached")
+    live_region.filter(has_text="has ended; this is how it was last").wait_for(state="attached")

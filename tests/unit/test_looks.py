@@ -1,4 +1,4 @@
-"""The colours and dashes of ranks: seen on any background, told apart, the same in the view and in the picture."""
+"""The colours and dashes of ranks: contrast, distinct styles, and the same ones in the live and the static view."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jupyter_disttrain.notebook.still import COLOURS, DASHES, _look
 
-SOURCE = Path(__file__).parents[2] / "labextension" / "src" / "view" / "colours.ts"
+SOURCE = Path(__file__).parents[2] / "labextension" / "src" / "view" / "plots" / "colours.ts"
 BACKGROUNDS = ("#ffffff", "#212121", "#111111", "#1e1e1e")  # JupyterLab light and dark, VS Code dark
 
 
