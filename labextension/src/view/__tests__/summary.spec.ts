@@ -115,6 +115,14 @@ describe('slowestLoop', () => {
     expect(slowestLoop(cluster)?.rank).toBe(2);
   });
 
+  it('prefers a rank with an estimate', () => {
+    const cluster = makeCluster([
+      makeRank(0, { done: 0, total: 60 }),
+      makeRank(1, { done: 59, total: 60, left_s: 0.5 })
+    ]);
+    expect(slowestLoop(cluster)?.rank).toBe(1);
+  });
+
   it('is null without a loop of known length', () => {
     expect(slowestLoop(IDLE)).toBeNull();
   });

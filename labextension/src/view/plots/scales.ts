@@ -12,12 +12,7 @@ export type Quantity = 'metric' | 'percent' | 'rate' | 'bytes';
 type Range = [number, number];
 
 /** The minimum span of y, as a fraction of the largest value. */
-const MIN_SPAN: Record<Quantity, number> = {
-  metric: 0.02,
-  percent: 0,
-  rate: 0,
-  bytes: 0.1
-};
+const MIN_SPAN = { metric: 0.02, bytes: 0.1 };
 /** Empty space above and below the values, as a fraction of the span. */
 const MARGIN = 0.06;
 const MIN_SECONDS = 10;

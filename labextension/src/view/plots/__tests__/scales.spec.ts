@@ -5,10 +5,10 @@ import { timeRange, timeTicks, valueRange } from '../scales';
 describe('valueRange', () => {
   it('does not magnify noise', () => {
     const [low, high] = valueRange('bytes', 0.2446, 0.2448);
-    expect(high - low).toBeGreaterThan(0.02);
+    expect(high - low).toBeCloseTo(1.12 * 0.1 * 0.2448, 10);
     const [bottom, top] = valueRange('metric', 2.3025, 2.3026);
-    expect(bottom).toBeLessThan(2.29);
-    expect(top).toBeGreaterThan(2.31);
+    expect(top - bottom).toBeCloseTo(1.12 * 0.02 * 2.3026, 10);
+    expect((top + bottom) / 2).toBeCloseTo(2.30255, 10);
   });
 
   it('leaves space above and below', () => {
