@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE # or each process of a test compiles our module
 # Their packages are heavy and stay out of .venv.
 FRAMEWORKS := .venv-frameworks
 
-LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn \) -prune -o -type f -print)
+LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn -o -name __tests__ \) -prune -o -type f -print)
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18

@@ -39,6 +39,15 @@ CUT_OFF = """panel => {
     titles: [...scroller.querySelectorAll('th')].map(each => each.innerText)
   };
 }"""
+# Selects that are narrower than their widest option.
+TOO_NARROW = """panel => [...document.querySelectorAll(`${panel} select`)].filter(each => {
+  const copy = each.cloneNode(true);
+  Object.assign(copy.style, { flex: 'none', maxWidth: 'none', width: 'max-content' });
+  each.after(copy);
+  const width = copy.getBoundingClientRect().width;
+  copy.remove();
+  return width > each.getBoundingClientRect().width + 0.5;
+}).map(each => each.outerHTML.slice(0, 80))"""
 
 
 def texts(found: Locator) -> list[str]:
@@ -98,7 +107,12 @@ def look_at_a_narrow_panel(page: Page) -> None:
     node = page.locator(f"{PANEL} .jdt-node").inner_text()
     assert re.search(r" · load \d+\.\d · \d+\.\d/\d+\.\d GiB", node), node
     assert "2 ranks" not in node, "the header says so"
+    smoothing = page.locator(f"{PANEL} .jdt-metrics select")
+    smoothing.select_option("0.97")
+    assert page.evaluate(TOO_NARROW, PANEL) == []
+    smoothing.scroll_into_view_if_needed()
     take_picture(page, "panel_narrow")
+    smoothing.select_option("0")
     # Last values stand in the legend as text; what all ranks share is one line.
     assert [text.split()[:2] for text in texts(loss.locator(".jdt-legend-entry"))] == [["rank", "0:"], ["rank", "1:"]]
     assert all(float(text.split()[2]) > 0 for text in texts(loss.locator(".jdt-legend-entry")))
