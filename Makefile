@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE # or each process of a test compiles our module
 # Their packages are heavy and stay out of .venv.
 FRAMEWORKS := .venv-frameworks
 
-LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn \) -prune -o -type f -print)
+LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn -o -name __tests__ \) -prune -o -type f -print)
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -28,8 +28,10 @@ demo: .venv/.installed-demo ## train examples/ddp_digits.ipynb on two ranks; pri
 test: .venv/.installed-test $(if $(ARGS),,test-unit) .venv/.built-labextension ## run all tests, with what they need installed first
 	scripts/test.sh $(or $(ARGS),--ignore=tests/unit)
 
-test-unit: .venv/.installed-test ## run the tests that start no process of ours, within a minute
+# ARGS are pytest's, so with them pytest runs alone.
+test-unit: .venv/.installed-test labextension/node_modules/.installed ## run the tests that start no process of ours, within a minute
 	python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile tests/unit $(ARGS)
+	$(if $(ARGS),,cd labextension && jlpm test:unit)
 
 test-frameworks: $(FRAMEWORKS)/.installed ## run the notebooks and tests of Horovod, DeepSpeed, TensorFlow and others
 	$(FRAMEWORKS)/bin/jupyter-disttrain horovod

@@ -1,6 +1,6 @@
 /**
- * Bundle the widget of the notebook as anywidget takes it: one module, one
- * style sheet. Run after tsc.
+ * Bundle the widget of the notebook for anywidget: one module, one style sheet.
+ * Run after tsc.
  */
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises';
@@ -16,7 +16,7 @@ const compiler = rspack({
   mode: 'production',
   target: ['web', 'es2022'],
   context: here,
-  entry: { widget: './lib/widget.js' },
+  entry: { widget: './lib/widget/index.js' },
   output: {
     path: out,
     filename: '[name].js',

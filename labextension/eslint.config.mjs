@@ -28,7 +28,18 @@ export default defineConfig(
         }
       ],
       eqeqeq: 'error',
-      'no-console': 'error'
+      'no-console': 'error',
+      'no-restricted-properties': [
+        'error',
+        ...['innerHTML', 'outerHTML', 'insertAdjacentHTML'].map(property => ({
+          property,
+          message: 'Append text nodes: they need no escaping.'
+        }))
+      ]
     }
+  },
+  {
+    files: ['src/protocol/**/*.ts', 'src/stores/**/*.ts'],
+    rules: { 'no-restricted-globals': ['error', 'document', 'window'] }
   }
 );

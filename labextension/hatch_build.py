@@ -1,9 +1,9 @@
-"""Put the JupyterLab extension into what is distributed; called by hatch-jupyter-builder (pyproject.toml).
+"""Build the JupyterLab extension for sdists and wheels; called by hatch-jupyter-builder (pyproject.toml).
 
-From a checkout each sdist and each wheel is built anew, so that none carries an outdated extension. An sdist carries
-the built files, so a wheel from it needs no Node.js. Nor does a wheel from a checkout: where Node.js is missing it
-goes without the extension, since all but the buttons works without it. An editable install never builds:
-``make labextension`` does.
+From a checkout the extension is built for every sdist and wheel, so that none contains an outdated one. An sdist
+contains the built files, so that a wheel made from it does not need Node.js. A wheel from a checkout without Node.js
+has no extension; everything but the buttons and the panel works without it. An editable install never builds the
+extension: ``make labextension`` does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 # Relative to the project's root, where build front ends run a hook.
 BUILT = Path("jupyter_disttrain/labextension/package.json")
-MADE_BY_SDIST = Path("PKG-INFO")
+IN_SDIST = Path("PKG-INFO")
 
 
 def build_labextension(target_name: str, version: str) -> None:
-    """Build the extension where that is due.
+    """Build the extension if this target needs it.
 
     Parameters
     ----------
@@ -34,22 +34,22 @@ def build_labextension(target_name: str, version: str) -> None:
     Raises
     ------
     RuntimeError
-        If Node.js is missing and an sdist was asked for.
+        If the target is an sdist and Node.js is missing.
     subprocess.CalledProcessError
         If the build fails.
     """
-    if MADE_BY_SDIST.exists():
+    if IN_SDIST.exists():
         return
     if version == "standard" and has_node():
         npm_builder(target_name, version, path="labextension", build_cmd="build:prod", npm=["jlpm"])
     elif target_name == "sdist":
-        raise RuntimeError("an sdist carries the built JupyterLab extension; install Node.js 20 or newer to build it")
+        raise RuntimeError("an sdist contains the built JupyterLab extension; install Node.js 20 or newer to build it")
     elif BUILT.exists():
-        log.warning("the JupyterLab buttons are installed as they were last built")
+        log.warning("Node.js is missing: the JupyterLab extension is installed as it was last built")
     else:
-        log.warning("the JupyterLab buttons are left out; 'make labextension' builds them, with Node.js 20 or newer")
+        log.warning("Node.js is missing: the JupyterLab extension is left out; 'make labextension' builds it with Node.js 20 or newer")
 
 
 def has_node() -> bool:
-    """Tell whether Node.js and jlpm, which runs on it, are there."""
+    """Return whether Node.js and jlpm, which needs it, are installed."""
     return bool((shutil.which("node") or shutil.which("nodejs")) and shutil.which("jlpm"))

@@ -117,9 +117,7 @@ class Campaign:
 
     def _run_round(self, cluster: Cluster) -> Round:
         choose = self.random
-        is_mpi = (
-            cluster.config.launcher == "mpi" and not cluster._session.launch.mpi_lost
-        )  # otherwise there is no mpiexec
+        is_mpi = has_mpi_world(cluster)  # otherwise there is no mpiexec
         cells = CELLS | ({"MPI allreduce": MPI_CELL} if is_mpi else {})
         faults = [fault for fault in self.faults if is_mpi or fault not in MPI_FAULTS]
         fault, cell = choose.choice(faults), choose.choice(list(cells))
@@ -151,12 +149,16 @@ def _describe(error: BaseException, cluster: Cluster) -> str:
     return f"{type(error).__name__}: {error} ({' | '.join(cluster.where())})"
 
 
+def has_mpi_world(cluster: Cluster) -> bool:
+    """Return whether MPI's world holds all ranks."""
+    return cluster.config.launcher == "mpi" and not cluster._session.launch.mpi_lost  # noqa: SLF001
+
+
 def _check(cluster: Cluster, result: Round, value: int) -> None:
     """Check that the next cell runs on every rank, all_reduce works and surviving ranks have their variables."""
     ranks = range(cluster.world_size)
     try:
-        has_world = cluster.config.launcher == "mpi" and not cluster._session.launch.mpi_lost
-        found = cluster.run(CHECK.format(has_world=has_world), timeout_s=CHECK_TIMEOUT_S).results
+        found = cluster.run(CHECK.format(has_world=has_mpi_world(cluster)), timeout_s=CHECK_TIMEOUT_S).results
     except (DisttrainError, KeyboardInterrupt) as error:
         result.lost, result.dropped = f"the next cell failed: {_describe(error, cluster)}", True
         return

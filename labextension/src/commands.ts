@@ -1,8 +1,8 @@
 /**
- * The commands, each used by the palette and by the notebook's toolbar.
+ * The commands of the palette, menus, toolbar and launcher.
  *
- * Covers: their names, when they are enabled, what they ask first.
- * Does not cover: how cells are edited and run (notebook).
+ * Covers: their ids and labels, when they are enabled, confirmation.
+ * Does not cover: editing and running cells (notebook/cells).
  */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
@@ -10,22 +10,22 @@ import { Dialog, showDialog, showErrorMessage } from '@jupyterlab/apputils';
 import { type INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { Client } from './client';
 import { ranksIcon, runCellIcon, stopRanksIcon, startRanksIcon } from './icons';
-import type { IRunServices } from './notebook';
 import {
   canEdit,
   canRunOnAllRanks,
-  RUN_ON_ALL_RANKS,
+  type IRunServices,
   runActiveCellOnAllRanks,
   runInNewCell
-} from './notebook';
-import type { ClustersPanel } from './panel';
-import { startCode } from './start';
-import type { Action, ICluster } from './view/types';
-import { isOwn } from './view/view';
+} from './notebook/cells';
+import { RUN_ON_ALL_RANKS } from './notebook/magics';
+import type { ClustersPanel } from './panel/clustersPanel';
+import type { ServerClient } from './panel/serverClient';
+import { startCode } from './panel/startCode';
+import type { Action, ICluster } from './protocol/types';
+import { ownsRanks } from './view/summary';
 
-/** schema/plugin.json names them too. */
+/** Also used in schema/plugin.json. */
 export const CommandIDs = {
   newNotebook: 'jupyter-disttrain:new-notebook',
   startRanks: 'jupyter-disttrain:start-ranks',
@@ -44,10 +44,10 @@ const NOTEBOOK_COMMANDS = [
   CommandIDs.attach
 ];
 
-const ATTACH = '%load_ext jupyter_disttrain\n%dist_attach';
+const ATTACH_CODE = '%load_ext jupyter_disttrain\n%dist_attach';
 
 /**
- * Add the commands, and keep their enabled state up to date.
+ * Add the commands for notebooks, and keep their enabled state up to date.
  */
 export function addCommands(
   app: JupyterFrontEnd,
@@ -57,16 +57,17 @@ export function addCommands(
 ): void {
   const { commands, shell } = app;
 
-  /** The notebook in front; null where it is something else. */
+  /** The current notebook; null if another document is current. */
   const current = (): NotebookPanel | null =>
     tracker.currentWidget === shell.currentWidget
       ? tracker.currentWidget
       : null;
 
-  const isEnabled = (can: (panel: NotebookPanel) => boolean) => (): boolean => {
-    const panel = current();
-    return panel !== null && can(panel);
-  };
+  const isEnabled =
+    (isPossible: (panel: NotebookPanel) => boolean) => (): boolean => {
+      const panel = current();
+      return panel !== null && isPossible(panel);
+    };
 
   const onCurrent =
     (run: (panel: NotebookPanel) => Promise<void>) =>
@@ -90,7 +91,7 @@ export function addCommands(
 
   commands.addCommand(CommandIDs.runCell, {
     label: trans.__('Run this cell on all ranks'),
-    // An argument, as a translated text takes %% for one percent sign.
+    // As an argument, because %% in a text to translate becomes one percent sign.
     caption: trans.__(
       'Run this cell on all ranks, with %1 as its first line',
       RUN_ON_ALL_RANKS
@@ -106,7 +107,7 @@ export function addCommands(
       'Attach to ranks that were started with --keep, from a new cell'
     ),
     isEnabled: isEnabled(canEdit),
-    execute: onCurrent(panel => runInNewCell(panel, ATTACH, services))
+    execute: onCurrent(panel => runInNewCell(panel, ATTACH_CODE, services))
   });
 
   commands.addCommand(CommandIDs.newNotebook, {
@@ -115,13 +116,13 @@ export function addCommands(
     icon: ranksIcon,
     execute: async ({ cwd }) => {
       const kernelName = app.serviceManager.kernelspecs.specs?.default;
-      const made: unknown = await commands.execute('notebook:create-new', {
+      const panel: unknown = await commands.execute('notebook:create-new', {
         ...(typeof cwd === 'string' && { cwd }),
         ...(kernelName && { kernelName })
       });
-      if (made instanceof NotebookPanel) {
-        await made.context.ready;
-        made.content.model?.sharedModel.cells[0]?.setSource(startCode());
+      if (panel instanceof NotebookPanel) {
+        await panel.context.ready;
+        panel.content.model?.sharedModel.cells[0]?.setSource(startCode());
       }
     }
   });
@@ -137,14 +138,14 @@ export function addCommands(
 }
 
 /**
- * Add what is asked of a cluster, of the notebook in front or else of the one
- * that the panel shows: it works while the notebook's kernel is busy, too.
+ * Add the commands for the cluster of the current notebook, or else for the
+ * cluster that the panel shows. They also work while the kernel is busy.
  *
- * @param openMain - shows the ranks in the main area, where there is one
+ * @param openMain - opens the main area; undefined where there is none
  */
 export function addClusterCommands(
   app: JupyterFrontEnd,
-  client: Client,
+  client: ServerClient,
   panel: ClustersPanel,
   trans: TranslationBundle,
   openMain: (() => void) | undefined
@@ -152,7 +153,7 @@ export function addClusterCommands(
   const { commands, shell } = app;
   commands.addCommand(CommandIDs.showPanel, {
     label: trans.__('Show ranks in the side panel'),
-    caption: trans.__('Show what the ranks do, in the side panel'),
+    caption: trans.__('Show states and metrics of the ranks in the side panel'),
     icon: ranksIcon,
     execute: () => {
       shell.activateById(panel.id);
@@ -161,7 +162,9 @@ export function addClusterCommands(
   if (openMain !== undefined) {
     commands.addCommand(CommandIDs.openMain, {
       label: trans.__('Show ranks in the main area'),
-      caption: trans.__('Show what the ranks do, with large plots'),
+      caption: trans.__(
+        'Show states and metrics of the ranks with large plots'
+      ),
       icon: ranksIcon,
       execute: openMain
     });
@@ -169,40 +172,40 @@ export function addClusterCommands(
   const hasCluster = (): boolean => target() !== undefined;
   const target = (): ICluster | undefined => {
     const { clusters } = client.state;
-    const front = shell.currentWidget;
-    const path = front instanceof NotebookPanel ? front.context.path : null;
-    // The server tells the notebook's whole path.
+    const current = shell.currentWidget;
+    const path = current instanceof NotebookPanel ? current.context.path : null;
+    // The server sends the absolute path of the notebook.
     const own = clusters.findLast(
       each => path !== null && `/${each.notebook}`.endsWith(`/${path}`)
     );
     return own ?? clusters.find(each => each.id === panel.current);
   };
-  const ask = async (action: Action, cluster = target()): Promise<void> => {
+  const request = async (action: Action, cluster = target()): Promise<void> => {
     try {
-      await client.ask(cluster?.id ?? '', action);
-    } catch (reason) {
+      await client.requestAction(cluster?.id ?? '', action);
+    } catch (error) {
       await showErrorMessage(
         cluster?.name ?? '',
-        reason instanceof Error ? reason : String(reason)
+        error instanceof Error ? error : String(error)
       );
     }
   };
   commands.addCommand(CommandIDs.interrupt, {
     label: trans.__('Interrupt the ranks'),
     isEnabled: hasCluster,
-    execute: () => ask('interrupt')
+    execute: () => request('interrupt')
   });
   commands.addCommand(CommandIDs.reset, {
     label: trans.__('Restart the ranks'),
     isEnabled: () => {
       const cluster = target();
-      return cluster !== undefined && isOwn(cluster);
+      return cluster !== undefined && ownsRanks(cluster);
     },
     execute: async () => {
       const cluster = target();
-      const title = trans.__('Restart all ranks of %1?', named(cluster));
+      const title = trans.__('Restart all ranks of %1?', describe(cluster));
       if (await confirmLoss(trans, title, trans.__('Restart'))) {
-        await ask('reset', cluster);
+        await request('reset', cluster);
       }
     }
   });
@@ -212,9 +215,9 @@ export function addClusterCommands(
     isEnabled: hasCluster,
     execute: async () => {
       const cluster = target();
-      const title = trans.__('Shut down the ranks of %1?', named(cluster));
+      const title = trans.__('Shut down the ranks of %1?', describe(cluster));
       if (await confirmLoss(trans, title, trans.__('Shut Down'))) {
-        await ask('stop', cluster);
+        await request('stop', cluster);
       }
     }
   });
@@ -225,8 +228,8 @@ export function addClusterCommands(
   });
 }
 
-/** A cluster by its name, and the notebook that started it. */
-function named(cluster: ICluster | undefined): string {
+/** The name of a cluster, with the notebook that started it. */
+function describe(cluster: ICluster | undefined): string {
   const notebook = cluster?.notebook.split('/').pop();
   return `${cluster?.name ?? ''}${notebook ? ` (${notebook})` : ''}`;
 }

@@ -1,5 +1,5 @@
 /**
- * The icons: what a command does, beside a column of ranks.
+ * The icons of the commands.
  */
 
 import { LabIcon } from '@jupyterlab/ui-components';

@@ -1,8 +1,8 @@
 /**
- * The plugins: wire the commands, the side panel and the status bar to
- * JupyterLab and Notebook.
+ * The plugins: wire commands, side panel, status bar and output to JupyterLab
+ * and Notebook.
  *
- * The toolbar's buttons are declared in schema/plugin.json, where the user's
+ * The toolbar's buttons are declared in schema/plugin.json, so that the user's
  * settings can move or hide them.
  */
 
@@ -23,18 +23,19 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { Client } from './client';
 import { addClusterCommands, addCommands, CommandIDs } from './commands';
-import { Feeds } from './feeds';
 import { ranksIcon } from './icons';
-import { MainArea } from './main_area';
-import { ClustersPanel, type IPanelOptions } from './panel';
-import { StatusItem } from './status';
-import { rankOutputs } from './tabs';
-import { isPlots, type Plots } from './view/types';
+import { rankOutputFactory } from './notebook/rankTabs';
+import { ClustersPanel, type IPanelOptions } from './panel/clustersPanel';
+import { ClusterStores } from './panel/clusterStores';
+import { MainArea } from './panel/mainArea';
+import { ServerClient } from './panel/serverClient';
+import { StatusItem } from './panel/statusItem';
+import { isPlots } from './protocol/messages';
+import type { Plots } from './protocol/types';
 
-/** Before plain text, which stands at 120. */
-const RANKS_RANK = 40;
+/** Preferred to plain text, whose rank is 120. */
+const RENDERER_RANK = 40;
 const PANEL = 'jupyter-disttrain-panel';
 
 function addToPalette(
@@ -88,7 +89,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
 const panelPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-disttrain:panel',
-  description: 'The ranks of every cluster of this server, live.',
+  description: 'A panel with the ranks of all clusters of this server, live.',
   autoStart: true,
   optional: [
     ISettingRegistry,
@@ -110,21 +111,21 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
     labShell: ILabShell | null
   ): void => {
     const trans = (translator ?? nullTranslator).load('jupyter_disttrain');
-    const client = new Client(app.serviceManager.serverSettings);
+    const client = new ServerClient(app.serviceManager.serverSettings);
     const options: IPanelOptions = {
       client,
-      feeds: new Feeds(client),
+      stores: new ClusterStores(client),
       trans,
       commands: app.commands,
       startCommand: CommandIDs.startRanks
     };
-    // Notebook's main area has room for the notebook alone.
+    // Notebook 7 has no room for it beside the notebook.
     const main =
       labShell &&
       new MainArea(labShell, trans.__('Ranks'), () => {
-        const made = new ClustersPanel(options);
-        made.configure(plots, secondsBetween);
-        return made;
+        const content = new ClustersPanel(options);
+        content.configure(plots, minIntervalS);
+        return content;
       });
     const enlarge = main && {
       enlarge: (): void => {
@@ -159,18 +160,18 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
       align: 'left',
       rank: 50
     });
-    let stands = 'right';
+    let currentSide = 'right';
     let plots: Plots = 'all';
-    let secondsBetween = 0;
+    let minIntervalS = 0;
     void registry?.load(panelPlugin.id).then(settings => {
       const apply = (): void => {
-        const { side, plots: wanted, rate } = settings.composite;
-        plots = isPlots(wanted) ? wanted : 'all';
-        secondsBetween = Number(rate);
-        panel.configure(plots, secondsBetween);
-        main?.panel?.configure(plots, secondsBetween);
-        if ((side === 'left' || side === 'right') && side !== stands) {
-          stands = side;
+        const { side, plots: setting, rate } = settings.composite;
+        plots = isPlots(setting) ? setting : 'all';
+        minIntervalS = Number(rate);
+        panel.configure(plots, minIntervalS);
+        main?.panel?.configure(plots, minIntervalS);
+        if ((side === 'left' || side === 'right') && side !== currentSide) {
+          currentSide = side;
           app.shell.add(panel, side, { rank: 900 });
         }
       };
@@ -183,7 +184,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
 
 const outputPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-disttrain:outputs',
-  description: 'A tab for each rank over what a cell has put out.',
+  description: 'Tabs that select the output of one rank.',
   autoStart: true,
   requires: [IRenderMimeRegistry],
   optional: [INotebookTracker, ITranslator],
@@ -194,7 +195,7 @@ const outputPlugin: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null
   ): void => {
     const trans = (translator ?? nullTranslator).load('jupyter_disttrain');
-    registry.addFactory(rankOutputs(tracker, trans), RANKS_RANK);
+    registry.addFactory(rankOutputFactory(tracker, trans), RENDERER_RANK);
   }
 };
 

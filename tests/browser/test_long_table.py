@@ -20,7 +20,7 @@ ACTIVE_ROW = """() => {
   const titles = table.querySelector('thead').getBoundingClientRect();
   const place = row.getBoundingClientRect();
   return {
-    text: row.innerText.split('\\t')[0], chosen: row.classList.contains('jdt-chosen'),
+    text: row.innerText.split('\\t')[0], chosen: row.classList.contains('jdt-selected'),
     index: Number(row.getAttribute('aria-rowindex')),
     inSight: place.top >= titles.bottom - 1 && place.bottom <= seen.bottom + 1,
     drawn: table.querySelectorAll('tbody tr').length, rows: Number(table.getAttribute('aria-rowcount'))
@@ -55,7 +55,7 @@ def test_selected_row_is_scrolled_into_view(page: Page, width: int) -> None:
             assert row["rows"] == RANKS + nodes + 1
         # It stays selected while it is out of view, and the next key continues from there.
         page.evaluate("() => { document.querySelector('.jdt-table-scroller').scrollTop = 0; }")
-        page.wait_for_function("() => !document.querySelector('.jdt-chosen')")
+        page.wait_for_function("() => !document.querySelector('.jdt-selected')")
         page.keyboard.press("ArrowDown")
         row = page.evaluate(ACTIVE_ROW)
         assert row["text"] == "90"

@@ -133,7 +133,7 @@ def test_ranks_and_metrics_are_shown_in_panel_and_widget_while_a_cell_trains(
     # In the widget, while the kernel is busy.
     widget = ".jp-Notebook .jdt-view"
     page.locator(f"{widget} .jdt-plot[aria-label^='accuracy']").wait_for(timeout=60_000)
-    assert not page.locator(".jp-Notebook .jdt-still").first.is_visible()
+    assert not page.locator(".jp-Notebook .jdt-static").first.is_visible()
     take_picture(page, "training_light")
     set_theme(page, "JupyterLab Dark")
     page.wait_for_function(
@@ -189,7 +189,7 @@ def test_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page],
     body, _ = HTMLExporter().from_notebook_node(saved)
     (lab_server.root / "saved.html").write_text(body)
     page.goto((lab_server.root / "saved.html").as_uri())
-    still = page.locator(".jdt-still")
+    still = page.locator(".jdt-static")
     assert still.is_visible()
     assert still.locator("svg").count() == 2
     assert still.locator("tbody tr").count() == 2

@@ -1,4 +1,4 @@
-"""The side panel by keyboard and screen reader: keys, roles, announcements."""
+"""The side panel by keyboard and screen reader: keys, roles, and announcements."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 TABLE = f"{PANEL} [role=treegrid]"
-ANNOUNCEMENT = f"{PANEL} .jdt-said"
+LIVE_REGION = f"{PANEL} .jdt-live-region"
 
 
 def active_row(page: Page) -> str:
-    """Return the text of the active row of a screen reader."""
+    """Return the text of the row that has the keyboard focus."""
     return str(
         page.evaluate(
             """table => document.getElementById(
@@ -31,7 +31,7 @@ def active_row(page: Page) -> str:
 
 
 @pytest.mark.browser
-def test_rows_are_navigated_opened_and_selected_with_keys(open_notebook: Callable[..., Page]) -> None:
+def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local")
     show_panel(page)
     start_ranks(page)
@@ -62,38 +62,39 @@ def test_rows_are_navigated_opened_and_selected_with_keys(open_notebook: Callabl
 
 
 @pytest.mark.browser
-def test_announcement_changes_with_the_state(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
+def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = f"%%distributed\nimport os, time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)"
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", wait)
     show_panel(page)
     start_ranks(page)
-    page.locator(ANNOUNCEMENT, has_text="no cell runs").wait_for(state="attached")
+    page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
     page.evaluate(
-        """said => {
-             window.saidAloud = [];
-             new MutationObserver(() => window.saidAloud.push(document.querySelector(said).textContent))
-               .observe(document.querySelector(said), { childList: true, characterData: true, subtree: true });
+        """selector => {
+             const region = document.querySelector(selector);
+             window.announced = [];
+             new MutationObserver(() => window.announced.push(region.textContent))
+               .observe(region, { childList: true, characterData: true, subtree: true });
            }""",
-        ANNOUNCEMENT,
+        LIVE_REGION,
     )
     run_cell(page, 1)
-    page.locator(ANNOUNCEMENT, has_text="the ranks run a cell").wait_for(state="attached")
+    page.locator(LIVE_REGION, has_text="the ranks run a cell").wait_for(state="attached")
     stop.touch()
     wait_for_end(page, 1)
-    page.locator(ANNOUNCEMENT, has_text="no cell runs").wait_for(state="attached")
+    page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
     # Twice, although the view has changed many times meanwhile.
-    assert page.evaluate("() => window.saidAloud") == ["the ranks run a cell", "no cell runs"]
+    assert page.evaluate("() => window.announced") == ["the ranks run a cell", "no cell runs"]
 
 
 @pytest.mark.browser
-def test_last_announcement_is_made_although_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
+def test_the_end_is_announced_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", "%dist_status", "%dist_shutdown"
     )
     start_ranks(page)
     run_cell(page, 1)
-    announcement = page.locator(".jp-Notebook .jdt-said")
-    announcement.filter(has_text="no cell runs").wait_for(state="attached")
+    live_region = page.locator(".jp-Notebook .jdt-live-region")
+    live_region.filter(has_text="no cell runs").wait_for(state="attached")
     run_cell(page, 2)
-    announcement.filter(has_text="has ended; this is how it was last").wait_for(state="attached")
+    live_region.filter(has_text="has ended; this is how it was last").wait_for(state="attached")

@@ -29,13 +29,22 @@ OVERFLOWING = """panel => {
   const end = node.getBoundingClientRect().left + node.clientWidth;
   const scroller = node.querySelector('.jdt-table-scroller');
   const cut = [...node.querySelectorAll('.jdt-view *')].filter(each =>
-    !each.closest('.jdt-said, .jdt-table-scroller, svg') && each.getBoundingClientRect().right > end + 0.5);
+    !each.closest('.jdt-live-region, .jdt-table-scroller, svg') && each.getBoundingClientRect().right > end + 0.5);
   return {
     width: node.clientWidth, cut: cut.map(each => each.outerHTML.slice(0, 80)),
     table: scroller.scrollWidth - scroller.clientWidth,
     titles: [...scroller.querySelectorAll('th')].map(each => each.innerText)
   };
 }"""
+# Selects that are narrower than their widest option.
+TOO_NARROW = """panel => [...document.querySelectorAll(`${panel} select`)].filter(each => {
+  const copy = each.cloneNode(true);
+  Object.assign(copy.style, { flex: 'none', maxWidth: 'none', width: 'max-content' });
+  each.after(copy);
+  const width = copy.getBoundingClientRect().width;
+  copy.remove();
+  return width > each.getBoundingClientRect().width + 0.5;
+}).map(each => each.outerHTML.slice(0, 80))"""
 
 
 def texts(found: Locator) -> list[str]:
@@ -94,15 +103,20 @@ def check_narrow_panel(page: Page) -> None:
     node = page.locator(f"{PANEL} .jdt-node").inner_text()
     assert re.search(r" · load \d+\.\d · \d+\.\d/\d+\.\d GiB", node), node
     assert "2 ranks" not in node, "the header shows it"
+    smoothing = page.locator(f"{PANEL} .jdt-metrics select")
+    smoothing.select_option("0.97")
+    assert page.evaluate(TOO_NARROW, PANEL) == []
+    smoothing.scroll_into_view_if_needed()
     take_picture(page, "panel_narrow")
+    smoothing.select_option("0")
     # The legend has the last values as text; values that all ranks share are one line.
-    assert [text.split()[:2] for text in texts(loss.locator(".jdt-entry"))] == [["rank", "0:"], ["rank", "1:"]]
-    assert all(float(text.split()[2]) > 0 for text in texts(loss.locator(".jdt-entry")))
-    common = page.locator(f"{PANEL} .jdt-plot[aria-label^='common']").locator(".jdt-entry")
+    assert [text.split()[:2] for text in texts(loss.locator(".jdt-legend-entry"))] == [["rank", "0:"], ["rank", "1:"]]
+    assert all(float(text.split()[2]) > 0 for text in texts(loss.locator(".jdt-legend-entry")))
+    common = page.locator(f"{PANEL} .jdt-plot[aria-label^='common']").locator(".jdt-legend-entry")
     common.filter(has_text="all ranks").wait_for()
-    loss.locator(".jdt-entry", has_text="rank 1").click()
-    page.locator(f"{PANEL} .jdt-entry[aria-pressed=false]", has_text="rank 1").first.wait_for()
-    loss.locator(".jdt-entry", has_text="rank 1").click()
+    loss.locator(".jdt-legend-entry", has_text="rank 1").click()
+    page.locator(f"{PANEL} .jdt-legend-entry[aria-pressed=false]", has_text="rank 1").first.wait_for()
+    loss.locator(".jdt-legend-entry", has_text="rank 1").click()
 
 
 def use_the_keyboard(page: Page) -> None:
@@ -110,7 +124,7 @@ def use_the_keyboard(page: Page) -> None:
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss']")
     loss.focus()
     page.keyboard.press("ArrowLeft")
-    loss.locator(".jdt-place", has_text="step").wait_for()
+    loss.locator(".jdt-position", has_text="step").wait_for()
     page.keyboard.press("Enter")
     page.wait_for_function(
         "panel => document.querySelector(`${panel} .jdt-large canvas`).clientHeight > 300", arg=PANEL
@@ -193,20 +207,20 @@ def test_many_ranks_are_summarized_filtered_and_sorted(page: Page) -> None:
         page.wait_for_function("() => !document.querySelector('.jdt-node')")
         assert first_ranks(page, 3) == ["63", "62", "61"]
         page.get_by_label("order").select_option("memory")
-        page.locator(".jdt-chooser input").fill("6-20,33 node0")
+        page.locator(".jdt-filter input").fill("6-20,33 node0")
         page.wait_for_function("() => document.querySelectorAll('.jdt-rank').length === 2")
         assert first_ranks(page, 2) == ["6", "7"]
         # The plots follow the filter, and few ranks are separate lines.
         page.locator(".jdt-mean").uncheck()
-        page.locator(".jdt-plot[aria-label^='CPU'] .jdt-entry", has_text="rank 7").wait_for()
-        assert page.locator(".jdt-plot[aria-label^='CPU'] .jdt-entry").count() == 2
-        page.locator(".jdt-chooser input").fill("")
+        page.locator(".jdt-plot[aria-label^='CPU'] .jdt-legend-entry", has_text="rank 7").wait_for()
+        assert page.locator(".jdt-plot[aria-label^='CPU'] .jdt-legend-entry").count() == 2
+        page.locator(".jdt-filter input").fill("")
         without_a_server(page)
         # Ended ranks cannot be controlled, and their logs cannot be read.
         page.evaluate("() => { shown.state.ended = 'has ended'; shown.emit('change:ended'); }")
         page.locator(".jdt-ended .jdt-state", has_text="has ended").wait_for()
         assert not page.locator(".jdt-buttons").first.is_visible()
-        assert not page.locator(".jdt-chooser").is_visible()
+        assert not page.locator(".jdt-filter").is_visible()
         page.locator(".jdt-rank").first.click()
         assert not page.locator(".jdt-log").is_visible()
         page.evaluate("() => shown.end()")

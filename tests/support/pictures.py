@@ -99,7 +99,7 @@ def take_training(page: Page) -> None:
     for where in (PANEL, ".jp-Notebook"):
         page.locator(f"{where} .jdt-metrics select").select_option("0.97")
     loss = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss'] .u-over")
-    place = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss'] .jdt-place")
+    place = page.locator(f"{PANEL} .jdt-plot[aria-label^='loss'] .jdt-position")
     while True:
         loss.hover(position={"x": (loss.bounding_box() or {"width": 2})["width"] - 1, "y": 40})
         seen = place.inner_text().removeprefix("step ").replace(",", "")

@@ -6,7 +6,7 @@ Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks 
 The output is a series of displays that are updated in place, so that a front end, nbclient and nbconvert all end with
 the same. Each holds some hundred lines as plain text, in which JupyterLab, VS Code and nbconvert show the colours. The
 data also includes which ranks printed which line, from which JupyterLab makes a tab per rank
-(labextension/src/tabs.ts).
+(labextension/src/notebook/rankTabs.ts).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...client import Cluster
     from ...features.telemetry.metrics_table import Gathered
 
-# As in labextension/src/view/colours.ts, which gives the reason.
+# As in labextension/src/view/plots/colours.ts, which gives the reason.
 COLOURS = ("#0072b2", "#c27800", "#009e73", "#d55e00", "#c76fa1", "#2e8fc4", "#8f8300", "#8a6fd1")
 DASHES = ("", "8 3", "2 2", "8 3 2 3", "14 4", "4 4", "14 3 2 3", "5 2 1 2")
 MOST_PLOTS = 12
@@ -43,7 +43,7 @@ def still(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> s
     parts = [f"<b>{html.escape(cluster.name)}</b> <small>as of {seen}</small>", _table(snapshot["ranks"])]
     parts += drawn
     parts += [f"<p>{html.escape(remark)}</p>" for remark in snapshot["remarks"]]
-    return f'<div class="jdt-still" data-cluster="{html.escape(cluster.cluster_id)}">{"".join(parts)}</div>'
+    return f'<div class="jdt-static" data-cluster="{html.escape(cluster.cluster_id)}">{"".join(parts)}</div>'
 
 
 def _table(ranks: Sequence[dict[str, Any]]) -> str:

@@ -1,9 +1,9 @@
 /**
- * A question inside the view, for webviews have no dialogs of their own.
+ * A dialog inside the view, because webviews need not support modal dialogs.
  */
 
+import type { Translate } from '../protocol/types';
 import { button, element } from './dom';
-import type { Translate } from './types';
 
 export class Confirmation {
   readonly node = element('div', {
@@ -11,44 +11,48 @@ export class Confirmation {
     role: 'alertdialog',
     hidden: ''
   });
-  private answer: (isMeant: boolean) => void = () => undefined;
+  private close: (isAccepted: boolean) => void = () => undefined;
 
   constructor(private readonly trans: Translate) {
     this.node.addEventListener('keydown', event => {
       if (event.key === 'Escape') {
         event.stopPropagation();
-        this.answer(false);
+        this.close(false);
       }
     });
   }
 
-  /** Ask whether it is meant; resolves to the answer. */
-  async ask(title: string, body: string, yes: string): Promise<boolean> {
-    this.answer(false); // an earlier question
+  /** Open the dialog; resolves to whether the user accepts. */
+  async open(
+    title: string,
+    body: string,
+    acceptLabel: string
+  ): Promise<boolean> {
+    this.close(false); // an earlier dialog
     const before = document.activeElement;
     const cancel = button(this.trans('Cancel'), '', () => {
-      this.answer(false);
+      this.close(false);
     });
-    const accept = button(yes, '', () => {
-      this.answer(true);
+    const accept = button(acceptLabel, '', () => {
+      this.close(true);
     });
     accept.classList.add('jdt-danger');
     this.node.setAttribute('aria-label', title);
     this.node.replaceChildren(
       element('strong', {}, title),
       element('p', {}, body),
-      element('span', { class: 'jdt-answers' }, cancel, accept)
+      element('span', { class: 'jdt-confirm-buttons' }, cancel, accept)
     );
     this.node.hidden = false;
     cancel.focus();
     this.node.scrollIntoView({ block: 'nearest' });
-    const isMeant = await new Promise<boolean>(resolve => {
-      this.answer = resolve;
+    const isAccepted = await new Promise<boolean>(resolve => {
+      this.close = resolve;
     });
     this.node.hidden = true;
     if (before instanceof HTMLElement) {
       before.focus();
     }
-    return isMeant;
+    return isAccepted;
   }
 }

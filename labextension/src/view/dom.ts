@@ -1,8 +1,6 @@
 /**
- * Small helpers for plain DOM.
+ * Helpers for plain DOM.
  */
-
-import { unitOf } from './scales';
 
 type Attributes = Record<string, string>;
 
@@ -20,14 +18,14 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
-/** Set a text only where it changes: a screen reader reads every change. */
+/** Set a text only if it changes: screen readers announce every assignment. */
 export function setText(node: Element, text: string): void {
   if (node.textContent !== text) {
     node.textContent = text;
   }
 }
 
-/** A button with a text that says what it does. */
+/** A button with a label and a tooltip. */
 export function button(
   label: string,
   title: string,
@@ -42,7 +40,7 @@ export function button(
   return made;
 }
 
-/** Have the browser save a text as a file. */
+/** Save a text as a file through the browser. */
 export function download(name: string, text: string): void {
   const url = URL.createObjectURL(new Blob([text], { type: 'text/plain' }));
   const link = element('a', { href: url, download: name });
@@ -50,21 +48,21 @@ export function download(name: string, text: string): void {
   URL.revokeObjectURL(url);
 }
 
-/** Left and right go from button to button; the Tab key stops at one alone. */
-export function toolbarKeys(toolbar: HTMLElement): void {
-  const usable = (): HTMLButtonElement[] =>
+/** Make arrow keys move between buttons; the Tab key stops at one of them. */
+export function addToolbarKeys(toolbar: HTMLElement): void {
+  const enabled = (): HTMLButtonElement[] =>
     [...toolbar.querySelectorAll('button')].filter(each => !each.disabled);
-  const mark = (chosen: HTMLButtonElement | undefined): void => {
+  const setTabStop = (stop: HTMLButtonElement | undefined): void => {
     for (const each of toolbar.querySelectorAll('button')) {
-      each.tabIndex = each === chosen ? 0 : -1;
+      each.tabIndex = each === stop ? 0 : -1;
     }
   };
-  mark(usable()[0]);
+  setTabStop(enabled()[0]);
   toolbar.addEventListener('focusin', ({ target }) => {
-    mark(usable().find(each => each === target));
+    setTabStop(enabled().find(each => each === target));
   });
   toolbar.addEventListener('keydown', event => {
-    const buttons = usable();
+    const buttons = enabled();
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (step === undefined || buttons.length === 0) {
       return;
@@ -76,8 +74,8 @@ export function toolbarKeys(toolbar: HTMLElement): void {
   });
 }
 
-/** Left and right go from tab to tab, as in every list of tabs. */
-export function arrowKeys(list: HTMLElement): void {
+/** Make arrow keys select the next tab, as the ARIA tabs pattern requires. */
+export function addTabKeys(list: HTMLElement): void {
   list.addEventListener('keydown', event => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const tabs = [...list.querySelectorAll<HTMLElement>('[role=tab]')];
@@ -93,45 +91,8 @@ export function arrowKeys(list: HTMLElement): void {
   });
 }
 
-/** Mark a tab as the chosen one, where the Tab key goes, or as another. */
-export function markTab(tab: Element, isChosen: boolean): void {
-  tab.setAttribute('aria-selected', String(isChosen));
-  tab.setAttribute('tabindex', isChosen ? '0' : '-1');
-}
-
-export function bytes(value: number): string {
-  const { name, size } = unitOf(value);
-  return `${(value / size).toFixed(name === 'GiB' ? 1 : 0)} ${name}`;
-}
-
-export function perSecond(size: number): string {
-  if (size >= 1e9) {
-    return `${(size / 1e9).toFixed(1)} GB/s`;
-  }
-  if (size >= 1e6) {
-    return `${(size / 1e6).toFixed(1)} MB/s`;
-  }
-  return size >= 1e3
-    ? `${(size / 1e3).toFixed(0)} kB/s`
-    : `${size.toFixed(0)} B/s`;
-}
-
-export function duration(seconds: number): string {
-  if (seconds < 120) {
-    return `${seconds.toFixed(0)} s`;
-  }
-  return seconds < 7200
-    ? `${(seconds / 60).toFixed(0)} min`
-    : `${(seconds / 3600).toFixed(1)} h`;
-}
-
-/** A number with some significant digits. */
-export function short(value: number, digits = 4): string {
-  if (value === 0) {
-    return '0';
-  }
-  const size = Math.abs(value);
-  return size >= 1e5 || size < 1e-3
-    ? value.toExponential(2)
-    : value.toLocaleString('en', { maximumSignificantDigits: digits });
+/** Mark a tab as selected, where the Tab key stops, or as not selected. */
+export function markTab(tab: Element, isSelected: boolean): void {
+  tab.setAttribute('aria-selected', String(isSelected));
+  tab.setAttribute('tabindex', isSelected ? '0' : '-1');
 }

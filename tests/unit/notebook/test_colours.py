@@ -1,4 +1,4 @@
-"""Colours and dashes of ranks: visible on any background, distinct, equal in the view and in the picture."""
+"""Colours and dashes of ranks: contrast, distinct styles, and the same in the live and the static view."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jupyter_disttrain.notebook.views.static_html import COLOURS, DASHES, _look
 
-SOURCE = Path(__file__).parents[3] / "labextension" / "src" / "view" / "colours.ts"
+SOURCE = Path(__file__).parents[3] / "labextension" / "src" / "view" / "plots" / "colours.ts"
 BACKGROUNDS = ("#ffffff", "#212121", "#111111", "#1e1e1e")  # JupyterLab light and dark, VS Code dark
 
 

@@ -1,0 +1,201 @@
+/**
+ * Validate messages of the kernel and the server and convert them to data.
+ *
+ * Covers: the websocket's messages, metrics as binary columns, HTTP replies.
+ * Does not cover: connections (panel/serverClient, widget/actions).
+ */
+
+import type {
+  DeviceHistory,
+  ICluster,
+  ILog,
+  ILogPart,
+  IMetricsMessage,
+  IServerState,
+  IStartingCluster,
+  IUnreadableCluster,
+  Plots
+} from './types';
+
+/** A message of the server's websocket. */
+export type ServerMessage =
+  | { kind: 'state'; state: IServerState }
+  | { kind: 'devices'; id: string; devices: DeviceHistory }
+  | { kind: 'metrics'; id: string; metrics: IMetricsMessage };
+
+export function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+export function isPlots(value: unknown): value is Plots {
+  return ['all', 'metrics', 'devices', 'none'].some(each => each === value);
+}
+
+/** Checks what other versions of this package lack; the rest is our own. */
+export function isCluster(value: unknown): value is ICluster {
+  return (
+    isRecord(value) &&
+    typeof value.id === 'string' &&
+    Array.isArray(value.ranks) &&
+    Array.isArray(value.nodes)
+  );
+}
+
+/** Read a message of the websocket; null if it is none of ours. */
+export function readServerMessage(data: unknown): ServerMessage | null {
+  if (data instanceof ArrayBuffer) {
+    return readFramedMetrics(data);
+  }
+  const message: unknown = JSON.parse(String(data));
+  if (!isRecord(message)) {
+    return null;
+  }
+  const { type, id, ranks } = message;
+  if (type === 'devices') {
+    return typeof id === 'string' && isDeviceHistory(ranks)
+      ? { kind: 'devices', id, devices: ranks }
+      : null;
+  }
+  const state = readState(message);
+  return state && { kind: 'state', state };
+}
+
+export function readState(value: unknown): IServerState | null {
+  if (!isRecord(value) || !Array.isArray(value.clusters)) {
+    return null;
+  }
+  return {
+    clusters: itemsOf(value.clusters).filter(isCluster),
+    starting: itemsOf(value.starting).filter(isStarting),
+    unreadable: itemsOf(value.unreadable).filter(isUnreadable)
+  };
+}
+
+function itemsOf(value: unknown): unknown[] {
+  return Array.isArray(value) ? value : [];
+}
+
+function isStarting(value: unknown): value is IStartingCluster {
+  return (
+    isRecord(value) &&
+    typeof value.id === 'string' &&
+    typeof value.name === 'string' &&
+    typeof value.text === 'string'
+  );
+}
+
+function isUnreadable(value: unknown): value is IUnreadableCluster {
+  return (
+    isRecord(value) &&
+    typeof value.name === 'string' &&
+    typeof value.version === 'string'
+  );
+}
+
+export function isDeviceHistory(value: unknown): value is DeviceHistory {
+  return (
+    isRecord(value) && Object.values(value).every(each => Array.isArray(each))
+  );
+}
+
+/** The logs in a reply of the server or the kernel. */
+export function readLogs(value: unknown): ILog[] {
+  return isRecord(value) ? itemsOf(value.logs).filter(isLog) : [];
+}
+
+function isLog(value: unknown): value is ILog {
+  return (
+    isRecord(value) &&
+    typeof value.rank === 'number' &&
+    Array.isArray(value.parts) &&
+    value.parts.every(isLogPart)
+  );
+}
+
+function isLogPart(value: unknown): value is ILogPart {
+  return (
+    isRecord(value) &&
+    (value.stream === 'stdout' || value.stream === 'stderr') &&
+    typeof value.text === 'string'
+  );
+}
+
+/**
+ * Read a binary message of the server: the header's length as a 32-bit
+ * integer, the header as JSON, the columns.
+ */
+export function readFramedMetrics(
+  data: ArrayBuffer
+): Extract<ServerMessage, { kind: 'metrics' }> | null {
+  const length = new DataView(data).getUint32(0, true);
+  const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
+  const header: unknown = JSON.parse(text);
+  if (!isRecord(header) || typeof header.id !== 'string') {
+    return null;
+  }
+  const metrics = readMetrics(header, data, 4 + length);
+  return metrics && { kind: 'metrics', id: header.id, metrics };
+}
+
+/** Read metrics that the kernel sends as a header and a buffer. */
+export function readBufferedMetrics(
+  header: unknown,
+  buffers: unknown
+): IMetricsMessage | null {
+  const [view] = itemsOf(buffers);
+  if (!(view instanceof DataView)) {
+    return null;
+  }
+  // A copy: each column must begin at a multiple of its width.
+  const end = view.byteOffset + view.byteLength;
+  const bytes = view.buffer.slice(view.byteOffset, end);
+  return bytes instanceof ArrayBuffer ? readMetrics(header, bytes, 0) : null;
+}
+
+/**
+ * Read columns that follow one another, the widest numbers first, so that each
+ * column begins at a multiple of its width.
+ */
+export function readMetrics(
+  header: unknown,
+  data: ArrayBuffer,
+  start: number
+): IMetricsMessage | null {
+  if (!isRecord(header) || typeof header.count !== 'number') {
+    return null;
+  }
+  const count = header.count;
+  let offset = start;
+  const columnOf = (width: number): number => {
+    const begin = offset;
+    offset += width * count;
+    return begin;
+  };
+  return {
+    names: itemsOf(header.names).map(String),
+    first: header.first === true,
+    steps: new Float64Array(data, columnOf(8), count),
+    values: new Float32Array(data, columnOf(4), count),
+    cells: new Int32Array(data, columnOf(4), count),
+    nameAt: new Uint16Array(data, columnOf(2), count),
+    ranks: new Uint16Array(data, columnOf(2), count)
+  };
+}
+
+/** Read a reply of the server; a failure becomes an error with its message. */
+export async function readReply(response: Response): Promise<unknown> {
+  const reply: unknown = await response.json();
+  if (!response.ok) {
+    throw new Error(
+      isRecord(reply) && typeof reply.message === 'string'
+        ? reply.message
+        : `${String(response.status)} ${response.statusText}`
+    );
+  }
+  return reply;
+}
+
+/** The text of an error, for the user. */
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

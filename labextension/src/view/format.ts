@@ -1,0 +1,103 @@
+/**
+ * Format numbers, sizes, durations and tables for the user.
+ */
+
+const MIB = 2 ** 20;
+const GIB = 2 ** 30;
+
+export interface IByteUnit {
+  name: string;
+  /** In bytes. */
+  size: number;
+}
+
+/** The unit for sizes up to a number of bytes; MiB is the smallest. */
+export function byteUnit(largest: number): IByteUnit {
+  return largest < GIB
+    ? { name: 'MiB', size: MIB }
+    : { name: 'GiB', size: GIB };
+}
+
+export function formatBytes(bytes: number): string {
+  const { name, size } = byteUnit(bytes);
+  return `${(bytes / size).toFixed(name === 'GiB' ? 1 : 0)} ${name}`;
+}
+
+/** Bytes per second in decimal units, as network hardware is specified. */
+export function formatRate(bytesPerSecond: number): string {
+  if (bytesPerSecond >= 1e9) {
+    return `${(bytesPerSecond / 1e9).toFixed(1)} GB/s`;
+  }
+  if (bytesPerSecond >= 1e6) {
+    return `${(bytesPerSecond / 1e6).toFixed(1)} MB/s`;
+  }
+  return bytesPerSecond >= 1e3
+    ? `${(bytesPerSecond / 1e3).toFixed(0)} kB/s`
+    : `${bytesPerSecond.toFixed(0)} B/s`;
+}
+
+export function formatDuration(seconds: number): string {
+  if (seconds < 120) {
+    return `${seconds.toFixed(0)} s`;
+  }
+  return seconds < 7200
+    ? `${(seconds / 60).toFixed(0)} min`
+    : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** Time before the last value, as "now", "-30 s", "-5 min" or "-2 h". */
+export function formatAge(seconds: number): string {
+  const age = Math.round(seconds);
+  if (age === 0) {
+    return 'now';
+  }
+  if (age % 3600 === 0) {
+    return `-${String(age / 3600)} h`;
+  }
+  if (age % 60 === 0 || age > 3600) {
+    return `-${String(Math.round(age / 60))} min`;
+  }
+  return `-${String(age)} s`;
+}
+
+/** A number with some significant digits. */
+export function formatNumber(value: number, digits = 4): string {
+  if (value === 0) {
+    return '0';
+  }
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3
+    ? value.toExponential(2)
+    : value.toLocaleString('en', { maximumSignificantDigits: digits });
+}
+
+export function formatPercent(fraction: number): string {
+  return `${(100 * fraction).toFixed(0)} %`;
+}
+
+export function formatCount(value: number): string {
+  return value.toLocaleString('en');
+}
+
+/** Replace %1, %2, ... by arguments, as JupyterLab's translator does. */
+export function formatMessage(text: string, ...args: string[]): string {
+  return text.replace(
+    /%(\d)/g,
+    (_, digit: string) => args[Number(digit) - 1] ?? ''
+  );
+}
+
+/** Format a table as CSV (RFC 4180, with line feeds); null is an empty field. */
+export function formatCsv(
+  titles: string[],
+  rows: (string | number | null)[][]
+): string {
+  return [titles, ...rows]
+    .map(row => `${row.map(csvField).join(',')}\n`)
+    .join('');
+}
+
+function csvField(value: string | number | null): string {
+  const text = String(value ?? '');
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
