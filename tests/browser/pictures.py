@@ -3,7 +3,7 @@
 Covers: docs/images/first_steps.png and docs/images/training.png.
 Does not cover: building (``make labextension``), whether the pictures are right: inspect them.
 
-    python -m tests.support.pictures
+    python -m tests.browser.pictures
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import nbformat
 from playwright.sync_api import sync_playwright
 
-from ..browser.test_panel import PANEL, show_panel
-from .browser import (
+from ..support.browser import (
     CHROMIUM_FLAGS,
     END_KERNEL,
     run_cell,
@@ -26,6 +25,7 @@ from .browser import (
     wait_for_end,
     wait_for_notebook,
 )
+from .test_panel import PANEL, show_panel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
