@@ -93,9 +93,7 @@ def main() -> int:
                 spread = f"{min(times):.2f} to {max(times):.2f} s"
                 ratio = f"{median(times) / baseline:.2f}x"
                 rows.append((data_set, copy, f"{median(times):.2f} s", spread, ratio))
-    method = (
-        f"{arguments.repeats} repetitions, alternating; hosts are namespaces of this machine; all copies on one disk"
-    )
+    method = f"{arguments.repeats} repetitions, alternating; hosts are namespaces of this machine and share its disk"
     table = markdown_table(("data set", "copy", "median", "range", "ratio to scp"), rows)
     text = page("Copying a data set to the nodes", [*facts, method], table)
     report(text, RESULTS if arguments.write else None)
