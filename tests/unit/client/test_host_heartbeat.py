@@ -23,7 +23,7 @@ from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.features.telemetry.client import Telemetry
 from jupyter_disttrain.protocol.messages import RankDeath
 
-from ...support.records import rank_info
+from ..records import rank_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable

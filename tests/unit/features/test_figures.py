@@ -27,7 +27,7 @@ from jupyter_disttrain.protocol.messages import RankVitals
 from jupyter_disttrain.protocol.metric_blocks import pack, unpack
 from jupyter_disttrain.protocol.states import RankState
 
-from ...support.records import rank_info
+from ..records import rank_info
 
 if TYPE_CHECKING:
     import pytest

@@ -32,7 +32,7 @@ from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
 from jupyter_disttrain.rank.libraries import defaults as on_rank
 from jupyter_disttrain.rank.libraries import gpu_errors
 
-from ...support.records import rank_info
+from ..records import rank_info
 
 HELLO = RankHello(
     engine="engine",

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from jupyter_disttrain.rank.process_group.group import Group
 
-from ...support.records import rank_info
+from ..records import rank_info
 
 
 def test_group_is_verified_exactly_whatever_the_default_dtype() -> None:
