@@ -18,7 +18,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_disttrain.notebook.views.widget import STATIC
+from jupyter_disttrain.notebook.views.views import STATIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
