@@ -27,7 +27,7 @@ from ..launchers.folders import BROUGHT_METRICS
 from ..protocol.messages import OPTIONS, NannyHello, RankDeath
 from ..protocol.requests import RepeatHello, RepeatReply, RepeatReplyInOrder, Replay
 from ..protocol.states import RankState
-from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_HEARD_SECONDS, BEGIN_SECONDS, RANK_SECONDS
+from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_REPEAT_SECONDS, BEGIN_SECONDS, RANK_SECONDS
 from ..sigint import deferred_interrupts
 from .lifecycle import Lifecycle
 from .registry.cluster_file import ClusterFile, find
@@ -88,7 +88,7 @@ def _attach_again(lifecycle: Lifecycle, there: ClusterFile) -> None:
     """Attach to a cluster that an earlier notebook has left."""
     session, dispatcher = lifecycle.session, lifecycle.dispatcher
     started = time.monotonic()
-    gate = Gate(dispatcher.on_message)
+    gate = ReplayGate(dispatcher.on_message)
     session.launch = join(there, gate, dispatcher.on_lost)
     with _watched(lifecycle):
         _read_metrics(session)
@@ -138,7 +138,7 @@ def detach(lifecycle: Lifecycle) -> None:
         session.open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 
 
-class Gate:
+class ReplayGate:
     """Hold messages back until the earlier ones are known."""
 
     def __init__(self, pass_on: Callable[[str, Message], None]) -> None:
@@ -146,12 +146,12 @@ class Gate:
         self._lock = threading.Lock()
         self._held: list[tuple[str, Message]] | None = []
         self._known: set[str] = set()
-        self.heard = threading.Event()  # set at a nanny's hello: the subscription is active from then on
+        self.is_subscribed = threading.Event()  # set at a nanny's hello: the subscription is active from then on
 
     def __call__(self, channel: str, message: Message) -> None:
         """Handle a message; called on the link's thread."""
         if message["header"]["msg_type"] == NannyHello.msg_type:
-            self.heard.set()
+            self.is_subscribed.set()
             return
         with self._lock:
             if self._held is not None:
@@ -175,7 +175,7 @@ class Gate:
                     self._pass_on(channel, message)
 
 
-def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
+def join(there: ClusterFile, gate: ReplayGate, on_lost: Callable[[], None]) -> Launch:
     """Connect to the ranks of a cluster and take its lease.
 
     Raises
@@ -188,7 +188,7 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
     launch = Launch(there.load_config(), gate, on_lost, there)
     try:
         launch.join()
-        _hear(launch, gate)
+        _wait_until_subscribed(launch, gate)
     except BaseException as error:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
         launch.leave()
         if isinstance(error, BlockingIOError):
@@ -197,10 +197,10 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
     return launch
 
 
-def _hear(launch: Launch, gate: Gate) -> None:
+def _wait_until_subscribed(launch: Launch, gate: ReplayGate) -> None:
     """Ask nannies to publish until the subscription is active: this client misses anything published before."""
     deadline = time.monotonic() + ATTACH_ANSWER_SECONDS
-    while not gate.heard.wait(ATTACH_HEARD_SECONDS):
+    while not gate.is_subscribed.wait(ATTACH_REPEAT_SECONDS):
         if time.monotonic() > deadline:
             cluster_id = launch.folders.cluster_id
             raise LaunchError(f"no rank of {cluster_id} answers; jupyter disttrain stop {cluster_id} ends the cluster")
@@ -209,10 +209,10 @@ def _hear(launch: Launch, gate: Gate) -> None:
 
 
 def take_up(
-    launch: Launch, supervisor: Supervisor, cells: Cells, gate: Gate, interrupt: Callable[..., None]
+    launch: Launch, supervisor: Supervisor, cells: Cells, gate: ReplayGate, interrupt: Callable[..., None]
 ) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
-    runs = [cells.adopt(cell, interrupt) for cell in cells.ledger.open_cells]
+    runs = [cells.adopt(cell, interrupt) for cell in cells.cell_log.open_cells]
     table = launch.table
     deaths = _deaths(launch)
     asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
@@ -221,7 +221,7 @@ def take_up(
     gate.open([*earlier, *deaths.values()], launch.open_link.take_reply)
     repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
     wait(repeated, RANK_SECONDS)
-    _mend(launch, supervisor)
+    _restore_group(launch, supervisor)
     return runs
 
 
@@ -328,7 +328,7 @@ def let_begin(launch: Launch) -> None:
         asked = [(entry, link.request(entry.engine, RepeatReply(cell=entry.request))) for entry in waiting]
         wait([future for _, future in asked], RANK_SECONDS)
         waiting = [entry for entry, future in asked if _is_on_its_way(future)]
-        time.sleep(ATTACH_HEARD_SECONDS if waiting else 0.0)
+        time.sleep(ATTACH_REPEAT_SECONDS if waiting else 0.0)
 
 
 def _is_on_its_way(told: Future[Message]) -> bool:
@@ -350,7 +350,7 @@ def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, bu
     )
 
 
-def _mend(launch: Launch, supervisor: Supervisor) -> None:
+def _restore_group(launch: Launch, supervisor: Supervisor) -> None:
     """Form the process group again if the earlier notebook ended while it was being formed.
 
     Ranks that still wait for each other there are released first.

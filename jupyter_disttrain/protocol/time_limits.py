@@ -12,7 +12,7 @@ QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client 
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
 
 # client.attach
-ATTACH_HEARD_SECONDS = 0.02  # between two requests to nannies to publish, until the subscription is active
+ATTACH_REPEAT_SECONDS = 0.02  # between two requests to nannies to publish, until the subscription is active
 ATTACH_ANSWER_SECONDS = 5.0  # for nannies to reply, which never wait for anything
 BEGIN_SECONDS = 2.0  # for ranks to receive the last cells before a notebook detaches
 RANK_SECONDS = 1.0  # for ranks to reply, which may hold the GIL; a later reply is taken as well
@@ -93,7 +93,7 @@ RATE_SECONDS = 5.0  # over which rates are averaged
 
 # client.transport.rank_watch
 CLOSED_SECONDS = 0.5  # without a connection once the hub knows no rank; one that broke is connected again at once
-UNHEARD_SECONDS = 5.0  # the same while the hub still counts on ranks
+UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
 # Without a heartbeat: what holds the connections then is a process that a rank has forked.
 RANK_WATCH_SILENT_SECONDS = 600.0
 
@@ -104,7 +104,7 @@ FORGET_SECONDS = 2 * LOST_SECONDS  # after which a reply is not waited for any m
 
 # client.recovery.state_machine
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are checked
-RECOVERY_LOOK_SECONDS = 0.25  # between two checks of ranks that should end
+RECOVERY_CHECK_SECONDS = 0.25  # between two checks of ranks that should end
 BLIND_SECONDS = 10.0  # from the last interrupt, before ranks are released that are not seen to wait
 CALM_SECONDS = 3.0  # between two checks of ranks that run undisturbed
 RECOVERY_MEET_SECONDS = 1.0  # from seeing one rank wait to checking the others
@@ -147,7 +147,7 @@ TUNNEL_BEAT_SECONDS = 5.0  # between two signs of life of a notebook that holds 
 TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must not block another
 
 # client.registry.observer
-VISITOR_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
+OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
 
 # Starting processes
 

@@ -26,9 +26,9 @@ from ...protocol.time_limits import (
     SETTLE_LOOK_SECONDS,
     SPACE_SECONDS,
 )
-from ...sigint import PATIENT_INTERRUPTS, Held, held_interrupts
+from ...sigint import PATIENT_INTERRUPTS, DeferredSigint, held_interrupts
 from .cell_state import CellState
-from .events import Died, Elided, Event, Replied, Said, Silent
+from .events import Died, Elided, Event, OutputEnded, Printed, Replied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...protocol.messages import CellFailure
     from ..recovery.supervisor import Supervisor
 
-_ENDS = Replied, Silent, Died  # events that a cell still needs after the wait for it was given up
+_ENDS = Replied, OutputEnded, Died  # events that a cell still needs after the wait for it was given up
 
 
 class Listener(Protocol):
@@ -96,7 +96,7 @@ class CellRun:
         self._listener = listener
         self._said: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
-        self._held = Held()
+        self._held = DeferredSigint()
         self.interrupts = 0  # interrupts sent to the ranks
         self._next_interrupt = 0.0  # earliest time of the next one
         self._interrupted_at = 0.0  # time of the first one
@@ -352,13 +352,13 @@ class CellRun:
             return events
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, Printed):
             self._said.setdefault((event.stream, event.rank), []).append(event.text)
         elif isinstance(event, Elided):
             self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
     def _obey_interrupts(self, *, at_once: bool = False) -> None:
-        self._held.heard()
+        self._held.mark_checked()
         while self._held.waiting and (at_once or time.monotonic() >= self._next_interrupt):
             self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1

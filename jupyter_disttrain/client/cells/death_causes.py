@@ -24,7 +24,7 @@ def root_line(stderr_tail: str) -> str:
     return found or next((line for line in lines if _WATCHDOG.search(line)), "")
 
 
-def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
+def death_lines(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
     """Return the lines to show, and from the crash report the script's file (empty for a cell) and its line."""
     said = stderr_tail.strip().splitlines()[-LINES:]
     reported, file, line = _up_to_own(crash)

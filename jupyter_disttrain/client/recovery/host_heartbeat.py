@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # TCP, whereas its neighbour's answer is not.
 
 
-class Reach:
+class HostHeartbeat:
     """Reachability of one cluster's hosts.
 
     Parameters

@@ -23,7 +23,7 @@ from ...protocol.time_limits import (
     INTERRUPT_SECONDS,
     MPI_LAST_SECONDS,
     MPI_SECONDS,
-    RECOVERY_LOOK_SECONDS,
+    RECOVERY_CHECK_SECONDS,
     RECOVERY_MEET_SECONDS,
 )
 
@@ -51,7 +51,7 @@ class Phase(Enum):
 class Do(Enum):
     """Kinds of actions."""
 
-    LOOK = "look at the ranks that run: are they waiting in a collective?"
+    INSPECT = "look at the ranks that run: are they waiting in a collective?"
     RELEASE = "abort the process group on all ranks"
     KILL = "end the process of a rank that nothing gets out of a call of MPI"
     REPLACE = "start a new process for a rank"
@@ -330,7 +330,7 @@ class Recovery:
             actions.append(Action(Do.FORM))
         if self.running and now >= self._look_due():
             self._next_look = now + self._look_pause()
-            actions.append(Action(Do.LOOK))
+            actions.append(Action(Do.INSPECT))
         return actions
 
     def _gives_up_mpi(self, cell: RunningCell, now: float) -> bool:
@@ -360,7 +360,7 @@ class Recovery:
         first = cell.released_at is None
         if self.phase in (Phase.BROKEN, Phase.LOST) and first:
             return True  # a rank has left the group, so the collective can't complete
-        pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_LOOK_SECONDS)
+        pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_CHECK_SECONDS)
         pressed = pressed and now - cell.pressed_at < BLIND_SECONDS
         if pressed or self._has_program_to_end(number, now):
             return True
@@ -397,8 +397,8 @@ class Recovery:
     def _look_pause(self) -> float:
         """Return the seconds until the next inspection: ranks that are expected to end are inspected often."""
         if not self.is_calm:
-            return RECOVERY_LOOK_SECONDS
-        return max(RECOVERY_LOOK_SECONDS, min(CALM_SECONDS, self.rules.hang_after_s / 4))
+            return RECOVERY_CHECK_SECONDS
+        return max(RECOVERY_CHECK_SECONDS, min(CALM_SECONDS, self.rules.hang_after_s / 4))
 
     def next_time(self, now: float) -> float | None:
         """Return when to call :meth:`actions` again if no event comes before; None: only after an event."""

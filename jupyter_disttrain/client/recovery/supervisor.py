@@ -22,7 +22,7 @@ from ...errors import ClusterClosedError, HostLostError, IrreplaceableError, Lau
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import Release, Signal
 from ...protocol.states import RankState
-from ...protocol.time_limits import RECOVERY_LOOK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
+from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
 from .explanations import remedy, words_of
 from .hang_detection import HangReport, waited_for, waits_in_mpi
 from .notes import Notes
@@ -186,7 +186,7 @@ class Supervisor:
                     log.exception("%s could not be done", action.do.name)
 
     def _do(self, action: Action) -> None:
-        if action.do is Do.LOOK:
+        if action.do is Do.INSPECT:
             with self._changed:
                 ranks = self._state.running
                 reports = self.stacks.reports
@@ -309,7 +309,7 @@ class Supervisor:
             if not pending:
                 return
             self.release()
-            wait(pending, RECOVERY_LOOK_SECONDS)
+            wait(pending, RECOVERY_CHECK_SECONDS)
         for entry in self._launch.table:
             if (
                 entry.state != RankState.DEAD

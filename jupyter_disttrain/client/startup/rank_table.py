@@ -94,7 +94,7 @@ def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str
     return {entry.info.rank: entry.failure for entry in table if entry.state == RankState.IDLE and entry.cell in cells}
 
 
-def tell_apart(hellos: Sequence[RankHello]) -> list[RankHello]:
+def with_unique_hosts(hellos: Sequence[RankHello]) -> list[RankHello]:
     """Append a number to the host name of a machine if an earlier machine has that name and the launcher gives none."""
     boots: dict[str, list[str]] = {}
     told = []

@@ -53,7 +53,7 @@ class Registration:
             self.take(message)
             if self._state.link is not None:  # else the sender repeats the message
                 _answer(self._state.link, message)
-        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._state.is_visitor:
+        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._state.is_observer:
             self._send_away(NannyHello.from_content(message["content"]))
 
     def _send_away(self, hello: NannyHello) -> None:

@@ -57,7 +57,7 @@ OPTIONS = (
 MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
 # The shell of a notebook whose network is gone does not notice that for hours, and would hold the lock. The pid of a
 # shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
-HOLD = """umask 077; cd {folder} && exec 9>>holder
+LEASE_SCRIPT = """umask 077; cd {folder} && exec 9>>holder
 flock -n 9; code=$?
 if [ $code = 1 ]; then
   read pid host 2>/dev/null < holder.shell
@@ -111,7 +111,7 @@ class Tunnel:
         try:
             self._start(told)
             self._greet(told)
-            self._hold()
+            self._take_lease()
             self._fetch()
         except BaseException:  # also after an interrupt, no ssh stays
             self.close()
@@ -252,9 +252,9 @@ class Tunnel:
 
     # The files
 
-    def _hold(self) -> None:
-        """Take the right to send cells on the remote host, for as long as the shell runs."""
-        answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=TUNNEL_STALE_SECONDS)).strip()
+    def _take_lease(self) -> None:
+        """Take the lease on the remote host, for as long as the shell runs."""
+        answer = self.ask(LEASE_SCRIPT.format(folder=_quoted(self._profile), stale=TUNNEL_STALE_SECONDS)).strip()
         if answer == "1":
             raise UsageError(
                 f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "

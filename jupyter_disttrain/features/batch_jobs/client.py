@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...client.registry.cluster_file import ClusterFile, Hold
+from ...client.registry.cluster_file import ClusterFile, Lease
 from ...client.startup.gpus import devices_of_job
 from ...client.startup.launch import Launch
-from ...client.startup.rank_table import decide, tell_apart
+from ...client.startup.rank_table import decide, with_unique_hosts
 from ...client.transport.ssh_tunnel import Tunnel, split, tunnel_of
 from ...config.cluster import ClusterConfig
 from ...config.hosts import HostSlots, split_command
@@ -207,7 +207,7 @@ class JobLaunch(Launch):
         """
         self.state.processes = self._make_processes()
         try:
-            self._hold = Hold(self.folders.profile)
+            self._lease = Lease(self.folders.profile)
         except BlockingIOError as error:
             raise UsageError(f"the ranks of {self.config.job_file} were just taken by another notebook") from error
         try:
@@ -229,7 +229,7 @@ class JobLaunch(Launch):
     ) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         """Assign ranks as the job's launcher has numbered them; learn the hosts from the hellos."""
         told, state = self._told, self.state
-        hellos = tell_apart(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
+        hellos = with_unique_hosts(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
         names = [hello.launch_host for hello in hellos]
         state.placement = Placement(
             hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),

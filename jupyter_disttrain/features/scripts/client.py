@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...client.cells.history import Origin, Ran, is_whole, last_of_each
+from ...client.cells.history import CellEntry, Origin, is_whole, last_of_each
 from ...client.cells.variables import ask
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
@@ -115,7 +115,7 @@ class Scripts:
         """
         journal = self._session.launch.journal
         done, endings = journal.entries()
-        whole = [entry for entry in done if not isinstance(entry, Ran) or is_whole(entry, endings)]
+        whole = [entry for entry in done if not isinstance(entry, CellEntry) or is_whole(entry, endings)]
         entries = whole if every_run else last_of_each(whole)
         remarks = remarks_on(done, entries, endings)
         if journal.began_late:

@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
+from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Printed, Replied
 from ...protocol.ranks import label_ranks, short_label
 from .comms import WidgetBars
 from .rows import TAIL_ROWS, Row, Section
@@ -140,7 +140,7 @@ class Screen:
         """Show output after the end in the same cell output; if that is gone, label the output for the next cell."""
         gone = self._sink.where_it_was()
         if gone:
-            if not isinstance(event, Said):
+            if not isinstance(event, Printed):
                 return event
             return replace(event, text="".join(f"{gone}: {line}" for line in event.text.splitlines(keepends=True)))
         with self._lock:
@@ -181,7 +181,7 @@ class Screen:
     def _take_output(self, event: Event) -> None:
         self._changed = True
         transcript = self._transcript
-        if isinstance(event, Said):
+        if isinstance(event, Printed):
             transcript.say(event.rank, event.stream, event.text)
         elif isinstance(event, Displayed):
             transcript.show(event.rank, event.data, event.metadata, event.display_id, event.kind)

@@ -80,7 +80,7 @@ class Views:
         for shown in self._shown.values():
             if not shown.widget.cluster.table:
                 continue  # its ranks are being restarted
-            shown.widget.tell_state()
+            shown.widget.update_state()
             update_display(shown.draw(), raw=True, display_id=shown.picture)
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ class ClusterWidget(anywidget.AnyWidget):
             if content:
                 self.send(content, buffers)
 
-    def tell_state(self) -> None:
+    def update_state(self) -> None:
         """Send the state, if it has changed."""
         found = snapshot(self.cluster)
         if found and found != self.state:
@@ -140,7 +140,7 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
             now, found = time.monotonic(), widget.cluster.telemetry.changes
             if now >= (next_state if found == changes else next_change):
                 changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS
-                widget.tell_state()
+                widget.update_state()
         except Exception:  # the next time may succeed, and a thread that ends would freeze the page
             log.exception("the widget of a cluster could not tell")
         pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.has_metrics else CHANGE_SECONDS

@@ -32,7 +32,7 @@ class Session(RuleBasedStateMachine):
 
     def act(self) -> None:
         for action in self.state.actions(self.now):
-            if action.do is Do.LOOK:
+            if action.do is Do.INSPECT:
                 self.looking = True
             elif action.do is Do.RELEASE:
                 for rank in list(self.waiting):
@@ -163,7 +163,7 @@ def test_other_ranks_keep_running_for_a_grace_period_after_a_failure() -> None:
     for rank in range(2):
         state.on_sent(rank, 0.0)
     state.on_reply(1, 1.0, failed=True, broken=False)
-    assert actions(state, 1.0) == [Do.LOOK]
+    assert actions(state, 1.0) == [Do.INSPECT]
     state.on_look(0, 1.1, 0.9)
     assert actions(state, 1.1) == []
     state.on_look(0, 3.2, 3.0)

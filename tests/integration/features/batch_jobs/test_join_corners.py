@@ -74,7 +74,9 @@ def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Jo
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
-@pytest.mark.parametrize("where", [(attach, "_hear"), (attach, "_read_metrics"), (attach, "let_begin")])
+@pytest.mark.parametrize(
+    "where", [(attach, "_wait_until_subscribed"), (attach, "_read_metrics"), (attach, "let_begin")]
+)
 def test_interrupted_join_or_leave_keeps_the_ranks_for_the_next_client(
     light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
 ) -> None:
