@@ -72,11 +72,11 @@ def attach(which: str | None, ssh: str, unless: Callable[[str], None]) -> Lifecy
     return lifecycle
 
 
-def _attach_to_job(lifecycle: Lifecycle, told: JobFile) -> None:
+def _attach_to_job(lifecycle: Lifecycle, job_file: JobFile) -> None:
     """Attach to a job whose ranks have not been identified yet."""
     session, dispatcher = lifecycle.session, lifecycle.dispatcher
     started = time.monotonic()
-    session.launch = batch_jobs.JobLaunch(told, session.config, dispatcher.on_message, dispatcher.on_lost)
+    session.launch = batch_jobs.JobLaunch(job_file, session.config, dispatcher.on_message, dispatcher.on_lost)
     session.launch.decide()
     session.launch.start()
     with _watched(lifecycle):
@@ -216,8 +216,8 @@ def take_up(
     table = launch.table
     deaths = _deaths(launch)
     asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
-    told = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
-    earlier = [message for entry in asked for message in _said(launch, entry, told[entry.engine])]
+    replays = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
+    earlier = [message for entry in asked for message in _published_messages(launch, entry, replays[entry.engine])]
     gate.open([*earlier, *deaths.values()], launch.open_link.take_reply)
     repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
     wait(repeated, RANK_SECONDS)
@@ -229,11 +229,11 @@ def _ask_nanny(launch: Launch, entry: RankEntry) -> Future[Message]:
     return launch.open_link.request(entry.nanny, Replay())
 
 
-def _said(launch: Launch, entry: RankEntry, told: Future[Message]) -> list[Message]:
+def _published_messages(launch: Launch, entry: RankEntry, future: Future[Message]) -> list[Message]:
     """Return the messages that a rank has published since its cell began, which no client may have received."""
-    if not wait([told], ATTACH_ANSWER_SECONDS).done or told.exception() is not None:
+    if not wait([future], ATTACH_ANSWER_SECONDS).done or future.exception() is not None:
         return []  # the rank died in the meantime; its log has all output
-    reply = told.result()
+    reply = future.result()
     frames = iter(reply["buffers"])
     unpack = launch.open_link.session.unpack
     messages = [_lost(launch, entry)] if reply["content"]["lost"] else []
@@ -269,18 +269,18 @@ def _deaths(launch: Launch) -> dict[str, Message]:
     """Return the deaths that nannies have recorded in files, by engine."""
     found = {}
     for entry in launch.table:
-        word = Path(launch.folders.profile) / f"death-{entry.engine}.json"
-        if word.exists():
-            found[entry.engine] = as_message(_read_death(word, entry))
+        path = Path(launch.folders.profile) / f"death-{entry.engine}.json"
+        if path.exists():
+            found[entry.engine] = as_message(_read_death(path, entry))
     return found
 
 
-def _read_death(word: Path, entry: RankEntry) -> RankDeath:
+def _read_death(path: Path, entry: RankEntry) -> RankDeath:
     """Return the death that a nanny has recorded; an unreadable file still means that the rank died."""
     try:
-        return RankDeath.from_content(json.loads(word.read_text()))
+        return RankDeath.from_content(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
-        log.warning("%s can't be read", word)
+        log.warning("%s can't be read", path)
         return RankDeath(engine=entry.engine, pid=entry.info.pid, host=entry.info.host)
 
 
@@ -308,8 +308,8 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
         elif beside and not content["runs"]:
             _ask_reply(launch, entry, beside=False)
         elif not beside:
-            words = REPLY_LOST if content["begun"] else NEVER_CAME
-            reply = {"status": "error", "ename": "ReplyLost", "evalue": words, "traceback": []}
+            text = REPLY_LOST if content["begun"] else NEVER_CAME
+            reply = {"status": "error", "ename": "ReplyLost", "evalue": text, "traceback": []}
             _hand_in(launch, entry, reply, {"group": content["group"]}, [])
 
     future.add_done_callback(on_answer)
@@ -331,19 +331,19 @@ def let_begin(launch: Launch) -> None:
         time.sleep(ATTACH_REPEAT_SECONDS if waiting else 0.0)
 
 
-def _is_on_its_way(told: Future[Message]) -> bool:
-    if not told.done() or told.exception() is not None:
+def _is_on_its_way(future: Future[Message]) -> bool:
+    if not future.done() or future.exception() is not None:
         return False
-    content = told.result()["content"]
+    content = future.result()["content"]
     return content["status"] == "ok" and not content["begun"]
 
 
-def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, buffers: list[Any]) -> None:
+def _hand_in(launch: Launch, entry: RankEntry, reply: Message, options: Message, buffers: list[Any]) -> None:
     launch.open_link.take_reply(
         {
             "header": {"msg_type": "execute_reply"},
             "parent_header": {"msg_id": entry.request},
-            "metadata": {OPTIONS: told},
+            "metadata": {OPTIONS: options},
             "content": reply,
             "buffers": buffers,
         }

@@ -105,10 +105,10 @@ class Session:
             self.job_watch.close()
         self.supervisor.close()
 
-    def _on_job_notice(self, words: str) -> None:
+    def _on_job_notice(self, text: str) -> None:
         """Report a notice on the job: in the running cell, in the status, and with the next cell."""
-        self.telemetry.remarks.job = words
-        self.supervisor.note(words)
+        self.telemetry.remarks.job = text
+        self.supervisor.note(text)
 
     # Cells
 
@@ -197,9 +197,9 @@ class Session:
     def interrupt_and_wait(self, ranks: str | int | Iterable[int]) -> list[str]:
         """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""
         chosen = parse_ranks(ranks, len(self.launch.table))
-        words = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
+        text = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
         self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-        return [*words, *self.supervisor.take_notes()]
+        return [*text, *self.supervisor.take_notes()]
 
     # State
 

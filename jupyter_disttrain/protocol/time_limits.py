@@ -25,7 +25,7 @@ LAST_SECONDS = 1.0  # for ranks to end after the third interrupt, before the pro
 # The same after the first interrupt: an import or a call in C code ends before Python sees a signal.
 GIVE_UP_SECONDS = 5.0
 CELL_RUN_SETTLE_SECONDS = 120.0  # for the session to recover before the prompt returns
-SETTLE_LOOK_SECONDS = 0.1  # between two checks of that
+SETTLE_CHECK_SECONDS = 0.1  # between two checks of that
 
 # client.cluster
 CLUSTER_NANNY_SECONDS = 2.0  # for nannies to confirm that they have passed an interrupt on
@@ -33,7 +33,7 @@ CLUSTER_END_SECONDS = 6.0  # for a rank to end and its nanny to report it; the n
 CLUSTER_SETTLE_SECONDS = 60.0  # for the session to recover before a cell is sent; a new process imports torch meanwhile
 
 # client.transport.controller
-LOOK_MS = 200  # between two checks of a controller whether there are ranks
+RANK_CHECK_MS = 200  # between two checks of a controller whether there are ranks
 OWNER_SECONDS = 0.2  # between two checks whether the owner runs, where the system cannot report its end
 
 # launchers.folders
@@ -81,7 +81,7 @@ MOST_CLOCK_SECONDS = 5.0  # by which the clocks of two hosts may differ
 
 # client.startup.processes
 PROCESSES_POLL_SECONDS = 0.005  # between two checks whether processes have ended
-PROCESSES_LOOK_SECONDS = 0.2  # between two checks of the processes of starting ranks
+PROCESSES_CHECK_SECONDS = 0.2  # between two checks of the processes of starting ranks
 BIRTH_SECONDS = 2.0  # by which the start time of a process may differ, as the clock may have been set
 KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
@@ -128,7 +128,7 @@ STAGE_SENDER_END_SECONDS = 5.0  # for the sending process to end
 STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of the sending process
 
 # features.staging.client
-STAGING_LOOK_SECONDS = 0.25  # between two requests how far the nodes are
+STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
 
 # client.startup.launch
 START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
@@ -369,4 +369,4 @@ JOB_FILE_CONNECT_SECONDS = 3.0  # to find out whether a job's controller can be 
 
 # rank_sessions
 RANK_SESSIONS_END_SECONDS = 2.0  # for what ends by itself once the other processes of a session have
-RANK_SESSIONS_LOOK_SECONDS = 0.02  # between two checks of that
+RANK_SESSIONS_CHECK_SECONDS = 0.02  # between two checks of that

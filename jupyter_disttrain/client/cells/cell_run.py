@@ -23,7 +23,7 @@ from ...protocol.time_limits import (
     GIVE_UP_SECONDS,
     INTERRUPT_GRACE_SECONDS,
     LAST_SECONDS,
-    SETTLE_LOOK_SECONDS,
+    SETTLE_CHECK_SECONDS,
     SPACE_SECONDS,
 )
 from ...sigint import PATIENT_INTERRUPTS, DeferredSigint, held_interrupts
@@ -94,7 +94,7 @@ class CellRun:
         self._stuck_remedy = stuck_remedy
         self.notes: list[str] = []
         self._listener = listener
-        self._said: dict[tuple[str, int], list[str]] = {}
+        self._printed: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
         self._held = DeferredSigint()
         self.interrupts = 0  # interrupts sent to the ranks
@@ -187,7 +187,7 @@ class CellRun:
         return self._text("stderr")
 
     def _text(self, stream: str) -> dict[int, str]:
-        return {rank: "".join(self._said.get((stream, rank), ())) for rank in self.ranks}
+        return {rank: "".join(self._printed.get((stream, rank), ())) for rank in self.ranks}
 
     @property
     def durations_s(self) -> dict[int, float]:
@@ -216,11 +216,11 @@ class CellRun:
         values: dict[int, Any] = {}
         refused: dict[str, list[int]] = {}
         for rank, reply in sorted(self._known.replies.items()):
-            told = reply.content.get("value", {"kind": "none"})
-            if told["kind"] == "pickle":
+            value = reply.content.get("value", {"kind": "none"})
+            if value["kind"] == "pickle":
                 values[rank] = load_from(rank, reply.buffers)
-            elif told["kind"] == "unserializable":
-                refused.setdefault(told["reason"], []).append(rank)
+            elif value["kind"] == "unserializable":
+                refused.setdefault(value["reason"], []).append(rank)
             else:
                 values[rank] = None
         if refused:
@@ -322,7 +322,7 @@ class CellRun:
     def _settle(self) -> None:
         """Wait until the session has recovered from what this cell did to it; an interrupt ends the wait."""
         deadline = time.monotonic() + CELL_RUN_SETTLE_SECONDS
-        while not self._supervisor.wait_until_settled(SETTLE_LOOK_SECONDS) and time.monotonic() < deadline:
+        while not self._supervisor.wait_until_settled(SETTLE_CHECK_SECONDS) and time.monotonic() < deadline:
             if self._listener is not None:
                 self._listener.on_events((), self)
             if self._held.waiting:
@@ -353,9 +353,9 @@ class CellRun:
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Printed):
-            self._said.setdefault((event.stream, event.rank), []).append(event.text)
+            self._printed.setdefault((event.stream, event.rank), []).append(event.text)
         elif isinstance(event, Elided):
-            self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
+            self._printed.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
     def _obey_interrupts(self, *, at_once: bool = False) -> None:
         self._held.mark_checked()

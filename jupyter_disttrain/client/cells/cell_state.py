@@ -103,11 +103,11 @@ class CellState:
         for rank, reply in sorted(self.replies.items()):
             for name in reply.content.get("cut_imports", ()):
                 ranks_by_name.setdefault(name, []).append(rank)
-        words = []
+        texts = []
         for name, ranks in ranks_by_name.items():
             hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
-            words.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
-        return words
+            texts.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+        return texts
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Return each distinct failure once with all its ranks, the earliest first; without those in :attr:`waited`."""

@@ -216,13 +216,13 @@ class Cells:
         rank = entry.info.rank
 
         def on_reply(message: Message) -> None:
-            told = message["metadata"].get(OPTIONS, {})
+            options = message["metadata"].get(OPTIONS, {})
             content, buffers = variables.with_value(
                 self._launch.folders.shelf_name, message["content"], message["buffers"]
             )
-            quiet = told.get("quiet", True)
+            quiet = options.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
-            entry.group = told.get("group", entry.group)
+            entry.group = options.get("group", entry.group)
             failed = content["status"] != "ok"
             entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
             if entry.state == RankState.RUNNING:

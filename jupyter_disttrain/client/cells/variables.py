@@ -95,8 +95,8 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     """Compare a variable over ranks."""
     if len(ranks) < 2:  # noqa: PLR2004
         raise UsageError(f"{label_ranks(ranks)} alone can't differ; name two ranks or more with -r")
-    told = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
-    missing = [rank for rank, content in told.items() if content["status"] == "missing"]
+    contents = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
+    missing = [rank for rank, content in contents.items() if content["status"] == "missing"]
     if missing:
         listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
         raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
@@ -105,7 +105,7 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
         replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
-    return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
+    return compare(name, {rank: content["parts"] for rank, content in contents.items()}, numbers_of)
 
 
 def _have(ranks: Sequence[int]) -> str:

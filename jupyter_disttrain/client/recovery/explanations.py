@@ -82,10 +82,10 @@ def stuck_remedy(config: ClusterConfig, ranks: Collection[int], *, mpi_heals: bo
     """Return the remedy for ranks that don't respond to interrupts and releases."""
     if not config.job:
         return f"%dist_reset -r {format_ranks(ranks)} replaces just {'that rank' if len(ranks) == 1 else 'those ranks'}"
-    words = "only %dist_shutdown, which ends the job, ends that"
+    text = "only %dist_shutdown, which ends the job, ends that"
     if config.has_mpi and not mpi_heals:
-        words += "; calls of MPI can be ended where the job begins with mpirun --with-ft ulfm --continuous (Open MPI 5)"
-    return words
+        text += "; calls of MPI can be ended where the job begins with mpirun --with-ft ulfm --continuous (Open MPI 5)"
+    return text
 
 
 def remedy(config: ClusterConfig, ranks: Collection[int] = ()) -> str:

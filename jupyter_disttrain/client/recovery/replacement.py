@@ -110,8 +110,8 @@ class RankReplacer:
                 self._spare_hosts.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
                 state.on_note(f"{host} can't stand in for {old.launch_host}: {' '.join(str(error).split())}")
             else:
-                for words in entry.troubles:
-                    state.on_note(f"rank {rank} on {info.host}, in your IPython profile: {words}")
+                for text in entry.troubles:
+                    state.on_note(f"rank {rank} on {info.host}, in your IPython profile: {text}")
                 entry.group = "none" if state.config.backend == "none" else "broken"
                 return entry
 

@@ -136,19 +136,19 @@ class Recovery:
         self._is_stuck_forming = False
         self._form_failures = 0
         self._is_ending = False
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def change(self, rules: Rules) -> None:
         """Use other settings from now on."""
         self.rules = rules
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     # Events
 
     def on_sent(self, rank: int, now: float, cell: int = 0) -> None:
         """Record that a cell was sent to a rank."""
         if not self._cells:
-            self._next_look = now
+            self._next_check = now
         self._leave(rank)
         self._cells.setdefault(cell, RunningCell(began_at=now)).ranks.add(rank)
         member = self.members[rank]
@@ -210,7 +210,7 @@ class Recovery:
             cell.presses, cell.pressed_at = cell.presses + 1, now
         for rank in reached:
             self.members[rank].waits_s = None  # earlier observations do not apply after an interrupt
-        self._next_look = min(self._next_look, now + INTERRUPT_SECONDS)
+        self._next_check = min(self._next_check, now + INTERRUPT_SECONDS)
 
     def on_look(
         self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False, in_mpi: bool = False
@@ -221,7 +221,7 @@ class Recovery:
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 # Soon see which collective the other ranks call.
-                self._next_look = min(self._next_look, now + RECOVERY_MEET_SECONDS)
+                self._next_check = min(self._next_check, now + RECOVERY_MEET_SECONDS)
             member.waits_s, member.in_program, member.in_mpi = waits_s, in_program, in_mpi
 
     def on_asked(self, rank: int) -> None:
@@ -329,7 +329,7 @@ class Recovery:
             self._is_forming = True
             actions.append(Action(Do.FORM))
         if self.running and now >= self._look_due():
-            self._next_look = now + self._look_pause()
+            self._next_check = now + self._check_pause()
             actions.append(Action(Do.INSPECT))
         return actions
 
@@ -392,9 +392,9 @@ class Recovery:
         return max((cell.began_at for cell in self._cells.values()), default=0.0)
 
     def _look_due(self) -> float:
-        return max(self._next_look, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
+        return max(self._next_check, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
 
-    def _look_pause(self) -> float:
+    def _check_pause(self) -> float:
         """Return the seconds until the next inspection: ranks that are expected to end are inspected often."""
         if not self.is_calm:
             return RECOVERY_CHECK_SECONDS

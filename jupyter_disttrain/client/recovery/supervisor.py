@@ -80,19 +80,19 @@ class Supervisor:
 
     def on_death(self, rank: int) -> None:
         """Record that a rank's process has ended."""
-        self._tell(lambda state, now: state.on_death(rank, now))
+        self._apply(lambda state, now: state.on_death(rank, now))
 
     def on_interrupt(self, ranks: Collection[int] | None, *, forced: bool) -> None:
         """Record that the user has interrupted the cells of ``ranks``; None means all ranks."""
-        self._tell(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
+        self._apply(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
 
     def on_asked(self, rank: int) -> None:
         """Record that the user has requested a new process for a rank."""
-        self._tell(lambda state, _now: state.on_asked(rank))
+        self._apply(lambda state, _now: state.on_asked(rank))
 
     def change(self, rules: Rules) -> None:
         """Apply other rules from now on."""
-        self._tell(lambda state, _now: state.change(rules))
+        self._apply(lambda state, _now: state.change(rules))
 
     def form(self) -> None:
         """Have all ranks form a process group in place of the one that cells have ended, and wait for it.
@@ -102,7 +102,7 @@ class Supervisor:
         LaunchError
             If the group can't be formed.
         """
-        self._tell(lambda state, _now: state.on_group_ended())
+        self._apply(lambda state, _now: state.on_group_ended())
         self.wait_until_settled(SUPERVISOR_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
             raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed anew")
@@ -113,7 +113,7 @@ class Supervisor:
             self._sleeps_long = False
             self._changed.notify_all()
 
-    def _tell(self, event: Callable[[Recovery, float], None]) -> None:
+    def _apply(self, event: Callable[[Recovery, float], None]) -> None:
         with self._changed:
             event(self._state, time.monotonic())
             self._changed.notify_all()
@@ -149,10 +149,10 @@ class Supervisor:
             verb = "ends its cell" if len(running) == 1 else "end their cell"
             return f"the process group is formed anew once {label_ranks(running)} {verb}"
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         """Keep a message for the user."""
         with self._changed:
-            self._notes.add(words)
+            self._notes.add(text)
 
     def take_notes(self) -> list[str]:
         """Return the messages for the user since the last call."""
@@ -217,7 +217,7 @@ class Supervisor:
         because all take part in the release then.
         """
         with self._changed:
-            mpi = waits_in_mpi(report.told for report in self.stacks.fresh().values() if report.told is not None)
+            mpi = waits_in_mpi(report.reply for report in self.stacks.fresh().values() if report.reply is not None)
         request = Release(generation=self._launch.generation, forced=forced, mpi=mpi)
         for entry in self._launch.table:
             if entry.state != RankState.DEAD:
@@ -233,9 +233,9 @@ class Supervisor:
 
     def _kill(self, rank: int) -> None:
         """Kill a rank that does not return from an MPI call; recovery continues as after any death."""
-        entry, told = self._launch.table[rank], self.stacks.reports[rank].told or {}
+        entry, reply = self._launch.table[rank], self.stacks.reports[rank].reply or {}
         self.note(
-            f"rank {rank} on {entry.info.host} was in {told.get('call', 'MPI')}, which does not end when its "
+            f"rank {rank} on {entry.info.host} was in {reply.get('call', 'MPI')}, which does not end when its "
             "communicator is revoked: after three interrupts its process was ended"
         )
         self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
@@ -289,12 +289,12 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            words = f"the process group can't be formed anew: {words_of(error)}; {remedy(self._launch.config)}"
+            text = f"the process group can't be formed anew: {words_of(error)}; {remedy(self._launch.config)}"
             try:
                 self._release_who_forms()
             except ClusterClosedError:
                 log.debug("the cluster was closed meanwhile", exc_info=True)
-            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else words)
+            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else text)
             return
         self._write_down()
         notes = [f"gone with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
@@ -327,7 +327,7 @@ class Supervisor:
             return
         self.note(f"{why}; its process is ended")
         rank = entry.info.rank
-        self._tell(lambda state, _now: state.on_ending(rank))
+        self._apply(lambda state, _now: state.on_ending(rank))
         self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
 
     def _write_down(self) -> None:
@@ -339,7 +339,7 @@ class Supervisor:
     def _finish(self, event: Callable[[Recovery, float], None], *notes: str) -> None:
         with self._changed:
             self._notes.add(*notes)
-        self._tell(event)
+        self._apply(event)
 
     def close(self) -> None:
         """End the thread; do not wait for actions that are in progress."""

@@ -290,14 +290,14 @@ def unreadable() -> list[dict[str, str]]:
     found = []
     for path in _folder().glob(f"*/{FILE}"):
         try:
-            told = json.loads(read_own(path))
+            content = json.loads(read_own(path))
         except (OSError, json.JSONDecodeError):
             continue  # it is just starting, or has just ended
-        version = str(told.get("version", "an earlier version"))
-        if version == VERSION or told.get("host") != socket.gethostname():
+        version = str(content.get("version", "an earlier version"))
+        if version == VERSION or content.get("host") != socket.gethostname():
             continue
-        if answers(Path(str(told.get("local", "/")))):
-            name = str(told.get("config", {}).get("name", path.parent.name))
+        if answers(Path(str(content.get("local", "/")))):
+            name = str(content.get("config", {}).get("name", path.parent.name))
             found.append({"id": path.parent.name, "name": name, "version": version, "own": VERSION})
     return found
 

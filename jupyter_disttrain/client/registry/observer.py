@@ -39,13 +39,13 @@ def what_ranks_do(there: ClusterFile) -> str:
         wait(asked.values(), OBSERVER_ANSWER_SECONDS)
         doing: dict[str, list[int]] = {}
         for rank, answer in asked.items():
-            doing.setdefault(_words(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
+            doing.setdefault(_text(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
     if len(doing) == 1:
         return next(iter(doing))
-    return "; ".join(f"{label_ranks(ranks)}: {words}" for words, ranks in doing.items())
+    return "; ".join(f"{label_ranks(ranks)}: {text}" for text, ranks in doing.items())
 
 
-def _words(content: dict[str, object]) -> str:
+def _text(content: dict[str, object]) -> str:
     cell = content.get("cell")
     return f"cell {cell['execution_count']} runs" if isinstance(cell, dict) else "idle"
 
@@ -59,12 +59,12 @@ def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
     link = launch.open_link
     asked = [link.request(entry.engine, Where()) for entry in entries]
     wait(asked, OBSERVER_ANSWER_SECONDS)
-    told = [answer.result()["content"] if answer.done() else {} for answer in asked]
-    for entry, content in zip(entries, told, strict=True):
+    contents = [answer.result()["content"] if answer.done() else {} for answer in asked]
+    for entry, content in zip(entries, contents, strict=True):
         cell = content.get("cell")
         if isinstance(cell, dict):
             link.request(entry.nanny, Interrupt(cell=cell["request"]))
-    release = Release(generation=launch.generation, forced=False, mpi=waits_in_mpi(told))
+    release = Release(generation=launch.generation, forced=False, mpi=waits_in_mpi(contents))
     wait([link.request(entry.engine, release) for entry in entries], OBSERVER_ANSWER_SECONDS)
 
 

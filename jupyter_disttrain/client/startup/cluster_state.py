@@ -67,7 +67,7 @@ class ClusterState:
     # The end, and what the user is shown.
     closed_because: str = "was shut down"
     lost_because: str = ""  # why the ranks are unreachable, and what to do
-    on_note: Callable[[str], None] = lambda _words: None  # receives notes for the user
+    on_note: Callable[[str], None] = lambda _text: None  # receives notes for the user
 
     @classmethod
     def before_start(cls, config: ClusterConfig) -> Self:

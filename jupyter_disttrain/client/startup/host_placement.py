@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ...launchers.hosts.report import HostReport
 
 
-def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
+def place(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
     """Decide on which hosts the ranks run; check hosts first, and wait for a Slurm job.
 
     Parameters
     ----------
-    tell
+    report
         Called with a line on what this waits for, each time it changes.
     taken
         Receives a callback that releases each resource, as soon as it is acquired.
@@ -47,7 +47,7 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], 
     if config.launcher == "slurm":
         from .slurm_placement import place_in_job  # noqa: PLC0415  (not needed for one machine)
 
-        return place_in_job(config, folders, tell, taken)
+        return place_in_job(config, folders, report, taken)
     if not config.hosts:
         return Placement()
     return _over_hosts(config, folders)

@@ -37,10 +37,10 @@ from .cluster_state import ClusterState
 from .gpus import choose_gpus
 from .host_placement import place
 from .job_processes import JobProcesses
-from .processes import Processes, said
+from .processes import Processes, output_end
 from .progress import StartProgress
 from .rank_assignment import RankAssignment
-from .registration import Registration, as_message, is_here, runs, untold_deaths
+from .registration import Registration, as_message, is_here, runs, unreported_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -81,7 +81,7 @@ class Launch:
         self.registration = Registration(self.state)
         self.assignment = RankAssignment(self.state, self.registration)
         on_cut = self._on_cut if config.job else None
-        self._heartbeat = HostHeartbeat(self._on_untold, self._note, on_cut, self._mpiexec_was_killed)
+        self._heartbeat = HostHeartbeat(self._on_unreported_death, self._note, on_cut, self._mpiexec_was_killed)
         self.replacer = RankReplacer(self.state, self.registration, self.assignment, self._heartbeat)
         self.journal = Journal(began_late=there is not None)
         self.progress = progress or StartProgress(config, lambda _text: None, lambda _text: None)
@@ -340,8 +340,8 @@ class Launch:
         """Report ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
         self._ticks += 1
         if self._ticks % TICKS_PER_CHECK == 0:
-            for death in untold_deaths(self.table):
-                self._on_untold(death)
+            for death in unreported_deaths(self.table):
+                self._on_unreported_death(death)
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None:
             tunnel.beat()
@@ -353,23 +353,23 @@ class Launch:
         self._cut_s = silent_s
         self._on_controller_lost()
 
-    def _note(self, words: str) -> None:
-        self.state.on_note(words)
+    def _note(self, text: str) -> None:
+        self.state.on_note(text)
 
-    def _on_untold(self, death: RankDeath) -> None:
+    def _on_unreported_death(self, death: RankDeath) -> None:
         self._on_link_message("iopub", as_message(death))
 
-    def _check_time(self, heard: int = 0) -> None:
+    def _check_time(self, arrived: int = 0) -> None:
         assert self.state.processes is not None
         self.state.processes.check()
         if time.monotonic() > self.state.start_deadline:
             if self.config.hosts:
                 # Raises an error that names a host that is gone.
-                place(self.config, self.folders, lambda _words: None, self._taken)
-            words = said(self.state.processes.output)
+                place(self.config, self.folders, lambda _text: None, self._taken)
+            text = output_end(self.state.processes.output)
             raise LaunchError(
-                f"{heard} of {counted(self.state.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
-                f"give more with --start-timeout, or see what {self.state.processes.launcher} did{words}"
+                f"{arrived} of {counted(self.state.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
+                f"give more with --start-timeout, or see what {self.state.processes.launcher} did{text}"
             )
 
     # Stop
@@ -388,9 +388,9 @@ class Launch:
             if processes is not None:
                 # Do not wait for ranks that can't receive the request to end: Jupyter gives a kernel only a few seconds
                 # to clean up. mpiexec waits for a daemon that is lost with its host, and no request reaches it.
-                can_be_told = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
-                can_be_told = can_be_told and not self._heartbeat.lost_hosts
-                until = time.monotonic() + (START_END_SECONDS if can_be_told else 0.0)
+                is_reachable = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
+                is_reachable = is_reachable and not self._heartbeat.lost_hosts
+                until = time.monotonic() + (START_END_SECONDS if is_reachable else 0.0)
                 while time.monotonic() < until and any(map(runs, nannies)):  # ranks may outlive a killed mpiexec
                     time.sleep(PROCESSES_POLL_SECONDS)
                 processes.end(max(0.0, until - time.monotonic()))
@@ -405,11 +405,11 @@ class Launch:
         entry = next((each for each in self.table if each.engine == death.engine), None)
         if entry is None or not death.unfinished:
             return
-        words = f"rank {entry.info.rank} on {entry.info.host} was killed: {death.unfinished}"
+        text = f"rank {entry.info.rank} on {entry.info.host} was killed: {death.unfinished}"
         if self.link is None:
-            self.killed.append(words)
+            self.killed.append(text)
         else:
-            self._note(words)
+            self._note(text)
 
     def _give_back(self) -> None:
         with deferred_interrupts():

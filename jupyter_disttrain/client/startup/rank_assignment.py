@@ -71,8 +71,8 @@ class RankAssignment:
             )
             for info, hello, nanny in entries
         ]
-        told = [(entry, self.identify(entry)) for entry in state.table]
-        for entry, content in zip(state.table, self.wait_for_replies(told, "answer"), strict=True):
+        asked = [(entry, self.identify(entry)) for entry in state.table]
+        for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
             entry.know(content)
         self.form()
 

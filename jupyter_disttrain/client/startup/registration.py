@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .cluster_state import ClusterState
     from .rank_table import RankEntry
 
-MISSED_LOOKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
+MISSED_CHECKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
 
 
 class Registration:
@@ -197,9 +197,9 @@ def _check_hello(hello: RankHello) -> None:
 def _fail_dead(death: RankDeath, table: Sequence[RankEntry]) -> None:
     known = [entry.info.rank for entry in table if entry.engine == death.engine]
     who = label_ranks(known) if known else "a rank"
-    words = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
-    words = words or "; jupyter disttrain doctor may tell why"
-    raise LaunchError(f"{who} on {death.host} {death.cause} while starting{words}")
+    reason = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+    reason = reason or "; jupyter disttrain doctor may tell why"
+    raise LaunchError(f"{who} on {death.host} {death.cause} while starting{reason}")
 
 
 def check_reply(entry: RankEntry, future: Future[Message]) -> None:
@@ -213,9 +213,9 @@ def check_reply(entry: RankEntry, future: Future[Message]) -> None:
 def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchError:
     """Return the error to raise when a rank does not complete a request within ``limit_s`` seconds."""
     info = entry.info
-    said = f"its log may say why: {log}" if log.exists() else "it said nothing"
+    hint = f"its log may say why: {log}" if log.exists() else "it said nothing"
     return LaunchError(
-        f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {said}; "
+        f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {hint}; "
         "give more with --start-timeout, or start anew"
     )
 
@@ -225,7 +225,7 @@ def is_here(entry: RankEntry) -> bool:
     return entry.info.host == socket.gethostname() and (entry.sees_shelf or not entry.probe)
 
 
-def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
+def unreported_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
     """Yield the deaths of ranks of this host whose nanny was killed too, and so could not report them."""
     for entry in table:
         info = entry.info
@@ -235,7 +235,7 @@ def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
             entry.nanny_missed = 0
             continue
         entry.nanny_missed += 1
-        if entry.nanny_missed >= MISSED_LOOKS:
+        if entry.nanny_missed >= MISSED_CHECKS:
             yield RankDeath(engine=entry.engine, pid=info.pid, host=info.host, signal_number=signal.SIGKILL)
 
 

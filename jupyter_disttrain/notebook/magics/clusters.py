@@ -110,7 +110,7 @@ class Clusters:
                 f"no cluster is named {args.name!r} (there: {there}); start it with %dist_init --name {args.name}"
             )
         if cluster is None:
-            kept = "".join(f"; {words}" for words in kept_text())
+            kept = "".join(f"; {text}" for text in kept_text())
             raise UsageError(f"no cluster is running; start one with %dist_init, e.g. %dist_init -n 2{kept}")
         self._last = name
         if cluster.closed:
@@ -144,13 +144,13 @@ class Clusters:
     def finish_saves(self, cluster: Cluster) -> None:
         """Wait for checkpoints that are written while cells run; errors are printed, so that the ranks can be ended."""
         try:
-            told = cluster.checkpoints.finish(listener=self.screen(cluster, tuple(range(cluster.world_size))))
+            message = cluster.checkpoints.finish(listener=self.screen(cluster, tuple(range(cluster.world_size))))
         except DisttrainError as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            told = str(error)
-        if told:
-            sys.stderr.write(f"{told}\n")
+            message = str(error)
+        if message:
+            sys.stderr.write(f"{message}\n")
 
     # Cells
 

@@ -51,7 +51,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self.cluster = cluster
         super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
         self._mark = 0
-        self._told_until: dict[int, float] = {}
+        self._sent_until: dict[int, float] = {}
         self._repeats_at: float | None = time.monotonic()  # the page may not be loaded; None: it has sent a request
         self._repeat_s = REPEAT_SECONDS
         self._sending = threading.Lock()
@@ -63,8 +63,8 @@ class ClusterWidget(anywidget.AnyWidget):
             return
         if content.get("ask") == "history":
             with self._sending:
-                self._mark, self._told_until, self._repeats_at = 0, {}, None
-            self.tell()
+                self._mark, self._sent_until, self._repeats_at = 0, {}, None
+            self.send_new()
             return
         try:
             reply = self._answer(content)
@@ -91,18 +91,18 @@ class ClusterWidget(anywidget.AnyWidget):
         path = Path(self.cluster.log_folder) / f"rank{rank}.log"
         return require_here(path, rank, self.cluster.config.job_file)
 
-    def tell(self) -> None:
+    def send_new(self) -> None:
         """Send new data."""
         with self._sending:
             if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
-                self._mark, self._told_until = 0, {}
+                self._mark, self._sent_until = 0, {}
                 self._repeats_at = time.monotonic() + self._repeat_s
                 self._repeat_s = min(2 * self._repeat_s, MOST_REPEAT_SECONDS)
-            devices = device_history(self.cluster.telemetry, self._told_until)
+            devices = device_history(self.cluster.telemetry, self._sent_until)
             content: dict[str, Any] = {}
             buffers = []
             if devices:
-                self._told_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
+                self._sent_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
                 content["devices"] = {str(rank): points for rank, points in devices.items()}
             if self.cluster.telemetry.has_metrics:
                 self._mark, header, columns = metrics_packet(self.cluster.metrics, self._mark)
@@ -136,7 +136,7 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
             widget.end()
             return
         try:
-            widget.tell()
+            widget.send_new()
             now, found = time.monotonic(), widget.cluster.telemetry.changes
             if now >= (next_state if found == changes else next_change):
                 changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS

@@ -15,7 +15,7 @@ from jupyter_disttrain.client.recovery import host_heartbeat
 from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.client.recovery.spare_hosts import SpareHosts
 from jupyter_disttrain.client.startup.rank_table import RankEntry
-from jupyter_disttrain.client.startup.registration import MISSED_LOOKS, as_message, untold_deaths
+from jupyter_disttrain.client.startup.registration import MISSED_CHECKS, as_message, unreported_deaths
 from jupyter_disttrain.client.transport.dispatch import MessageDispatcher
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
@@ -96,7 +96,7 @@ def test_last_output_of_a_dead_nanny_is_awaited(clock: list[float]) -> None:
 
 def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
     table = [entry(0, "node1", socket.gethostname())]
-    assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
+    assert [list(unreported_deaths(table)) for _ in range(MISSED_CHECKS)] == [[]] * MISSED_CHECKS
 
 
 def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
