@@ -256,7 +256,7 @@ def _published_messages(launch: Launch, entry: RankEntry, future: Future[Message
 
 def _lost(launch: Launch, entry: RankEntry) -> Message:
     """Return a message for the user: the rank printed more than its nanny keeps."""
-    text = f"... what it said before is in {launch.folders.rank_log(entry.info.rank)}\n"
+    text = f"... its earlier output is in {launch.folders.rank_log(entry.info.rank)}\n"
     return {
         "header": {"msg_type": "stream"},
         "parent_header": {"msg_id": entry.request},

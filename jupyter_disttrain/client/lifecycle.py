@@ -151,11 +151,13 @@ class Lifecycle:
             raise LaunchError(
                 f"{label_ranks(left)} did not end: the parent process of a rank, which ends it, does not respond, as "
                 "if it was stopped or its host out of reach; a new process follows when it does, and %dist_reset "
-                "starts all ranks anew"
+                "starts all ranks again"
             )
         notes = supervisor.take_notes()
         if any(launch.table[rank].state == RankState.DEAD for rank in chosen):
-            raise LaunchError("; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts anew")
+            raise LaunchError(
+                "; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts all again"
+            )
         return notes
 
     def _check_restartable(self) -> None:
@@ -164,7 +166,7 @@ class Lifecycle:
         if config.job:
             raise UsageError(
                 f"the ranks of {config.job_file} are a job's own; %dist_shutdown ends it, and only where it was "
-                "started it can be started anew"
+                "started can it be started again"
             )
 
     # End

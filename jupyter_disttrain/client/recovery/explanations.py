@@ -60,7 +60,7 @@ def why_lost(
         return f"the job of {config.job_file} has ended{after}; start it again and %dist_attach its file"
     return (
         f"the controller of cluster {config.name!r} on {socket.gethostname()} {controller_fate or 'has ended'}; "
-        "nobody can be reached without it, so all ranks end; %dist_reset starts them anew"
+        "no rank can be reached without it, so all ranks end; %dist_reset starts them again"
     )
 
 
@@ -93,5 +93,5 @@ def remedy(config: ClusterConfig, ranks: Collection[int] = ()) -> str:
     if config.job:
         return "a new job has all ranks again (%dist_shutdown ends this one)"
     if config.launcher == "slurm" and ranks:  # the reason may pass, and a new job would have to wait in the queue
-        return f"%dist_reset -r {format_ranks(ranks)} tries again, and %dist_reset starts all ranks anew"
-    return "%dist_reset starts the ranks anew"
+        return f"%dist_reset -r {format_ranks(ranks)} tries again, and %dist_reset starts all ranks again"
+    return "%dist_reset starts the ranks again"

@@ -51,12 +51,12 @@ class Phase(Enum):
 class Do(Enum):
     """Kinds of actions."""
 
-    INSPECT = "look at the ranks that run: are they waiting in a collective?"
+    INSPECT = "inspect the ranks that run: are they waiting in a collective?"
     RELEASE = "abort the process group on all ranks"
     KILL = "end the process of a rank that nothing gets out of a call of MPI"
     REPLACE = "start a new process for a rank"
-    FORM = "form the process group anew"
-    RESET = "start all ranks anew"
+    FORM = "form the process group again"
+    RESET = "start all ranks again"
     STOP = "end the cluster"
 
 

@@ -105,7 +105,7 @@ class Supervisor:
         self._apply(lambda state, _now: state.on_group_ended())
         self.wait_until_settled(SUPERVISOR_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
-            raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed anew")
+            raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed again")
 
     def _wake_if(self, needed: bool) -> None:
         """Wake the thread only if it has something to do: cells that end without an error should cost nothing."""
@@ -137,7 +137,7 @@ class Supervisor:
             replacing = [rank for rank, member in enumerate(self._state.members) if member.replacing]
             if replacing:
                 return f"starting a new process for {label_ranks(replacing)}"
-            return "forming the process group anew" if self._state.phase is Phase.FORMING else ""
+            return "forming the process group again" if self._state.phase is Phase.FORMING else ""
 
     @property
     def waits_for(self) -> str:
@@ -147,7 +147,7 @@ class Supervisor:
             if self._state.phase is not Phase.BROKEN or not running:
                 return ""
             verb = "ends its cell" if len(running) == 1 else "end their cell"
-            return f"the process group is formed anew once {label_ranks(running)} {verb}"
+            return f"the process group is formed again once {label_ranks(running)} {verb}"
 
     def note(self, text: str) -> None:
         """Keep a message for the user."""
@@ -289,7 +289,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            text = f"the process group can't be formed anew: {words_of(error)}; {remedy(self._launch.config)}"
+            text = f"the process group can't be formed again: {words_of(error)}; {remedy(self._launch.config)}"
             try:
                 self._release_who_forms()
             except ClusterClosedError:

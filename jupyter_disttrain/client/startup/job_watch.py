@@ -85,7 +85,7 @@ class JobWatch:
         try:
             return call()
         except Exception:
-            log.exception("what is watched of the job could not be looked at or told")
+            log.exception("the state of the job could not be read or reported")
             return None
 
     def _ask(self, *, now: bool) -> None:

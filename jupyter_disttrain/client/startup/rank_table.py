@@ -64,7 +64,7 @@ class RankEntry:
 def check_idle(
     table: Sequence[RankEntry],
     ranks: Sequence[int],
-    remedy: str = "%dist_reset starts the ranks anew",
+    remedy: str = "%dist_reset starts the ranks again",
     last_resort: str = "%dist_reset",
 ) -> None:
     """Raise an error if ranks died, or run a cell that may never end.

@@ -198,7 +198,7 @@ def _fail_dead(death: RankDeath, table: Sequence[RankEntry]) -> None:
     known = [entry.info.rank for entry in table if entry.engine == death.engine]
     who = label_ranks(known) if known else "a rank"
     reason = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
-    reason = reason or "; jupyter disttrain doctor may tell why"
+    reason = reason or "; jupyter disttrain doctor may show why"
     raise LaunchError(f"{who} on {death.host} {death.cause} while starting{reason}")
 
 
@@ -213,10 +213,10 @@ def check_reply(entry: RankEntry, future: Future[Message]) -> None:
 def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchError:
     """Return the error to raise when a rank does not complete a request within ``limit_s`` seconds."""
     info = entry.info
-    hint = f"its log may say why: {log}" if log.exists() else "it said nothing"
+    hint = f"its log may show why: {log}" if log.exists() else "it printed nothing"
     return LaunchError(
         f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {hint}; "
-        "give more with --start-timeout, or start anew"
+        "give more with --start-timeout, or start again"
     )
 
 

@@ -128,7 +128,7 @@ class DisttrainController(IPController):
         while activity.poll(round(self.idle_timeout * 1000)):
             activity.recv_multipart()
         activity.close()
-        self.log.warning("nobody has used this cluster for %g s", self.idle_timeout)
+        self.log.warning("this cluster has not been used for %g s", self.idle_timeout)
         self.loop.add_callback(self._end)
 
     def _end(self) -> None:

@@ -200,7 +200,7 @@ class Link:
             what()
         except Exception:
             # The callback may raise anything; this thread must go on to serve all other messages.
-            log.exception("what the link told could not be handled")
+            log.exception("a callback of the link failed")
 
     def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:
         """Receive pending messages for at most ``LINK_TURN_SECONDS``, so that messages to send don't wait longer."""

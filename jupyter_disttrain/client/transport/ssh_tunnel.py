@@ -143,7 +143,7 @@ class Tunnel:
             )
         except subprocess.TimeoutExpired as error:
             raise LaunchError(
-                f"{self.host} has not told within {FILE_SECONDS:g} s what is in {self.file}; try: "
+                f"{self.host} has not sent {self.file} within {FILE_SECONDS:g} s; try: "
                 f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
             ) from error
         except OSError as error:
@@ -270,8 +270,8 @@ class Tunnel:
             )
         if answer != "0":
             raise UsageError(
-                f"nobody can tell who holds the ranks of {self.file}: flock on {self.host} ended with "
-                f"{answer or 'nothing'}; it has to be installed there, and the file system has to know locks"
+                f"cannot check who holds the ranks of {self.file}: flock on {self.host} ended with "
+                f"{answer or 'nothing'}; it has to be installed there, and the file system has to support locks"
             )
 
     def beat(self) -> None:

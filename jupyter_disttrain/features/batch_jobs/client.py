@@ -248,6 +248,6 @@ class JobLaunch(Launch):
         if time.monotonic() > self.state.start_deadline:
             raise LaunchError(
                 f"{arrived} of {counted(self.state.n, 'rank')} of {self.config.job_file} came within "
-                f"{self.config.start_timeout_s:g} s; the job's own output tells what keeps the others, and "
+                f"{self.config.start_timeout_s:g} s; the job's own output shows what keeps the others, and "
                 "%dist_attach can be tried again"
             )

@@ -50,7 +50,7 @@ class Synced:
             by_ranks.setdefault(ranks, []).append(name)
         lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in by_ranks.items()]
         for text, ranks in self.kept.items():
-            lines.append(f"objects of {text} on {label_ranks(ranks)} keep the old code; make them anew")
+            lines.append(f"objects of {text} on {label_ranks(ranks)} keep the old code; create them again")
         return "\n".join(lines) or "no module was edited since the ranks imported it"
 
 

@@ -179,7 +179,7 @@ class Telemetry:
             return known, known.value
         age_s = time.monotonic() - figures.arrived
         if age_s > SILENT_SAMPLES * self._sample_s + 1.0:
-            return RankActivity.NOT_RESPONDING, f"not heard of for {age_s:.0f} s"
+            return RankActivity.NOT_RESPONDING, f"no report for {age_s:.0f} s"
         vitals = figures.vitals
         if vitals.state == RankActivity.NOT_RESPONDING:
             return RankActivity.NOT_RESPONDING, f"not responding for {vitals.silent_s:.0f} s"

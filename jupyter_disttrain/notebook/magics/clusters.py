@@ -173,7 +173,7 @@ class Clusters:
         """Have %dist_wait show the cell's output."""
         self.waiting.setdefault(cluster.name, []).append((run, out))
         ranks = label_ranks(run.ranks)
-        print(f"running on {ranks}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
+        print(f"running on {ranks}; %dist_status shows how far they are, %dist_wait shows the result")  # noqa: T201
 
     def keep_values(self, run: CellRun, out: str | None) -> None:
         """Keep a cell's values, if they were requested."""

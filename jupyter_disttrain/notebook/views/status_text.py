@@ -48,7 +48,7 @@ def attached_text(cluster: Cluster) -> str:
     for run in cluster.missed:
         began = time.strftime("%H:%M:%S", time.localtime(run.started_s))
         state = "has ended" if run.done else f"still runs on {label_ranks(run.running_now)}"
-        lines.append(f"the cell that was sent at {began} to {label_ranks(run.ranks)} {state}; what it said:")
+        lines.append(f"the cell that was sent at {began} to {label_ranks(run.ranks)} {state}; its output:")
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ MOST_METRICS = 8  # metrics in a status text
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks, and a line per node."""
     if not cluster.table:
-        return f"{cluster.name}: its ranks are being started anew"
+        return f"{cluster.name}: its ranks are being started again"
     figures = cluster.telemetry.ranks
     rows: list[tuple[str, ...]] = [HEAD]
     rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]

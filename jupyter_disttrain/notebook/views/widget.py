@@ -142,7 +142,7 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
                 changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS
                 widget.update_state()
         except Exception:  # the next time may succeed, and a thread that ends would freeze the page
-            log.exception("the widget of a cluster could not tell")
+            log.exception("the widget of a cluster could not send its data")
         pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.has_metrics else CHANGE_SECONDS
         del widget
         time.sleep(pause)

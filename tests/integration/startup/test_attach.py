@@ -265,7 +265,7 @@ def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Clu
         (run,) = again.missed
         assert run.wait().stdout[0].endswith("the end\n")
         log = again._session.launch.folders.rank_log(0)
-        assert run.stderr[0] == f"... what it said before is in {log}\n"
+        assert run.stderr[0] == f"... its earlier output is in {log}\n"
 
 
 @pytest.mark.usefixtures("light")
