@@ -156,7 +156,7 @@ class Lifecycle:
         notes = supervisor.take_notes()
         if any(launch.table[rank].state == RankState.DEAD for rank in chosen):
             raise LaunchError(
-                "; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts all again"
+                "; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts all ranks again"
             )
         return notes
 

@@ -119,8 +119,8 @@ class CellRun:
             was_done = self._arrived.done
             self._arrived.apply(event)
             if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are shown no more
-                for words in self._arrived.cut_imports(self._stuck_remedy):
-                    self._supervisor.note(words)
+                for text in self._arrived.cut_imports(self._stuck_remedy):
+                    self._supervisor.note(text)
             self._events.put(event)
         return True
 

@@ -23,7 +23,7 @@ from ...protocol.ranks import label_ranks
 from ...protocol.requests import Release, Signal
 from ...protocol.states import RankState
 from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
-from .explanations import remedy, words_of
+from .explanations import error_text, remedy
 from .hang_detection import HangReport, waited_for, waits_in_mpi
 from .notes import Notes
 from .stack_collection import StackCollector
@@ -264,7 +264,7 @@ class Supervisor:
             return
         except Exception as error:  # noqa: BLE001  (any failure must be reported to threads that wait for the session)
             with self._changed:
-                self._notes.add_not_replaced(rank, f"{words_of(error)}; {remedy(self._launch.config, [rank])}")
+                self._notes.add_not_replaced(rank, f"{error_text(error)}; {remedy(self._launch.config, [rank])}")
             self._finish(lambda state, _now: state.on_replaced(rank, well=False))
             return
         self._write_down()
@@ -281,7 +281,7 @@ class Supervisor:
         try:
             how()
         except Exception as error:  # noqa: BLE001  (as above)
-            self.note(f"a rank died, and what was to follow failed: {words_of(error)}")
+            self.note(f"a rank died, and what was to follow failed: {error_text(error)}")
 
     def _form(self) -> None:
         try:
@@ -289,7 +289,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            text = f"the process group can't be formed again: {words_of(error)}; {remedy(self._launch.config)}"
+            text = f"the process group can't be formed again: {error_text(error)}; {remedy(self._launch.config)}"
             try:
                 self._release_who_forms()
             except ClusterClosedError:

@@ -388,7 +388,7 @@ def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:
 
 
 def output_end(text: str) -> str:
-    """Return the end of a message: the last output of a process, or where to look if there was none."""
+    """Return the end of a message: the last output of a process, or what to run if there was none."""
     return f":\n{tail(text)}" if text.strip() else " (it printed nothing); jupyter disttrain doctor may show why"
 
 

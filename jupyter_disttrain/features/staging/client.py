@@ -315,11 +315,11 @@ def _result(
         seconds=max(run.durations_s.values()),
         nodes=len(reports),
         shared={report["host"]: report["shares_with"] for report in reports if report["shares_with"]},
-        read_on=launch.table[first].info.host if sender is None else _words_of(sender),
+        read_on=launch.table[first].info.host if sender is None else _sender_text(sender),
     )
 
 
-def _words_of(sender: Sender) -> str:
+def _sender_text(sender: Sender) -> str:
     """Describe the machine that has read the source, if it is none of the nodes."""
     way = f", and sent through ssh to {sender.via}" if sender.via else ""
     return f"{sender.host}, the notebook's machine{way}"
