@@ -179,7 +179,7 @@ class Cells:
         try:
             write()
         except OSError as error:
-            self._supervisor.note(f"%dist_attach would not know of this cell: {error}")
+            self._supervisor.note(f"%dist_attach could not resume this cell: {error}")
 
     def _open(
         self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None

@@ -175,5 +175,5 @@ def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
     while not done.wait(0.2):
         if entry.state == RankState.DEAD:
             who = f"rank {entry.info.rank} ({entry.info.host})"
-            raise UsageError(f"{who} died meanwhile; what comes next says what became of it, so try again")
+            raise UsageError(f"{who} died meanwhile; try again once it is replaced, which the next output reports")
     return future.result()

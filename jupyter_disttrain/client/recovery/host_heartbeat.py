@@ -116,7 +116,7 @@ class HostHeartbeat:
             for entry in by_host.get(name, []):  # these ranks are unreachable, whatever they do
                 self._on_death(_death(entry, host_silent_s=silent_s))
         for name, silent_s in returned.items():
-            self._note(f"{name} did not answer for {silent_s:.1f} s and is there again; nothing was lost")
+            self._note(f"{name} did not answer for {silent_s:.1f} s and answers again; nothing was lost")
         self._ask(link, table, probes, by_host)
 
     def _take_ended(self, lost: dict[str, float]) -> list[str]:
@@ -175,7 +175,7 @@ class HostHeartbeat:
             self._watch.forget(name)
         for nanny in nannies:
             link.request(nanny, End())
-        self._note(f"{name} is there again; the processes that it still had of this cluster were ended")
+        self._note(f"{name} answers again; the processes that it still had of this cluster were ended")
 
 
 def _host(entry: RankEntry) -> str:

@@ -103,7 +103,7 @@ class RankReplacer:
                     launch_host=hello.launch_host or old.launch_host,
                 )
                 asked = [(entry, self._assignment.identify(entry))]
-                entry.know(self._assignment.wait_for_replies(asked, "answer", is_new=True)[0])
+                entry.take_identity_reply(self._assignment.wait_for_replies(asked, "answer", is_new=True)[0])
             except LaunchError as error:
                 if state.config.job or host == old.launch_host:
                     raise

@@ -162,7 +162,7 @@ class StackCollector:
         content: dict[str, Any] | None = done.result()["content"]
         assert content is not None
         if content["status"] != "ok":
-            log.warning("rank %d could not say what it does: %s", rank, content)
+            log.warning("rank %d could not report its state: %s", rank, content)
             content = None
         with self._changed:
             report = self.reports[rank] = self.reports[rank].answered(time.monotonic(), content)

@@ -53,7 +53,7 @@ class Do(Enum):
 
     INSPECT = "inspect the ranks that run: are they waiting in a collective?"
     RELEASE = "abort the process group on all ranks"
-    KILL = "end the process of a rank that nothing gets out of a call of MPI"
+    KILL = "end the process of a rank whose MPI call can't be aborted"
     REPLACE = "start a new process for a rank"
     FORM = "form the process group again"
     RESET = "start all ranks again"

@@ -245,7 +245,7 @@ class Supervisor:
         try:
             helper.start()
         except RuntimeError:  # no more threads are allowed: run it in this thread, where a failure is reported too
-            log.exception("what brings the session back runs in the supervisor's own thread")
+            log.exception("a recovery action runs in the supervisor's own thread")
             work(*args)
             return
         self._helpers = [*(each for each in self._helpers if each.is_alive()), helper]
@@ -281,7 +281,7 @@ class Supervisor:
         try:
             how()
         except Exception as error:  # noqa: BLE001  (as above)
-            self.note(f"a rank died, and what was to follow failed: {error_text(error)}")
+            self.note(f"a rank died, and the action that follows failed: {error_text(error)}")
 
     def _form(self) -> None:
         try:

@@ -85,15 +85,15 @@ def _shown(config: ClusterConfig, reports: Sequence[HostReport]) -> dict[str, in
 
 def _filled(config: ClusterConfig, gpus: Mapping[str, int]) -> tuple[HostSlots, ...]:
     """Set the number of ranks of hosts without one: with -n an equal part of the rest, else the GPUs, else one."""
-    unsaid = [host.name for host in config.hosts if host.slots is None]
+    without_slots = [host.name for host in config.hosts if host.slots is None]
     equal = 1
-    if unsaid and config.n is not None:
+    if without_slots and config.n is not None:
         left = config.n - sum(host.slots or 0 for host in config.hosts)
-        equal, rest = divmod(left, len(unsaid))
+        equal, rest = divmod(left, len(without_slots))
         if rest or equal < 1:
             raise UsageError(
-                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(unsaid)}, which can't be; say "
-                "how many each takes, e.g. --hosts node1:4,node2:2"
+                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(without_slots)}, which "
+                "is not possible; give each its number, e.g. --hosts node1:4,node2:2"
             )
     usual = gpus if config.n is None else {}
     return tuple(replace(host, slots=host.slots or usual.get(host.name) or equal) for host in config.hosts)

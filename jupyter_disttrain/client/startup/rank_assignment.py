@@ -73,7 +73,7 @@ class RankAssignment:
         ]
         asked = [(entry, self.identify(entry)) for entry in state.table]
         for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
-            entry.know(content)
+            entry.take_identity_reply(content)
         self.form()
 
     def identify(self, entry: RankEntry) -> Future[Message]:

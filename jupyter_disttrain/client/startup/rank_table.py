@@ -55,7 +55,7 @@ class RankEntry:
     forming: Future[Message] | None = None  # its reply once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
-    def know(self, reply: Mapping[str, Any]) -> None:
+    def take_identity_reply(self, reply: Mapping[str, Any]) -> None:
         """Take the rank's reply to its identity."""
         self.sees_shelf, self.place = reply["sees_shelf"], reply["place"]
         self.troubles = tuple(reply["troubles"])

@@ -119,7 +119,7 @@ class Scripts:
         entries = whole if every_run else last_of_each(whole)
         remarks = remarks_on(done, entries, endings)
         if journal.began_late:
-            remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
+            remarks.insert(0, "cells before %dist_attach are not in it: only the kernel that ran them has their code")
         frame = frame_of(self._session.launch)
         return export(Path(path), entries, frame, launch, remarks, journal.without_group)
 

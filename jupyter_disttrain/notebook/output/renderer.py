@@ -199,7 +199,7 @@ class Screen:
         record = event.record
         self._notes.append(
             f"rank {event.rank} on {record.host} can't write its log {record.log_path}: {record.reason}; "
-            "what it says is still shown here; free the disk, then %dist_reset"
+            "its output is still shown here; free the disk, then %dist_reset"
         )
 
     def _note_failure(self, rank: int, run: CellRun) -> None:

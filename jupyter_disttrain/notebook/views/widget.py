@@ -121,7 +121,7 @@ class ClusterWidget(anywidget.AnyWidget):
     def end(self) -> None:
         """Mark the cluster as ended; called once."""
         if not self.ended:
-            self.ended = "has ended; this is how it was last"
+            self.ended = "has ended; this is its last state"
 
 
 def _follow(reference: weakref.ref[ClusterWidget]) -> None:

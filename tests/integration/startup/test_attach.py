@@ -164,7 +164,7 @@ def test_cell_that_never_arrived_is_reported(light: Cluster, tmp_path: Path) -> 
     cell_log.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
     with Cluster.attach("light") as again:
         (lost,) = again.missed
-        with pytest.raises(RankFailure, match=r"ReplyLost: the cell was lost on its way here .* run it again"):
+        with pytest.raises(RankFailure, match=r"ReplyLost: the cell did not arrive here before .* run it again"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 
