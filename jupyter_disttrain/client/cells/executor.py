@@ -286,13 +286,13 @@ class Cells:
         """Add an event to a cell; return False if it came too late. Remove a cell that has ended from the cell log."""
         is_taken = run.put(event)
         if is_taken and run.done:
-            self._welcome(run)
+            self._note_return(run)
             without_group = not any(entry.group for entry in self._launch.table)
             self._launch.journal.ended(run.number, run.errors, without_group=without_group)
             self._try_cell_log(lambda: self.cell_log.remove(run.number))
         return is_taken
 
-    def _welcome(self, run: CellRun) -> None:
+    def _note_return(self, run: CellRun) -> None:
         """Add a note on ranks that ended the cell after the wait for them was given up."""
         back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != RankState.DEAD)
         run.given_up = set()

@@ -115,13 +115,13 @@ def _have(ranks: Sequence[int]) -> str:
 def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
     """Return the buffers of a rank's reply."""
     try:
-        return off_the_shelf(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
+        return from_shared_memory(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
     except ValueError as error:
         host = launch.table[rank].info.host
         raise UnserializableValueError(f"the value of rank {rank} on {host} was not taken: {error}") from error
 
 
-def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
+def from_shared_memory(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
     """Return a reply's buffers; mapping its shared-memory file at once ensures that the file is removed."""
     if note is None:
         return list(buffers)
@@ -135,7 +135,7 @@ def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[An
 def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
     """Return a cell's reply and its buffers; a value that can't be mapped must not lose the reply."""
     try:
-        return content, off_the_shelf(folder, content.get("value", {}).get("shelf"), buffers)
+        return content, from_shared_memory(folder, content.get("value", {}).get("shelf"), buffers)
     except ValueError as error:
         return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
     except FileNotFoundError:

@@ -152,7 +152,7 @@ class RankReplacer:
             except LaunchError as error:
                 self._note_mpiexec_end(state.processes.mpiexec_end(is_dying=True))
                 self._lose_mpi(f"rank {rank} died, and no process could be started within the MPI job: {error}")
-                attempt.end_newborn()
+                attempt.end_new_processes()
         elif state.config.has_mpi:
             self._lose_mpi(f"rank {rank} died, and was replaced by a process beside the MPI job")
         check = state.processes.start_one(f"replacement-{rank}", host)

@@ -167,5 +167,7 @@ class StackCollector:
         with self._changed:
             report = self.reports[rank] = self.reports[rank].answered(time.monotonic(), content)
             in_mpi = content is not None and bool(content.get("mpi"))
-            self._state.on_look(rank, report.asked_at, report.waits_s, in_program=bool(report.program), in_mpi=in_mpi)
+            self._state.on_inspected(
+                rank, report.asked_at, report.waits_s, in_program=bool(report.program), in_mpi=in_mpi
+            )
             self._changed.notify_all()

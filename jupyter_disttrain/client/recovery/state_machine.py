@@ -212,7 +212,7 @@ class Recovery:
             self.members[rank].waits_s = None  # earlier observations do not apply after an interrupt
         self._next_check = min(self._next_check, now + INTERRUPT_SECONDS)
 
-    def on_look(
+    def on_inspected(
         self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False, in_mpi: bool = False
     ) -> None:
         """Record what a rank was doing; ``now`` is the time of the request, not of the reply."""
@@ -328,7 +328,7 @@ class Recovery:
             self.phase = Phase.FORMING
             self._is_forming = True
             actions.append(Action(Do.FORM))
-        if self.running and now >= self._look_due():
+        if self.running and now >= self._inspection_due():
             self._next_check = now + self._check_pause()
             actions.append(Action(Do.INSPECT))
         return actions
@@ -391,7 +391,7 @@ class Recovery:
         """Start time of the running cell that was sent last."""
         return max((cell.began_at for cell in self._cells.values()), default=0.0)
 
-    def _look_due(self) -> float:
+    def _inspection_due(self) -> float:
         return max(self._next_check, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
 
     def _check_pause(self) -> float:
@@ -404,4 +404,4 @@ class Recovery:
         """Return when to call :meth:`actions` again if no event comes before; None: only after an event."""
         if not self.running:
             return None
-        return max(now + 0.01, self._look_due())
+        return max(now + 0.01, self._inspection_due())

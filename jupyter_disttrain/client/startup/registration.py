@@ -45,7 +45,7 @@ class Registration:
         self.awaits_rank = False  # a replacement process is starting
         self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
         self._checked_at = time.monotonic()
-        self._buried: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
+        self._handled_deaths: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
     def on_message(self, message: Message) -> None:
         """Handle a message if it is a hello or a death; called on the link's thread."""
@@ -160,8 +160,8 @@ class Registration:
     def _fail_once(self, death: RankDeath) -> None:
         """Fail at the first report of the death of a process that has no rank yet; ignore repeated reports."""
         process = death.host, death.pid
-        if process not in self._buried:
-            self._buried.add(process)
+        if process not in self._handled_deaths:
+            self._handled_deaths.add(process)
             _fail_dead(death, ())
 
     def check_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:

@@ -50,7 +50,7 @@ class Clusters:
         self._last = ""  # the name of the cluster that was used last
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
         settings.observe(self._change_clusters, names=list(_CHANGEABLE))
-        settings.observe(self._say_when, names=list(_FIXED))
+        settings.observe(self._warn_if_fixed, names=list(_FIXED))
 
     def close(self) -> None:
         """Shut down every cluster and stop showing them."""
@@ -76,7 +76,7 @@ class Clusters:
         for cluster in self._running:
             cluster.change(**{_CHANGEABLE[change.name]: change.new})
 
-    def _say_when(self, change: Bunch) -> None:
+    def _warn_if_fixed(self, change: Bunch) -> None:
         if self._running:
             names = ", ".join(repr(cluster.name) for cluster in self._running)
             print(f"{change.name} is settled when ranks start: {names} keeps its own, the next %dist_init takes this")  # noqa: T201

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...client.cells.cell_run import CellRun
     from ...client.cells.events import Event
     from .displays import Sink
-    from .rows import Hidden
+    from .rows import ElidedRows
 
 # Grey, not "faint", which JupyterLab shows as plain text. Blue is readable in a light and in a dark theme, and is yet
 # quieter than the text.
@@ -182,7 +182,7 @@ class Screen:
         self._changed = True
         transcript = self._transcript
         if isinstance(event, Printed):
-            transcript.say(event.rank, event.stream, event.text)
+            transcript.add_text(event.rank, event.stream, event.text)
         elif isinstance(event, Displayed):
             transcript.show(event.rank, event.data, event.metadata, event.display_id, event.kind)
         elif isinstance(event, Cleared):
@@ -381,7 +381,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004
 
 
-def _merge_tails(hidden: Hidden) -> list[Row]:
+def _merge_tails(hidden: ElidedRows) -> list[Row]:
     """Return the last lines of all ranks, merged."""
     merged = Transcript(len(hidden.tails) * TAIL_ROWS, 1 << 40)
     each = max(1, TAIL_ROWS // len(hidden.tails))

@@ -37,7 +37,7 @@ def plots(cluster: Cluster) -> list[str]:
     return [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
 
 
-def still(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> str:
+def render_static(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> str:
     """Return the picture as HTML, with plots that were drawn before."""
     seen = time.strftime("%H:%M:%S")
     parts = [f"<b>{html.escape(cluster.name)}</b> <small>as of {seen}</small>", _table(snapshot["ranks"])]
